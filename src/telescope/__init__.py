@@ -1,0 +1,63 @@
+"""Look inside attention while it runs at full speed: one definition, `Attention`, and verbs that share its meaning."""
+
+from .attention import (
+    Attention,
+    Bias,
+    Mask,
+    Pairs,
+    Score,
+    additive,
+    alibi,
+    by_sum,
+    causal,
+    documents,
+    dot,
+    everyone,
+    from_additive,
+    from_forbidden,
+    from_tensor,
+    general,
+    padding,
+    prefix,
+    relative,
+    rotary,
+    sinusoidal,
+    softmax,
+    window,
+)
+from .engines import Plan, attend, plan
+from .observe import Row, Trace, trace
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Attention",
+    "Bias",
+    "Mask",
+    "Pairs",
+    "Plan",
+    "Row",
+    "Score",
+    "Trace",
+    "additive",
+    "alibi",
+    "attend",
+    "by_sum",
+    "causal",
+    "documents",
+    "dot",
+    "everyone",
+    "from_additive",
+    "from_forbidden",
+    "from_tensor",
+    "general",
+    "padding",
+    "plan",
+    "prefix",
+    "relative",
+    "rotary",
+    "sinusoidal",
+    "softmax",
+    "trace",
+    "window",
+]

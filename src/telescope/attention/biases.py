@@ -1,0 +1,132 @@
+"""Biases: what is added to a score because of where the query and the key stand."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from .masks import unfold_heads
+from .pairs import Pairs, pick
+from .values import Value
+
+
+class Bias(Value):
+    """A number for each pair of a query and a key. A new bias says `__call__`, and `check` if not every size fits."""
+
+    def __call__(self, at: Pairs) -> Float[Tensor, "#batch #head #query #key"]:
+        raise TypeError(f"{type(self).__name__} does not say what it adds: it needs a method __call__(self, at)")
+
+    def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
+        """Raise a ValueError where this bias does not fit an attention of this size."""
+
+
+@dataclass(frozen=True, eq=False)
+class OfPositions(Bias):
+    """Any function of the positions: function(query, key)."""
+
+    function: Callable[[Tensor, Tensor], Tensor]
+
+    def __call__(self, at: Pairs) -> Float[Tensor, "#batch #head #query #key"]:
+        return self.function(at.query, at.key)
+
+    def __repr__(self) -> str:
+        return getattr(self.function, "__name__", "bias").replace("<lambda>", "bias")
+
+
+@dataclass(frozen=True, eq=False)
+class Alibi(Bias):
+    """-slope · distance, a slope for each head: far keys count less (Press et al. 2022)."""
+
+    slopes: Float[Tensor, " heads"]
+
+    def __call__(self, at: Pairs) -> Float[Tensor, "#batch #head #query #key"]:
+        return -pick(self.slopes, at.head) * (at.query - at.key).abs()
+
+    def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
+        if len(self.slopes) != heads:
+            raise ValueError(f"alibi(heads={len(self.slopes)}) meets {heads} heads; make it with alibi({heads})")
+
+    def __repr__(self) -> str:
+        return f"alibi({len(self.slopes)})"
+
+
+@dataclass(frozen=True, eq=False)
+class Relative(Bias):
+    """A learned number for each head and distance; beyond its reach the last one holds (cf. Shaw et al. 2018)."""
+
+    table: Float[Tensor, "heads distances"]
+
+    def __post_init__(self) -> None:
+        if self.table.ndim != 2 or self.table.shape[-1] % 2 == 0:
+            raise ValueError(
+                f"relative(table) takes (heads, 2 · reach + 1), the distances from -reach to reach, "
+                f"not {tuple(self.table.shape)}"
+            )
+
+    def __call__(self, at: Pairs) -> Float[Tensor, "#batch #head #query #key"]:
+        reach = self.table.shape[-1] // 2
+        distance = (at.key - at.query).clamp(-reach, reach) + reach
+        return pick(self.table, at.head, distance)
+
+    def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
+        if self.table.shape[0] not in (1, heads):
+            raise ValueError(f"relative(table) has {self.table.shape[0]} heads; this attention has {heads}")
+
+    def __repr__(self) -> str:
+        return f"relative(reach={self.table.shape[-1] // 2})"
+
+
+@dataclass(frozen=True, eq=False)
+class FromAdditive(Bias):
+    """A bias that was given as a tensor."""
+
+    tensor: Float[Tensor, "batch head query key"]
+
+    def __call__(self, at: Pairs) -> Float[Tensor, "#batch #head #query #key"]:
+        return pick(self.tensor, at.batch, at.head, at.row, at.key)
+
+    def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
+        need = (batch, heads, queries, keys)
+        if any(size not in (1, wanted) for size, wanted in zip(self.tensor.shape, need, strict=True)):
+            raise ValueError(
+                f"a bias from_additive has shape {tuple(self.tensor.shape)}; this attention needs "
+                f"(batch, head, query, key) = {need}, or 1 in place of any of them"
+            )
+
+    def __repr__(self) -> str:
+        return f"from_additive({'x'.join(map(str, self.tensor.shape))})"
+
+
+relative = Relative
+
+
+def alibi(heads: int) -> Bias:
+    """The paper's slopes, 2^(-8/heads), 2^(-16/heads), …; between powers of two, every other of the next power's."""
+    if heads < 1:
+        raise ValueError(f"alibi(heads={heads}) needs at least one head")
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    between = [2 ** (-8 * (i + 1) / (2 * power)) for i in range(0, 2 * power, 2)]
+    return Alibi(torch.tensor((slopes + between)[:heads]))
+
+
+def from_additive(tensor: Tensor, *, heads: int | None = None) -> Bias:
+    """A float mask of other libraries, which is **added** to the scores: 0 = may attend, -inf = forbidden, else a bias.
+
+    (query, key), (batch, head, query, key), or (batch · heads, query, key) together with `heads`.
+    """
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise TypeError(
+            f"from_additive takes a float tensor that is added to the scores, not {kind}; a bool tensor is a mask: "
+            "mask=ts.from_tensor (True = may attend) or mask=ts.from_forbidden (True = forbidden)"
+        )
+    if tensor.ndim not in (2, 3, 4):
+        raise ValueError(
+            f"from_additive takes (query, key) or (batch, head, query, key), not shape {tuple(tensor.shape)}"
+        )
+    tensor = unfold_heads(tensor, heads)
+    return FromAdditive(tensor if tensor.ndim == 4 else tensor[None, None])

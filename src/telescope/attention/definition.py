@@ -1,0 +1,155 @@
+"""What an attention is: one frozen value, read in the order in which it is computed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from math import isfinite, sqrt
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from .biases import Bias, OfPositions
+from .mask import Mask, everyone
+from .normalizers import softmax
+from .pairs import Pairs
+from .scores import Score, dot
+from .values import Value
+
+Normalizer = Callable[..., Tensor]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Attention(Value):
+    """score → scale → softcap → bias → mask → normalise (with the sink) → weigh the values.
+
+    scale     None is 1/√d_k
+    bias      a Bias, or any function of the two positions, bias(query, key)
+    softcap   c·tanh(score / c) keeps every score within ±c
+    sink      a score that takes weight and gives nothing: a number, or one for each head
+    mask      who may see whom; see masks
+    """
+
+    score: Score = dot
+    scale: float | None = None
+    bias: Bias | Callable[[Tensor, Tensor], Tensor] | None = None
+    softcap: float | None = None
+    sink: float | Float[Tensor, "*heads"] | None = None
+    mask: Mask = everyone
+    normalize: Normalizer = softmax
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.score, Score):
+            raise TypeError(
+                f"score={self.score!r} is not a score; there are ts.dot, ts.general(W) and ts.additive(W_q, W_k, v)"
+            )
+        if self.scale is not None and not isfinite(self.scale):
+            raise ValueError(f"scale={self.scale} is not a finite number; None is 1/√d_k")
+        if self.softcap is not None and not (isfinite(self.softcap) and self.softcap > 0):
+            raise ValueError(f"softcap={self.softcap} must be above zero; None is no cap")
+        if self.bias is not None and not isinstance(self.bias, Bias):
+            if not callable(self.bias):
+                raise TypeError(
+                    "bias is a function of positions or a Bias; a float tensor becomes one by ts.from_additive"
+                )
+            object.__setattr__(self, "bias", OfPositions(self.bias))
+        if self.mask is None:
+            object.__setattr__(self, "mask", everyone)
+        elif not isinstance(self.mask, Mask):
+            raise TypeError(
+                "mask is a Mask such as ts.causal; a bool tensor with True = may attend becomes one by ts.from_tensor"
+            )
+        if not callable(self.normalize):
+            raise TypeError(f"normalize={self.normalize!r} is not a normaliser; there are ts.softmax and ts.by_sum")
+        if self.sink is not None and self.normalize is not softmax:
+            raise ValueError("a sink belongs to softmax: it is one more score in the sum of exponentials")
+
+    # ------------------------------------------------------------------------------------------ the steps, in order
+
+    def scaled(self, scores: Tensor, keys: Tensor) -> Tensor:
+        return scores * self.scale_for(keys.shape[-1])
+
+    def scale_for(self, d_k: int) -> float:
+        """1/√d_k, or the scale that was given. No features, no score: any scale does."""
+        return self.scale if self.scale is not None else 1.0 / sqrt(d_k or 1)
+
+    def capped(self, scaled: Tensor) -> Tensor:
+        return scaled if self.softcap is None else self.softcap * torch.tanh(scaled / self.softcap)
+
+    def biased(self, capped: Tensor) -> Tensor:
+        if self.bias is None:
+            return capped
+        assert isinstance(self.bias, Bias)
+        return capped + self.bias(_all_pairs(capped)).to(capped.dtype)
+
+    def masked(self, biased: Tensor) -> Tensor:
+        """-inf where a query may not see a key."""
+        return biased if self.mask == everyone else biased.masked_fill(~self.mask.sees(_all_pairs(biased)), -torch.inf)
+
+    def weights(self, masked: Tensor) -> Tensor:
+        if self.sink is None:
+            return self.normalize(masked)
+        sink = torch.as_tensor(self.sink, dtype=masked.dtype, device=masked.device)
+        return self.normalize(masked, sink.reshape(-1, 1, 1))
+
+    # ------------------------------------------------------------------------------------------------------- other
+
+    def seeing(self, mask: Mask | None) -> "Attention":
+        """The same attention, in which `mask` has to allow it too."""
+        return self if mask is None else replace(self, mask=self.mask & mask)
+
+    def check(self, *, batch: int, heads: int, queries: int, keys: int, d_q: int, d_k: int) -> None:
+        """Raise a ValueError, one sentence, where this definition does not fit an attention of this size."""
+        self.score.check(heads=heads, d_q=d_q, d_k=d_k)
+        self.mask.check(batch=batch, heads=heads, queries=queries, keys=keys)
+        if isinstance(self.bias, Bias):
+            self.bias.check(batch=batch, heads=heads, queries=queries, keys=keys)
+        if isinstance(self.sink, Tensor) and self.sink.shape not in ((), (1,), (heads,)):
+            raise ValueError(
+                f"sink has shape {tuple(self.sink.shape)}; it is one number, or one for each of the {heads} heads"
+            )
+
+    def formula(self, d_k: int | str = "d_k") -> str:
+        """softmax(mask(q·k / √64)) v"""
+        inner = self.score.formula + _times(self.scale, d_k)
+        if self.softcap is not None:
+            inner = f"{self.softcap:g}·tanh({inner} / {self.softcap:g})"
+        if self.bias is not None:
+            inner = f"{inner} + {self.bias!r}"
+        if self.mask != everyone:
+            inner = f"mask({inner})"
+        if self.sink is not None:
+            inner = f"{inner}; sink"
+        return f"{getattr(self.normalize, '__name__', repr(self.normalize))}({inner}) v"
+
+    def __str__(self) -> str:
+        return self.formula() + ("" if self.mask == everyone else f", mask = {self.mask!r}")
+
+    def __repr__(self) -> str:
+        given = ((field.name, getattr(self, field.name)) for field in fields(self) if _differs(self, field))
+        return f"Attention({', '.join(f'{name}={_show(value)}' for name, value in given)})"
+
+
+def _all_pairs(scores: Tensor) -> Pairs:
+    batch, heads, queries, keys = scores.shape
+    return Pairs.block(range(queries), range(keys), of=(queries, keys), batch=batch, heads=heads, device=scores.device)
+
+
+def _times(scale: float | None, d_k: int | str) -> str:
+    if scale is None:
+        return f" / √{d_k}"
+    if scale == 1.0:
+        return ""
+    square = 1.0 / scale**2 if scale > 0 else 0.0
+    return f" / √{round(square)}" if square >= 1 and abs(square - round(square)) < 1e-6 * square else f" · {scale:g}"
+
+
+def _differs(attention: Attention, field: Any) -> bool:
+    value, usual = getattr(attention, field.name), field.default
+    return value is not usual and (isinstance(value, Tensor) or value != usual)
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"<{'x'.join(map(str, value.shape))}>"
+    return getattr(value, "__name__", repr(value))

@@ -1,0 +1,261 @@
+"""The masks: by position (causal, window, prefix), by what is in the batch (padding, documents), or from a tensor."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from .mask import Mask
+from .pairs import Pairs, pick
+
+
+@dataclass(frozen=True, eq=False)
+class Causal(Mask):
+    """Nobody sees the future: a token sees itself and what came before it."""
+
+    def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
+        return at.key <= at.query
+
+    def __repr__(self) -> str:
+        return "causal"
+
+
+@dataclass(frozen=True, eq=False)
+class Window(Mask):
+    """Positions less than `size` apart see each other; `causal & window(n)` is a token and the n - 1 before it."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(
+                f"window(size={self.size}) lets nobody see anything; the smallest window is 1, a token and itself"
+            )
+
+    def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
+        return (at.query - at.key).abs() < self.size
+
+    def __repr__(self) -> str:
+        return f"window({self.size})"
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix(Mask):
+    """The first `size` keys are open to everyone; `causal | prefix(n)` reads n tokens both ways, then writes on."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.size < 0:
+            raise ValueError(f"prefix(size={self.size}) is shorter than nothing; the smallest prefix is 0")
+
+    def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
+        return at.key < self.size
+
+    @property
+    def keys_alone(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return f"prefix({self.size})"
+
+
+@dataclass(frozen=True, eq=False)
+class Lengths(Mask):
+    """Of each sequence in the batch only the first `lengths` keys are real; the rest is padding."""
+
+    lengths: Int[Tensor, " batch"]
+
+    def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
+        return at.key < pick(self.lengths, at.batch)
+
+    def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
+        if len(self.lengths) != batch:
+            raise ValueError(
+                f"padding has {len(self.lengths)} lengths for a batch of {batch}; it takes one length per sequence"
+            )
+        longest = int(self.lengths.max()) if self.lengths.device.type == "cpu" and batch else 0
+        if longest > keys:
+            raise ValueError(f"padding says a sequence has {longest} tokens, but there are only {keys} keys")
+
+    @property
+    def keys_alone(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return f"padding({self.lengths.tolist()})"
+
+
+@dataclass(frozen=True, eq=False)
+class Keep(Mask):
+    """Of each sequence in the batch only the keys marked True are real; the rest is padding."""
+
+    keep: Bool[Tensor, "batch key"]
+
+    def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
+        return pick(self.keep, at.batch, at.key)
+
+    def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
+        if tuple(self.keep.shape) != (batch, keys):
+            raise ValueError(
+                f"padding(keep=...) has shape {tuple(self.keep.shape)}; "
+                f"this attention needs (batch, key) = ({batch}, {keys})"
+            )
+
+    @property
+    def keys_alone(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return f"padding(keep={_size(self.keep)})"
+
+
+@dataclass(frozen=True, eq=False)
+class Documents(Mask):
+    """Several texts packed into one sequence: a token sees the tokens of its own text only."""
+
+    keys: Int[Tensor, "batch key"]
+    queries: Int[Tensor, "batch query"] | None = None
+
+    def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
+        mine = pick(self.keys, at.batch, at.query) if self.queries is None else pick(self.queries, at.batch, at.row)
+        return mine == pick(self.keys, at.batch, at.key)
+
+    def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
+        _fits("documents(ids)", self.keys, "(batch, key)", (batch, keys))
+        if self.queries is not None:
+            _fits("documents(queries=...)", self.queries, "(batch, query)", (batch, queries))
+        elif queries > keys:
+            raise ValueError(
+                f"documents(ids) numbers {keys} keys, but there are {queries} queries; "
+                "number them too: documents(ids, queries=...)"
+            )
+
+    def __repr__(self) -> str:
+        return f"documents({_size(self.keys)})"
+
+
+@dataclass(frozen=True, eq=False)
+class FromTensor(Mask):
+    """A mask that was given as a tensor; the one kind that is as large as itself."""
+
+    tensor: Bool[Tensor, "batch head query key"]
+
+    def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
+        return pick(self.tensor, at.batch, at.head, at.row, at.key)
+
+    def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
+        _fits("a mask from_tensor", self.tensor, "(batch, head, query, key)", (batch, heads, queries, keys))
+
+    @property
+    def keys_alone(self) -> bool:
+        return self.tensor.shape[2] == 1
+
+    def __repr__(self) -> str:
+        return f"from_tensor({_size(self.tensor)})"
+
+
+def _fits(what: str, tensor: Tensor, axes: str, sizes: tuple[int, ...]) -> None:
+    if any(have not in (1, need) for have, need in zip(tensor.shape, sizes, strict=True)):
+        raise ValueError(
+            f"{what} has shape {tuple(tensor.shape)}; "
+            f"this attention needs {axes} = {sizes}, or 1 in place of any of them"
+        )
+
+
+def _size(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape))
+
+
+causal = Causal()
+window = Window
+prefix = Prefix
+
+
+def padding(lengths: Sequence[int] | Tensor | None = None, *, keep: Tensor | None = None) -> Mask:
+    """Hide the padding: by the length of each sequence, or by `keep` (batch, key), True = a real token."""
+    if (lengths is None) == (keep is None):
+        raise ValueError(
+            "padding takes either the lengths of the sequences or keep=, "
+            "a (batch, key) bool tensor with True = a real token"
+        )
+    if keep is not None:
+        return Keep(_bool("padding(keep=...)", keep, "a real token", (2,)))
+    counts = torch.as_tensor(lengths)
+    if counts.ndim != 1 or counts.is_floating_point() or counts.dtype == torch.bool:
+        raise ValueError(
+            f"padding takes one whole number per sequence, not a {counts.dtype} tensor of shape {tuple(counts.shape)}; "
+            "a bool mask goes to padding(keep=...)"
+        )
+    if counts.device.type == "cpu" and bool((counts < 0).any()):
+        raise ValueError(f"padding has a negative length: {counts.tolist()}")
+    return Lengths(counts)
+
+
+def documents(
+    ids: Sequence[Sequence[int]] | Sequence[int] | Tensor,
+    *,
+    queries: Sequence[Sequence[int]] | Sequence[int] | Tensor | None = None,
+) -> Mask:
+    """Several texts in one sequence: `ids` (batch, key) says to which text each token belongs.
+
+    Without a batch axis the ids hold for the whole batch. Where the queries are another sequence, number them as well.
+    """
+    return Documents(_ids("ids", ids), None if queries is None else _ids("queries", queries))
+
+
+def from_tensor(tensor: Tensor) -> Mask:
+    """A mask from a bool tensor, **True = may attend**: (query, key) or (batch, head, query, key), 1 for "alike"."""
+    return FromTensor(_whole(_bool("from_tensor", tensor, "may attend", (2, 4))))
+
+
+def from_forbidden(tensor: Tensor, *, heads: int | None = None) -> Mask:
+    """A mask from a bool tensor of the other polarity, **True = forbidden**, as torch.nn.MultiheadAttention takes it.
+
+    An `attn_mask` is (query, key), or (batch · heads, query, key) together with `heads`. A `key_padding_mask`
+    (batch, key) is `padding(keep=~key_padding_mask)`.
+    """
+    return FromTensor(~_whole(unfold_heads(_bool("from_forbidden", tensor, "forbidden", (2, 3, 4)), heads)))
+
+
+def unfold_heads(tensor: Tensor, heads: int | None) -> Tensor:
+    """(batch · heads, query, key), torch.nn.MultiheadAttention's folded form, to (batch, head, query, key)."""
+    if tensor.ndim != 3:
+        return tensor
+    if not heads or tensor.shape[0] % heads:
+        raise ValueError(
+            f"a mask of shape {tuple(tensor.shape)} folds batch and heads into one axis; "
+            f"say heads=..., a divisor of {tensor.shape[0]}"
+        )
+    return tensor.reshape(-1, heads, *tensor.shape[1:])
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor if tensor.ndim == 4 else tensor[None, None]
+
+
+def _bool(name: str, tensor: Tensor, meaning: str, dimensions: tuple[int, ...]) -> Tensor:
+    if not isinstance(tensor, Tensor) or tensor.dtype != torch.bool:
+        kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise TypeError(
+            f"{name} takes a bool tensor with True = {meaning}, not {kind}; "
+            "an additive float mask goes to bias=ts.from_additive(...)"
+        )
+    if tensor.ndim not in dimensions:
+        raise ValueError(
+            f"{name} takes a tensor of {' or '.join(map(str, dimensions))} axes, not of shape {tuple(tensor.shape)}; "
+            "give the missing ones size 1"
+        )
+    return tensor
+
+
+def _ids(name: str, ids: Sequence[Sequence[int]] | Sequence[int] | Tensor) -> Tensor:
+    numbers = torch.as_tensor(ids)
+    if numbers.is_floating_point() or numbers.dtype == torch.bool or numbers.ndim not in (1, 2):
+        raise ValueError(
+            f"documents takes {name} as whole numbers, (token,) or (batch, token), "
+            f"not a {numbers.dtype} tensor of shape {tuple(numbers.shape)}"
+        )
+    return numbers if numbers.ndim == 2 else numbers[None]

@@ -1,0 +1,56 @@
+"""Who asks and who is asked: the pairs of a query and a key that masks and biases speak about."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The (query, key) pairs of a block of the attention matrix, as indices that broadcast to its shape.
+
+    `query` and `key` are positions on one line: the last query stands at the last key, so `key <= query` is right
+    with a cache too. `row` counts the queries from zero, for what is stored query by query.
+    """
+
+    batch: Int[Tensor, "batch 1 1 1"]
+    head: Int[Tensor, "1 head 1 1"]
+    row: Int[Tensor, "1 1 query 1"]
+    query: Int[Tensor, "1 1 query 1"]
+    key: Int[Tensor, "1 1 1 key"]
+
+    @classmethod
+    def block(
+        cls,
+        rows: range,
+        columns: range,
+        *,
+        of: tuple[int, int],
+        batch: int = 1,
+        heads: int = 1,
+        device: torch.device | None = None,
+    ) -> "Pairs":
+        """The pairs of `rows` x `columns` in a matrix of size `of` = (queries, keys)."""
+        queries, keys = of
+        row = _indices(rows, device)[:, None]
+        return cls(
+            batch=torch.arange(batch, device=device)[:, None, None, None],
+            head=torch.arange(heads, device=device)[None, :, None, None],
+            row=row[None, None],
+            query=row[None, None] + (keys - queries),
+            key=_indices(columns, device)[None, None, None],
+        )
+
+
+def _indices(positions: range, device: torch.device | None) -> Tensor:
+    return torch.arange(positions.start, positions.stop, positions.step, device=device)
+
+
+def pick(table: Tensor, *at: Tensor) -> Tensor:
+    """table[at], in which an axis of size one stands for every index of it, as in broadcasting."""
+    table = table.to(at[0].device)
+    return table[
+        tuple(where if size > 1 else torch.zeros_like(where) for where, size in zip(at, table.shape, strict=True))
+    ]

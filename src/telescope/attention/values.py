@@ -1,0 +1,36 @@
+"""Frozen things that are what their fields are: equal by content, tensors included."""
+
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Value:
+    """Base of masks, scores, biases and definitions: compared and hashed by content."""
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return all(_same(mine, theirs) for mine, theirs in zip(_contents(self), _contents(other), strict=True))
+
+    def __hash__(self) -> int:
+        return hash((type(self), *map(_label, _contents(self))))
+
+
+def _contents(value: Any) -> list[Any]:
+    return [getattr(value, field.name) for field in fields(value)]
+
+
+def _same(mine: Any, theirs: Any) -> bool:
+    if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
+        return mine.dtype == theirs.dtype and mine.device == theirs.device and torch.equal(mine, theirs)
+    if isinstance(mine, Tensor) or isinstance(theirs, Tensor):
+        return False
+    return bool(mine == theirs)
+
+
+def _label(content: Any) -> Any:
+    """A tensor is hashed by its shape: reading its numbers would wait for the GPU."""
+    return (content.shape, content.dtype) if isinstance(content, Tensor) else content

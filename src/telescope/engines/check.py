@@ -1,0 +1,57 @@
+"""Whether queries, keys, values and a definition fit together: if not, one sentence."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..attention import Attention
+
+AXES = "(batch, heads, position, feature)"
+
+
+def check(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention) -> None:
+    """Raise a TypeError or ValueError that names the argument, what came, what fits and the way out."""
+    if not isinstance(attention, Attention):
+        raise TypeError(f"attention is a ts.Attention, not {type(attention).__name__}; the plain one is ts.Attention()")
+    given = {"queries": queries, "keys": keys, "values": values}
+    for name, tensor in given.items():
+        _one(name, tensor)
+    for name in ("keys", "values"):
+        _alike(name, given[name], queries)
+
+    batch, heads, rows, d_q = queries.shape
+    key_heads, columns, d_k = keys.shape[1:]
+    if values.shape[1:3] != keys.shape[1:3]:
+        raise ValueError(f"values {_shape(values)} must have as many heads and positions as keys {_shape(keys)}")
+    if key_heads != heads and (key_heads == 0 or heads % key_heads):
+        raise ValueError(
+            f"{heads} query heads cannot share {key_heads} key heads evenly; their number must divide {heads}"
+        )
+    attention.check(batch=batch, heads=heads, queries=rows, keys=columns, d_q=d_q, d_k=d_k)
+
+
+def _one(name: str, tensor: Any) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} is a {type(tensor).__name__}; attention takes tensors of shape {AXES}")
+    if tensor.ndim != 4:
+        lift = f"{name}[None, None]" if tensor.ndim == 2 else f"{name}[:, None]" if tensor.ndim == 3 else ""
+        way = f"; for one head write {lift}" if lift else ""
+        raise ValueError(f"{name} has shape {_shape(tensor)}; attention takes {AXES}{way}")
+    if not tensor.is_floating_point():
+        raise TypeError(f"{name} is {tensor.dtype}; attention takes floating point, e.g. {name}.float()")
+
+
+def _alike(name: str, tensor: Tensor, queries: Tensor) -> None:
+    if tensor.device != queries.device:
+        raise ValueError(f"{name} is on {tensor.device}, queries on {queries.device}; move one of them")
+    if tensor.dtype != queries.dtype and not torch.is_autocast_enabled(queries.device.type):
+        raise ValueError(f"{name} is {tensor.dtype}, queries {queries.dtype}; convert one of them")
+    if tensor.shape[0] != queries.shape[0]:
+        raise ValueError(
+            f"{name} {_shape(tensor)} has a batch of {tensor.shape[0]}, queries {_shape(queries)} of {queries.shape[0]}"
+        )
+
+
+def _shape(tensor: Tensor) -> str:
+    return str(tuple(tensor.shape))

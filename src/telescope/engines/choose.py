@@ -1,0 +1,96 @@
+"""The one door to the engines: `attend` runs an attention, `plan` says on which engine and why."""
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from types import ModuleType
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..attention import Attention, everyone
+from . import reference, sdpa
+from .check import check
+
+ENGINES: dict[str, ModuleType] = {"sdpa": sdpa, "reference": reference}  # the first that can run it does
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which engine runs an attention, and why, in one sentence."""
+
+    engine: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.engine}: {self.why}"
+
+
+def attend(
+    queries: Float[Tensor, "batch heads query d_q"],
+    keys: Float[Tensor, "batch key_heads key d_k"],
+    values: Float[Tensor, "batch key_heads key d_v"],
+    attention: Attention = Attention(),
+    *,
+    dropout: float = 0.0,
+    engine: str | None = None,
+) -> Float[Tensor, "batch heads query d_v"]:
+    """The context of every query: normalise(mask(softcap(score · scale) + bias)) v, on the engine that fits.
+
+    Fewer key heads than query heads are grouped queries. `dropout` is the probability with which a weight is dropped,
+    for training. `engine` forces one; where it cannot run, it says why. A query that may see nothing gets zeros.
+    """
+    check(queries, keys, values, attention)
+    if not 0.0 <= dropout <= 1.0:
+        raise ValueError(f"dropout={dropout} is a probability, from 0 to 1")
+    chosen = _choose(queries, keys, values, attention, engine).engine
+    context: Tensor = ENGINES[chosen].attend(queries, keys, values, attention, dropout)
+    if chosen != "reference" and _leaks(context, attention):
+        context = reference.attend(queries, keys, values, attention, dropout)
+    return context
+
+
+def plan(
+    queries: Float[Tensor, "batch heads query d_q"],
+    keys: Float[Tensor, "batch key_heads key d_k"],
+    values: Float[Tensor, "batch key_heads key d_v"],
+    attention: Attention = Attention(),
+    *,
+    engine: str | None = None,
+) -> Plan:
+    """Which engine `attend` takes for these, and why: print it."""
+    check(queries, keys, values, attention)
+    return _choose(queries, keys, values, attention, engine)
+
+
+def _choose(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, engine: str | None) -> Plan:
+    if engine is not None and engine not in ENGINES:
+        near = get_close_matches(engine, ENGINES, n=1)
+        raise ValueError(
+            f'there is no engine "{engine}"'
+            + (f'; did you mean "{near[0]}"?' if near else f"; there are {', '.join(ENGINES)}")
+        )
+    formula = attention.formula(keys.shape[-1])
+    rows, columns = queries.shape[-2], keys.shape[-2]
+    obstacle = sdpa.cannot(queries, keys, values, attention)
+    if engine == "sdpa" and obstacle:
+        raise ValueError(f'engine="sdpa" cannot run {formula}: {obstacle}; leave engine out, or use "reference"')
+    if engine == "reference":
+        return Plan("reference", f"asked for; it forms every step of {formula}, {rows} x {columns} numbers each")
+    if obstacle:
+        return Plan(
+            "reference",
+            f"it forms every step of {formula}, {rows} x {columns} numbers each, because of sdpa: {obstacle}",
+        )
+    return Plan("sdpa", f"torch's fused attention computes {formula} without forming the {rows} x {columns} weights")
+
+
+def _leaks(context: Tensor, attention: Attention) -> bool:
+    """Whether a NaN may have come through the mask: in a fused kernel a hidden key's weight is zero, and 0 · NaN = NaN.
+
+    Looking costs nothing beside the attention on a CPU. On a GPU it would make every call wait, so there the kernel's
+    answer stands.
+    """
+    if attention.mask == everyone or context.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return bool(context.isnan().any())

@@ -1,0 +1,81 @@
+"""The law: every step formed, in plain PyTorch. All other engines mean this, and are tested against it in float64."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import dropout as drop
+
+from ..attention import Attention
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """Everything an attention computes on its way, in order."""
+
+    queries: Float[Tensor, "batch heads query d_q"]
+    keys: Float[Tensor, "batch key_heads key d_k"]
+    values: Float[Tensor, "batch key_heads key d_v"]
+    scores: Float[Tensor, "batch heads query key"]
+    scaled: Float[Tensor, "batch heads query key"]
+    capped: Float[Tensor, "batch heads query key"]
+    biased: Float[Tensor, "batch heads query key"]
+    masked: Float[Tensor, "batch heads query key"]
+    weights: Float[Tensor, "batch heads query key"]
+    context: Float[Tensor, "batch heads query d_v"]
+
+
+def attend(
+    queries: Float[Tensor, "batch heads query d_q"],
+    keys: Float[Tensor, "batch key_heads key d_k"],
+    values: Float[Tensor, "batch key_heads key d_v"],
+    attention: Attention,
+    dropout: float = 0.0,
+) -> Float[Tensor, "batch heads query d_v"]:
+    return steps(queries, keys, values, attention, dropout).context.to(queries.dtype)
+
+
+def steps(
+    queries: Float[Tensor, "batch heads query d_q"],
+    keys: Float[Tensor, "batch key_heads key d_k"],
+    values: Float[Tensor, "batch key_heads key d_v"],
+    attention: Attention,
+    dropout: float = 0.0,
+) -> Steps:
+    """normalise(mask(softcap(score(q, k) · scale) + bias)) v. Half-precision inputs are computed in float32."""
+    q, k, v = _precise(queries), _precise(keys), _precise(values)
+    k, v = share_heads(k, q), share_heads(v, q)
+    scores = attention.score(q, k)
+    scaled = attention.scaled(scores, k)
+    capped = attention.capped(scaled)
+    biased = attention.biased(capped)
+    masked = attention.masked(biased)
+    weights = attention.weights(masked)
+    context = weigh(drop(weights, dropout), v, masked)
+    return Steps(queries, keys, values, scores, scaled, capped, biased, masked, weights, context)
+
+
+def share_heads(
+    tensor: Float[Tensor, "batch key_heads key d"], queries: Float[Tensor, "batch heads query d_q"]
+) -> Float[Tensor, "batch heads key d"]:
+    """Grouped queries: each key head serves the same number of neighbouring query heads."""
+    heads, key_heads = queries.shape[1], tensor.shape[1]
+    return tensor if heads == key_heads else tensor.repeat_interleave(heads // key_heads, dim=1)
+
+
+def weigh(
+    weights: Float[Tensor, "batch heads query key"],
+    values: Float[Tensor, "batch heads key d_v"],
+    masked: Float[Tensor, "batch heads query key"],
+) -> Float[Tensor, "batch heads query d_v"]:
+    """weights @ values, in which a value that may not be seen does nothing, not even a NaN (0 · NaN = NaN)."""
+    broken = ~values.isfinite()
+    if torch.compiler.is_compiling() or not bool(broken.any()):
+        return weights @ values
+    in_sight = (masked != -torch.inf).to(values.dtype) @ broken.to(values.dtype) > 0
+    return torch.where(in_sight, (weights @ values).detach(), weights @ values.masked_fill(broken, 0.0))
+
+
+def _precise(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

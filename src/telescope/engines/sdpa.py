@@ -1,0 +1,75 @@
+"""torch's fused attention, for every definition it can express without an n x n mask."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from ..attention import Attention, Bias, Pairs, causal, everyone, softmax
+
+
+def cannot(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention) -> str | None:
+    """Why this engine cannot run it, or None."""
+    rows, columns = queries.shape[-2], keys.shape[-2]
+    if not attention.score.is_dot_product:
+        return f"the score {attention.score.formula} is no dot product"
+    if attention.normalize is not softmax:
+        return f"it normalises by softmax, not by {getattr(attention.normalize, '__name__', attention.normalize)}"
+    if attention.softcap is not None:
+        return "it has no softcap"
+    if attention.sink is not None:
+        return "it has no sink"
+    if 0 in (*queries.shape, *keys.shape, values.shape[-1]):
+        return "there is nothing to compute"
+    if rows == 1:
+        return None
+    if attention.bias is not None:
+        return f"the bias {attention.bias!r} would need a {rows} x {columns} mask"
+    if attention.mask.keys_alone or (attention.mask == causal and rows == columns):
+        return None
+    return f"the mask {attention.mask!r} would need a {rows} x {columns} mask"
+
+
+def attend(
+    queries: Float[Tensor, "batch heads query d_q"],
+    keys: Float[Tensor, "batch key_heads key d_k"],
+    values: Float[Tensor, "batch key_heads key d_v"],
+    attention: Attention,
+    dropout: float = 0.0,
+) -> Float[Tensor, "batch heads query d_v"]:
+    scale, d_v = attention.scale_for(keys.shape[-1]), values.shape[-1]
+    queries, keys = attention.score.as_dot(queries, keys)
+    width = max(
+        keys.shape[-1], d_v
+    )  # fused kernels want one width; zeros change neither q·k nor the first d_v of the context
+    queries, keys, values = (pad(tensor, (0, width - tensor.shape[-1])) for tensor in (queries, keys, values))
+
+    square_causal = attention.mask == causal and queries.shape[-2] > 1
+    added, blind = (None, None) if square_causal else _row(queries, keys, attention)
+    context = scaled_dot_product_attention(
+        queries, keys, values, added, dropout, square_causal, scale=scale, enable_gqa=queries.shape[1] != keys.shape[1]
+    )[..., :d_v]
+    return context if blind is None else context.masked_fill(blind, 0.0)
+
+
+def _row(
+    queries: Float[Tensor, "batch heads query width"],
+    keys: Float[Tensor, "batch key_heads key width"],
+    attention: Attention,
+) -> tuple[Tensor | None, Bool[Tensor, "#batch #heads 1 1"] | None]:
+    """The one row of mask and bias that all queries share, and which sequences and heads see nothing at all.
+
+    Those are shown everything and zeroed afterwards: kernels differ in what they make of an empty row and its gradient.
+    """
+    if attention.mask == everyone and attention.bias is None:
+        return None, None
+    batch, heads, rows, _ = queries.shape
+    columns = keys.shape[-2]
+    at = Pairs.block(range(1), range(columns), of=(1, columns), batch=batch, heads=heads, device=queries.device)
+    seen = attention.mask.sees(at)
+    if not isinstance(attention.bias, Bias):
+        blind = ~seen.any(-1, keepdim=True)
+        return (seen | blind).expand(batch, heads, rows, columns), blind
+    added = attention.bias(at).to(queries.dtype).masked_fill(~seen, -torch.inf)
+    blind = (added == -torch.inf).all(-1, keepdim=True)
+    return added.masked_fill(blind, 0.0).expand(batch, heads, rows, columns), blind

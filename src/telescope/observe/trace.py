@@ -1,0 +1,227 @@
+"""`trace`: an attention with every step kept, as data that prints, draws and saves itself."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..attention import Attention, everyone
+from ..engines import reference
+from ..engines.check import check
+
+Tokens = Sequence[str] | tuple[Sequence[str], Sequence[str]]
+
+
+class Step(NamedTuple):
+    """One step of the way: its name, the formula that made it, its numbers and the names of their axes."""
+
+    name: str
+    formula: str
+    numbers: Tensor
+    axes: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Trace(reference.Steps):
+    """Every step of one attention. Prints as a walk; shows as HTML in a notebook; `.to_json()` loses no digit."""
+
+    attention: Attention
+    query_tokens: tuple[str, ...]
+    key_tokens: tuple[str, ...]
+
+    axes: ClassVar[dict[str, tuple[str, ...]]] = {
+        "queries": ("batch", "head", "query", "d_k"),
+        "keys": ("batch", "key_head", "key", "d_k"),
+        "values": ("batch", "key_head", "key", "d_v"),
+        "scores": ("batch", "head", "query", "key"),
+        "scaled": ("batch", "head", "query", "key"),
+        "capped": ("batch", "head", "query", "key"),
+        "biased": ("batch", "head", "query", "key"),
+        "masked": ("batch", "head", "query", "key"),
+        "weights": ("batch", "head", "query", "key"),
+        "context": ("batch", "head", "query", "d_v"),
+    }
+
+    def walk(self) -> Iterator[Step]:
+        """The steps this definition takes, in order: one it does not use (a softcap, say) is left out."""
+        attention, d_k = self.attention, self.keys.shape[-1]
+        formulas = {"queries": "q", "keys": "k", "values": "v", "scores": attention.score.formula}
+        before = "scores"
+        if attention.scale_for(d_k) != 1.0:
+            formulas["scaled"] = f"scores / √{d_k}" if attention.scale is None else f"scores · {attention.scale:g}"
+            before = "scaled"
+        if attention.softcap is not None:
+            formulas["capped"] = f"{attention.softcap:g}·tanh({before} / {attention.softcap:g})"
+            before = "capped"
+        if attention.bias is not None:
+            formulas["biased"] = f"{before} + {attention.bias!r}"
+            before = "biased"
+        if attention.mask != everyone:
+            formulas["masked"] = f"{before} where {attention.mask!r}, else -inf"
+            before = "masked"
+        sink = "" if attention.sink is None else "; sink"
+        formulas["weights"] = f"{getattr(attention.normalize, '__name__', 'normalize')}({before}{sink})"
+        formulas["context"] = "weights · v"
+        for name, formula in formulas.items():
+            yield Step(name, formula, getattr(self, name), self.axes[name])
+
+    def row(self, query: int | str, *, head: int = 0, batch: int = 0) -> "Row":
+        """One query with every product written out: which numbers make its scores, and which its context."""
+        i = self.find(query)
+        group = self.queries.shape[1] // self.keys.shape[1]
+        q = self.queries[batch, head, i].to(self.scores.dtype)
+        k = self.keys[batch, head // group].to(self.scores.dtype)
+        v = self.values[batch, head // group].to(self.scores.dtype)
+        steps = {step.name: step.numbers[batch, head, i] for step in self.walk() if step.axes[2:] == ("query", "key")}
+        return Row(
+            trace=self,
+            index=i,
+            head=head,
+            terms=self.attention.score.terms(q[None, None, None], k[None, None])[0, 0, 0],
+            steps=steps,
+            weights=self.weights[batch, head, i],
+            parts=self.weights[batch, head, i, :, None] * v,
+            values=v,
+            context=self.context[batch, head, i],
+        )
+
+    def find(self, query: int | str) -> int:
+        """The position of a query, given as a number or as its token."""
+        count = len(self.query_tokens)
+        if isinstance(query, int):
+            if not -count <= query < count:
+                raise ValueError(f"there is no query {query}; there are {count}, counted from 0")
+            return query % count
+        lower = [token.lower() for token in self.query_tokens]
+        if query.lower() not in lower:
+            near = get_close_matches(query.lower(), lower, n=1, cutoff=0.5)
+            hint = (
+                f'did you mean "{self.query_tokens[lower.index(near[0])]}"?'
+                if near
+                else "there are " + ", ".join(self.query_tokens)
+            )
+            raise ValueError(f'no query is "{query}"; {hint}')
+        return lower.index(query.lower())
+
+    @property
+    def score_variance(self) -> tuple[float, float]:
+        """The variance of the scores before and after scaling: a dot product has about d_k times that of a product."""
+        return self.scores.var(correction=0).item(), self.scaled.var(correction=0).item()
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `to_json` writes. -inf, inf and nan are strings, since JSON has no such numbers."""
+        return {
+            "formula": self.attention.formula(self.keys.shape[-1]),
+            "attention": repr(self.attention),
+            "query_tokens": list(self.query_tokens),
+            "key_tokens": list(self.key_tokens),
+            "steps": [
+                {
+                    "name": step.name,
+                    "formula": step.formula,
+                    "axes": list(step.axes),
+                    "dtype": str(step.numbers.dtype).removeprefix("torch."),
+                    "numbers": _plain(step.numbers.detach().double().tolist()),
+                }
+                for step in self.walk()
+            ],
+        }
+
+    def to_json(self, indent: int | None = None) -> str:
+        """The whole trace as JSON. Every number is written with all its digits: reading it back gives the same bits."""
+        return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, indent=indent)
+
+    def __str__(self) -> str:
+        from .walk import text, walk
+
+        return text(walk(self))
+
+    def __repr__(self) -> str:
+        batch, heads, queries, keys = self.scores.shape
+        return f"Trace({self.attention}; batch {batch}, heads {heads}, queries {queries}, keys {keys})"
+
+    def __rich__(self) -> Any:
+        from .walk import walk
+
+        return walk(self)
+
+    def _repr_html_(self) -> str:
+        from .html import html
+
+        return html(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One query of a trace: `terms` sum to its scores, `parts` sum to its context."""
+
+    trace: Trace
+    index: int
+    head: int
+    terms: Float[Tensor, "key term"]
+    steps: dict[str, Float[Tensor, " key"]]
+    weights: Float[Tensor, " key"]
+    parts: Float[Tensor, "key d_v"]
+    values: Float[Tensor, "key d_v"]
+    context: Float[Tensor, " d_v"]
+
+    @property
+    def token(self) -> str:
+        return self.trace.query_tokens[self.index]
+
+    def __str__(self) -> str:
+        from .walk import row, text
+
+        return text(row(self))
+
+    def __rich__(self) -> Any:
+        from .walk import row
+
+        return row(self)
+
+
+def trace(
+    queries: Float[Tensor, "batch heads query d_q"],
+    keys: Float[Tensor, "batch key_heads key d_k"],
+    values: Float[Tensor, "batch key_heads key d_v"],
+    attention: Attention = Attention(),
+    tokens: Tokens | None = None,
+) -> Trace:
+    """Every step of `attend` kept: .scores .scaled .capped .biased .masked .weights .context.
+
+    `tokens` names the positions: one list, or (query tokens, key tokens) where they are two sequences. With fewer
+    queries than keys, one list names the keys and the queries are its last ones.
+    """
+    check(queries, keys, values, attention)
+    query_tokens, key_tokens = _names(tokens, queries.shape[-2], keys.shape[-2])
+    steps = reference.steps(queries, keys, values, attention)
+    return Trace(**vars(steps), attention=attention, query_tokens=query_tokens, key_tokens=key_tokens)
+
+
+def _names(tokens: Tokens | None, queries: int, keys: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if tokens is None:
+        return tuple(map(str, range(queries))), tuple(map(str, range(keys)))
+    if isinstance(tokens, str):
+        raise TypeError(f'tokens is one string, "{tokens}"; it takes a list with a string for each position')
+    if len(tokens) == 2 and not any(isinstance(part, str) for part in tokens):
+        asking, asked = (tuple(part) for part in tokens)
+    else:
+        asked = tuple(str(token) for token in tokens)
+        asking = asked[len(asked) - queries :] if queries <= len(asked) else asked
+    if (len(asking), len(asked)) != (queries, keys):
+        raise ValueError(
+            f"tokens name {len(asking)} queries and {len(asked)} keys; there are {queries} queries and {keys} keys; "
+            "two sequences are named by tokens=(query tokens, key tokens)"
+        )
+    return asking, asked
+
+
+def _plain(numbers: Any) -> Any:
+    if isinstance(numbers, list):
+        return [_plain(number) for number in numbers]
+    return numbers if torch.isfinite(torch.tensor(numbers)) else str(numbers)
