@@ -76,8 +76,8 @@ class Lengths(Mask):
             raise ValueError(
                 f"padding has {len(self.lengths)} lengths for a batch of {batch}; it takes one length per sequence"
             )
-        longest = int(self.lengths.max()) if self.lengths.device.type == "cpu" and batch else 0
-        if longest > keys:
+        if batch and _readable(self.lengths) and int(self.lengths.max()) > keys:
+            longest = int(self.lengths.max())
             raise ValueError(f"padding says a sequence has {longest} tokens, but there are only {keys} keys")
 
     @property
@@ -165,6 +165,11 @@ def _fits(what: str, tensor: Tensor, axes: str, sizes: tuple[int, ...]) -> None:
         )
 
 
+def _readable(tensor: Tensor) -> bool:
+    """Whether looking at the numbers is free: on a GPU it would wait, while compiling there are none."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 def _size(tensor: Tensor) -> str:
     return "x".join(map(str, tensor.shape))
 
@@ -189,7 +194,7 @@ def padding(lengths: Sequence[int] | Tensor | None = None, *, keep: Tensor | Non
             f"padding takes one whole number per sequence, not a {counts.dtype} tensor of shape {tuple(counts.shape)}; "
             "a bool mask goes to padding(keep=...)"
         )
-    if counts.device.type == "cpu" and bool((counts < 0).any()):
+    if _readable(counts) and bool((counts < 0).any()):
         raise ValueError(f"padding has a negative length: {counts.tolist()}")
     return Lengths(counts)
 

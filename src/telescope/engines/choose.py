@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from difflib import get_close_matches
+from math import isnan
 from types import ModuleType
 
 import torch
@@ -43,7 +44,7 @@ def attend(
     check(queries, keys, values, attention)
     if not 0.0 <= dropout <= 1.0:
         raise ValueError(f"dropout={dropout} is a probability, from 0 to 1")
-    chosen = _choose(queries, keys, values, attention, engine).engine
+    chosen, _ = _choose(queries, keys, values, attention, engine)
     context: Tensor = ENGINES[chosen].attend(queries, keys, values, attention, dropout)
     if chosen != "reference" and _leaks(context, attention):
         context = reference.attend(queries, keys, values, attention, dropout)
@@ -60,29 +61,29 @@ def plan(
 ) -> Plan:
     """Which engine `attend` takes for these, and why: print it."""
     check(queries, keys, values, attention)
-    return _choose(queries, keys, values, attention, engine)
+    chosen, obstacle = _choose(queries, keys, values, attention, engine)
+    formula, weights = attention.formula(keys.shape[-1]), f"{queries.shape[-2]} x {keys.shape[-2]}"
+    if chosen == "sdpa":
+        return Plan(chosen, f"torch's fused attention computes {formula} without forming the {weights} weights")
+    why = f"because sdpa cannot: {obstacle}" if obstacle else "as asked for"
+    return Plan(chosen, f"it forms every step of {formula}, {weights} numbers each, {why}")
 
 
-def _choose(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, engine: str | None) -> Plan:
+def _choose(
+    queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, engine: str | None
+) -> tuple[str, str | None]:
+    """The engine, and what kept a faster one from running."""
     if engine is not None and engine not in ENGINES:
         near = get_close_matches(engine, ENGINES, n=1)
-        raise ValueError(
-            f'there is no engine "{engine}"'
-            + (f'; did you mean "{near[0]}"?' if near else f"; there are {', '.join(ENGINES)}")
-        )
-    formula = attention.formula(keys.shape[-1])
-    rows, columns = queries.shape[-2], keys.shape[-2]
+        hint = f'did you mean "{near[0]}"?' if near else f"there are {', '.join(ENGINES)}"
+        raise ValueError(f'there is no engine "{engine}"; {hint}')
+    if engine == "reference":
+        return "reference", None
     obstacle = sdpa.cannot(queries, keys, values, attention)
     if engine == "sdpa" and obstacle:
+        formula = attention.formula(keys.shape[-1])
         raise ValueError(f'engine="sdpa" cannot run {formula}: {obstacle}; leave engine out, or use "reference"')
-    if engine == "reference":
-        return Plan("reference", f"asked for; it forms every step of {formula}, {rows} x {columns} numbers each")
-    if obstacle:
-        return Plan(
-            "reference",
-            f"it forms every step of {formula}, {rows} x {columns} numbers each, because of sdpa: {obstacle}",
-        )
-    return Plan("sdpa", f"torch's fused attention computes {formula} without forming the {rows} x {columns} weights")
+    return ("reference", obstacle) if obstacle else ("sdpa", None)
 
 
 def _leaks(context: Tensor, attention: Attention) -> bool:
@@ -93,4 +94,4 @@ def _leaks(context: Tensor, attention: Attention) -> bool:
     """
     if attention.mask == everyone or context.device.type != "cpu" or torch.compiler.is_compiling():
         return False
-    return bool(context.isnan().any())
+    return isnan(context.detach().sum().item())  # one number: a NaN anywhere makes the sum NaN

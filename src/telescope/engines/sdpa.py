@@ -39,17 +39,26 @@ def attend(
 ) -> Float[Tensor, "batch heads query d_v"]:
     scale, d_v = attention.scale_for(keys.shape[-1]), values.shape[-1]
     queries, keys = attention.score.as_dot(queries, keys)
-    width = max(
-        keys.shape[-1], d_v
-    )  # fused kernels want one width; zeros change neither q·k nor the first d_v of the context
-    queries, keys, values = (pad(tensor, (0, width - tensor.shape[-1])) for tensor in (queries, keys, values))
+    width = max(keys.shape[-1], d_v)
+    queries, keys, values = _widen(queries, width), _widen(keys, width), _widen(values, width)
 
-    square_causal = attention.mask == causal and queries.shape[-2] > 1
-    added, blind = (None, None) if square_causal else _row(queries, keys, attention)
+    added, blind = _row(queries, keys, attention)
     context = scaled_dot_product_attention(
-        queries, keys, values, added, dropout, square_causal, scale=scale, enable_gqa=queries.shape[1] != keys.shape[1]
+        queries,
+        keys,
+        values,
+        attn_mask=added,
+        dropout_p=dropout,
+        is_causal=attention.mask == causal and queries.shape[-2] > 1,
+        scale=scale,
+        enable_gqa=queries.shape[1] != keys.shape[1],
     )[..., :d_v]
     return context if blind is None else context.masked_fill(blind, 0.0)
+
+
+def _widen(tensor: Float[Tensor, "batch heads position d"], width: int) -> Float[Tensor, "batch heads position width"]:
+    """Fused kernels want one width. Zeros change neither q·k nor the first d_v features of the context."""
+    return tensor if tensor.shape[-1] == width else pad(tensor, (0, width - tensor.shape[-1]))
 
 
 def _row(
@@ -61,8 +70,8 @@ def _row(
 
     Those are shown everything and zeroed afterwards: kernels differ in what they make of an empty row and its gradient.
     """
-    if attention.mask == everyone and attention.bias is None:
-        return None, None
+    if attention.bias is None and (attention.mask == everyone or attention.mask == causal):
+        return None, None  # causal is is_causal, and hides nothing from the one query that stands at the last key
     batch, heads, rows, _ = queries.shape
     columns = keys.shape[-2]
     at = Pairs.block(range(1), range(columns), of=(1, columns), batch=batch, heads=heads, device=queries.device)

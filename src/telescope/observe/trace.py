@@ -78,11 +78,14 @@ class Trace(reference.Steps):
         k = self.keys[batch, head // group].to(self.scores.dtype)
         v = self.values[batch, head // group].to(self.scores.dtype)
         steps = {step.name: step.numbers[batch, head, i] for step in self.walk() if step.axes[2:] == ("query", "key")}
+        score = self.attention.score
+        asked, offered = (score.as_dot(q[None, None, None], k[None, None])) if score.is_dot_product else (None, None)
         return Row(
             trace=self,
             index=i,
             head=head,
-            terms=self.attention.score.terms(q[None, None, None], k[None, None])[0, 0, 0],
+            terms=score.terms(q[None, None, None], k[None, None])[0, 0, 0],
+            factors=None if asked is None or offered is None else (asked[0, 0, 0], offered[0, 0]),
             steps=steps,
             weights=self.weights[batch, head, i],
             parts=self.weights[batch, head, i, :, None] * v,
@@ -158,12 +161,13 @@ class Trace(reference.Steps):
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One query of a trace: `terms` sum to its scores, `parts` sum to its context."""
+    """One query of a trace: `terms` (products of `factors`) sum to its scores, `parts` to its context."""
 
     trace: Trace
     index: int
     head: int
     terms: Float[Tensor, "key term"]
+    factors: tuple[Float[Tensor, " term"], Float[Tensor, "key term"]] | None
     steps: dict[str, Float[Tensor, " key"]]
     weights: Float[Tensor, " key"]
     parts: Float[Tensor, "key d_v"]

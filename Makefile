@@ -1,0 +1,35 @@
+# `make explain` and `make test` set everything up on a fresh machine with Python 3.11 or newer, then do their job.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+EXAMPLE ?= journey
+
+.PHONY: explain test format clean
+
+explain: .venv/ready
+	@$(BIN)/telescope explain --example $(EXAMPLE)
+
+test: .venv/ready-to-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -n 2
+
+format: .venv/ready-to-test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv
+
+.venv/bin/python:
+	@echo "setting up .venv with $(PYTHON): a few minutes, once"
+	@$(PYTHON) -m venv .venv
+
+.venv/ready: pyproject.toml | .venv/bin/python
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+.venv/ready-to-test: pyproject.toml | .venv/bin/python
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[test]"
+	@touch $@ .venv/ready

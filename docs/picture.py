@@ -1,0 +1,40 @@
+"""Draws docs/explain.svg, the picture of the README: python docs/picture.py"""
+
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.text import Text
+
+import telescope as ts
+from telescope.observe.walk import row, walk
+from telescope.tasks.examples import journey
+
+PAGE = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
+<style>
+.{unique_id}-matrix {{ font: {char_height}px ui-monospace, Menlo, Consolas, monospace; line-height: {line_height}px }}
+{styles}
+</style>
+<defs><clipPath id="{unique_id}-clip-terminal"><rect width="{terminal_width}" height="{terminal_height}"/></clipPath>
+{lines}</defs>
+{chrome}
+<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
+{backgrounds}
+<g class="{unique_id}-matrix">
+{matrix}
+</g>
+</g>
+</svg>
+"""
+
+
+def picture() -> str:
+    """The last scene of `telescope explain`: masked self-attention, and one word with every product written out."""
+    scene = journey(ts.softmax).scenes[-1]
+    console = Console(record=True, width=84, file=StringIO(), force_terminal=True, color_system="truecolor")
+    console.print(Group(walk(scene.trace), Text(), row(scene.trace.row("starts"))))
+    return console.export_svg(title="telescope explain", code_format=PAGE, unique_id="telescope")
+
+
+if __name__ == "__main__":
+    Path(__file__).with_name("explain.svg").write_text(picture(), encoding="utf-8")

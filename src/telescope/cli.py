@@ -1,0 +1,82 @@
+"""The command line. It speaks like a colleague: one sentence where something is wrong, and the way out."""
+
+import json
+import os
+import sys
+from difflib import get_close_matches
+from io import TextIOWrapper
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.callback(invoke_without_command=True)
+def telescope(context: typer.Context) -> None:
+    """Look inside attention while it runs at full speed."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+def explain(
+    sentence: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+    example: Annotated[str, typer.Option(help="journey, thinking-machines, lights, bank or telescope")] = "journey",
+    query: Annotated[str | None, typer.Option(help="the word whose row is written out, product by product")] = None,
+    by_sum: Annotated[bool, typer.Option("--by-sum", help="divide by the sum, the notes' way before softmax")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="every number with all its digits, as JSON")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="no colour; also when the output is not a terminal")] = False,
+) -> None:
+    """Walk through attention, step by step."""
+    from . import attention
+    from .observe.walk import text
+    from .tasks import examples
+    from .tasks.explain import explain as picture
+
+    known = list(examples.EXAMPLES)
+    if sentence:
+        raise ValueError(
+            f"a sentence of your own needs trained weights, which do not ship yet; --example takes {_list(known)}"
+        )
+    if example not in known:
+        raise ValueError(_suggest("example", example, known))
+    chosen = examples.EXAMPLES[example](attention.by_sum if by_sum else attention.softmax)
+    drawn = picture(chosen, query)
+    if as_json:
+        print(json.dumps(chosen.to_dict(), ensure_ascii=False, allow_nan=False, indent=1))
+    elif plain or not sys.stdout.isatty():
+        print(text(drawn, width=120))
+    else:
+        Console(highlight=False).print(drawn)
+
+
+def _suggest(kind: str, given: str, known: list[str]) -> str:
+    near = get_close_matches(given, known, n=1, cutoff=0.5)
+    return f'there is no {kind} "{given}"; ' + (f'did you mean "{near[0]}"?' if near else f"there are {_list(known)}")
+
+
+def _list(names: list[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def main() -> None:
+    """Run a command; what goes wrong is told in one sentence, on standard error, with exit code 2."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without √ shows a ? there
+    try:
+        code = app(standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough, as in `telescope explain | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None
+    except (typer.TyperException, ValueError) as problem:
+        message = problem.format_message() if isinstance(problem, typer.TyperException) else str(problem)
+        print(f"telescope: {message}", file=sys.stderr)
+        raise SystemExit(2) from None
+    raise SystemExit(code or 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""A wrong command gets one sentence on standard error, exit code 2, and nothing else."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["explian"], "'explain'"),
+        (["explain", "--exmple", "bank"], "--example"),
+        (["explain", "--example", "jorney"], 'there is no example "jorney"; did you mean "journey"?'),
+        (["explain", "--example", "xyz"], "journey, thinking-machines, lights, bank and telescope"),
+        (["explain", "--query", "jurney"], 'no query is "jurney"; did you mean "journey"?'),
+        (["explain", "--query", "xyz"], "there are Your, journey, starts, with, one, step"),
+        (["explain", "--example"], "--example"),
+        (["explain", "The cat sat"], "a sentence of your own needs trained weights"),
+    ],
+)
+def test_one_sentence(command, arguments, said):
+    code, printed, complaint = command(*arguments)
+    assert (code, printed) == (2, "")
+    assert complaint.startswith("telescope: ")
+    assert said in complaint
+    assert len(complaint.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("rest", "encoding", "begins"),
+    [
+        ("| head -n 1", "utf-8", "Your journey starts with one step\n"),  # a reader who has seen enough
+        ("", "ascii", "Your journey starts with one step\nthe numbers are"),  # a terminal that cannot write √
+    ],
+)
+def test_no_complaint(rest, encoding, begins):
+    line = f"{sys.executable} -m telescope.cli explain {rest}"
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    done = subprocess.run(line, shell=True, capture_output=True, encoding=encoding, env=environment, check=False)
+    assert done.stdout.startswith(begins)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,52 @@
+"""Nothing in the README that does not work: its Python and its table run, its picture and its map are true."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+import telescope as ts
+from telescope import layers
+
+HOME = Path(__file__).parents[2]
+README = (HOME / "README.md").read_text(encoding="utf-8")
+LINES = re.findall(r"^\|[^|]+\| `(.+)` \|$", README, flags=re.M)
+
+
+def test_python_of_the_readme_runs(capsys):
+    (block,) = re.findall(r"```python\n(.+?)```", README, flags=re.S)
+    exec(compile(block, "README.md", "exec"), {})
+    assert "softmax(mask(q·k / √d_k)) v, mask = causal & window(4)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_line_of_the_table_runs(line):
+    torch.manual_seed(0)
+    names = {"ts": ts, "torch": torch, "layers": layers}
+    names |= {name: torch.rand(2, 6, 64) for name in "xyz"} | {name: torch.rand(2, 8, 6, 64) for name in "qkv"}
+    result = eval(line.replace("\\|", "|"), names)
+    if isinstance(result, ts.Attention):
+        result = ts.attend(names["q"], names["k"], names["v"], result)
+    if isinstance(result, torch.nn.Module):
+        result = result(names["x"])
+    assert result.isfinite().all()
+    assert result.abs().sum() > 0
+
+
+def test_the_table_was_found():
+    assert len(LINES) > 20
+
+
+def test_picture_is_what_the_code_draws():
+    drawn = runpy.run_path(str(HOME / "docs" / "picture.py"))["picture"]()
+    assert (HOME / "docs" / "explain.svg").read_text(encoding="utf-8") == drawn
+
+
+def test_map_names_the_folders_there_are():
+    named = set(re.findall(r"^  (\w+)/ ", README, flags=re.M))
+    there = {
+        path.name for path in (HOME / "src" / "telescope").iterdir() if path.is_dir() and path.name != "__pycache__"
+    }
+    assert named == there
