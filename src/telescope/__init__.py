@@ -1,5 +1,6 @@
 """Look inside attention while it runs at full speed: one definition, `Attention`, and verbs that share its meaning."""
 
+from . import layers
 from .attention import (
     Attention,
     Bias,
@@ -51,6 +52,7 @@ __all__ = [
     "from_forbidden",
     "from_tensor",
     "general",
+    "layers",
     "padding",
     "plan",
     "prefix",

@@ -30,7 +30,16 @@ class OfPositions(Bias):
     function: Callable[[Tensor, Tensor], Tensor]
 
     def __call__(self, at: Pairs) -> Float[Tensor, "#batch #head #query #key"]:
-        return self.function(at.query, at.key)
+        added = self.function(at.query, at.key)
+        block = (1, 1, at.query.shape[-2], at.key.shape[-1])
+        if added.ndim > 4 or any(
+            have not in (1, need) for have, need in zip(added.shape[::-1], block[::-1], strict=False)
+        ):
+            raise ValueError(
+                f"bias(query, key) gives shape {tuple(added.shape)}; from query {tuple(at.query.shape)} and key "
+                f"{tuple(at.key.shape)} it must come to {block}, or 1 in place of any of them"
+            )
+        return added.reshape((1,) * (4 - added.ndim) + added.shape)
 
     def __repr__(self) -> str:
         return getattr(self.function, "__name__", "bias").replace("<lambda>", "bias")

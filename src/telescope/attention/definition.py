@@ -53,14 +53,15 @@ class Attention(Value):
                     "bias is a function of positions or a Bias; a float tensor becomes one by ts.from_additive"
                 )
             object.__setattr__(self, "bias", OfPositions(self.bias))
-        if self.mask is None:
-            object.__setattr__(self, "mask", everyone)
-        elif not isinstance(self.mask, Mask):
+        if not isinstance(self.mask, Mask):
             raise TypeError(
-                "mask is a Mask such as ts.causal; a bool tensor with True = may attend becomes one by ts.from_tensor"
+                f"mask is a Mask such as ts.causal, or ts.everyone for none, not {type(self.mask).__name__}; "
+                "a bool tensor with True = may attend becomes one by ts.from_tensor"
             )
         if not callable(self.normalize):
             raise TypeError(f"normalize={self.normalize!r} is not a normaliser; there are ts.softmax and ts.by_sum")
+        if self.sink is not None and not isinstance(self.sink, (int, float, Tensor)):
+            raise TypeError(f"sink is a number or a tensor with one for each head, not {type(self.sink).__name__}")
         if self.sink is not None and self.normalize is not softmax:
             raise ValueError("a sink belongs to softmax: it is one more score in the sum of exponentials")
 
@@ -80,7 +81,8 @@ class Attention(Value):
         if self.bias is None:
             return capped
         assert isinstance(self.bias, Bias)
-        return capped + self.bias(_all_pairs(capped)).to(capped.dtype)
+        added = self.bias(_all_pairs(capped)).to(capped.dtype)
+        return (capped + added).masked_fill(added == -torch.inf, -torch.inf)  # a hidden NaN stays hidden
 
     def masked(self, biased: Tensor) -> Tensor:
         """-inf where a query may not see a key."""

@@ -234,7 +234,7 @@ def unfold_heads(tensor: Tensor, heads: int | None) -> Tensor:
             f"a mask of shape {tuple(tensor.shape)} folds batch and heads into one axis; "
             f"say heads=..., a divisor of {tensor.shape[0]}"
         )
-    return tensor.reshape(-1, heads, *tensor.shape[1:])
+    return tensor.reshape(tensor.shape[0] // heads, heads, *tensor.shape[1:])
 
 
 def _whole(tensor: Tensor) -> Tensor:

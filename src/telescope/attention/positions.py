@@ -11,7 +11,11 @@ from .values import Value
 
 
 def sinusoidal(
-    positions: int | Int[Tensor, "*batch position"], d_model: int, *, base: float = 10_000.0
+    positions: int | Int[Tensor, "*batch position"],
+    d_model: int,
+    *,
+    base: float = 10_000.0,
+    dtype: torch.dtype | None = None,
 ) -> Float[Tensor, "*batch position d_model"]:
     """PE(p, 2i) = sin(p / base^(2i/d)), PE(p, 2i+1) = cos(p / base^(2i/d))  (Vaswani et al. 2017, section 3.5)."""
     if d_model % 2:
@@ -20,7 +24,7 @@ def sinusoidal(
             f"d_model={d_model} is odd, nearest: {d_model - 1} or {d_model + 1}"
         )
     angles = _angles(positions, d_model, base)
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(torch.get_default_dtype())
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(dtype or torch.get_default_dtype())
 
 
 @dataclass(frozen=True)
@@ -54,9 +58,8 @@ class Rotary(Value):
             )
         if positions is None or isinstance(positions, int):
             positions = torch.arange(count, device=features.device) + (positions or 0)
-        angles = _angles(positions.to(features.device), turned, self.base).to(_precise(features))
-        angles = angles.unsqueeze(-3)  # the same for all heads
-        cos, sin = angles.cos(), angles.sin()
+        angles = _angles(positions.to(features.device), turned, self.base).unsqueeze(-3)  # the same for all heads
+        cos, sin = angles.cos().to(_precise(features)), angles.sin().to(_precise(features))
 
         active, rest = features[..., :turned], features[..., turned:]
         if self.pairs == "halves":
@@ -72,7 +75,10 @@ rotary = Rotary
 
 
 def _angles(positions: int | Tensor, width: int, base: float) -> Float[Tensor, "*batch position half"]:
-    """Position times frequency, in float64: at position 100,000 a float32 angle is off by up to 0.004."""
+    """Position times frequency, in float64: at position 100,000 a float32 angle is off by up to 0.004.
+
+    So are its sine and cosine: take them first, then round.
+    """
     steps = torch.arange(positions) if isinstance(positions, int) else positions
     frequencies = base ** (-torch.arange(0, width, 2, dtype=torch.float64, device=steps.device) / width)
     return steps[..., None] * frequencies

@@ -92,6 +92,10 @@ class Additive(Score):
 
     def check(self, *, heads: int, d_q: int, d_k: int) -> None:
         d_a = self.v.shape[-1]
+        if tuple(self.v.shape) not in ((d_a,), (heads, d_a)):
+            raise ValueError(
+                f"additive(v=...) has shape {tuple(self.v.shape)}; it is (d_a,), or (heads, d_a) = ({heads}, {d_a})"
+            )
         _fits("additive(W_q=...)", self.W_q, heads, d_q, d_a, "(d_q, d_a)")
         _fits("additive(W_k=...)", self.W_k, heads, d_k, d_a, "(d_k, d_a)")
 

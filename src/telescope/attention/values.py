@@ -13,7 +13,9 @@ class Value:
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
             return False
-        return self is other or all(_same(mine, theirs) for mine, theirs in zip(_contents(self), _contents(other), strict=True))
+        return self is other or all(
+            _same(mine, theirs) for mine, theirs in zip(_contents(self), _contents(other), strict=True)
+        )
 
     def __hash__(self) -> int:
         return hash((type(self), *map(_label, _contents(self))))

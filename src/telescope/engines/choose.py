@@ -44,6 +44,11 @@ def attend(
     check(queries, keys, values, attention)
     if not 0.0 <= dropout <= 1.0:
         raise ValueError(f"dropout={dropout} is a probability, from 0 to 1")
+    device = queries.device.type
+    if torch.is_autocast_enabled(device):  # autocast says which dtype goes in; inside, each engine knows best
+        queries, keys, values = (_cast(tensor, device) for tensor in (queries, keys, values))
+        with torch.autocast(device, enabled=False):
+            return attend(queries, keys, values, attention, dropout=dropout, engine=engine)
     chosen, _ = _choose(queries, keys, values, attention, engine)
     context: Tensor = ENGINES[chosen].attend(queries, keys, values, attention, dropout)
     if chosen != "reference" and _leaks(context, attention):
@@ -84,6 +89,10 @@ def _choose(
         formula = attention.formula(keys.shape[-1])
         raise ValueError(f'engine="sdpa" cannot run {formula}: {obstacle}; leave engine out, or use "reference"')
     return ("reference", obstacle) if obstacle else ("sdpa", None)
+
+
+def _cast(tensor: Tensor, device: str) -> Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.to(torch.get_autocast_dtype(device))
 
 
 def _leaks(context: Tensor, attention: Attention) -> bool:

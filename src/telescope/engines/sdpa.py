@@ -1,11 +1,10 @@
 """torch's fused attention, for every definition it can express without an n x n mask."""
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from ..attention import Attention, Bias, Pairs, causal, everyone, softmax
+from ..attention import Attention, Mask, causal, everyone, softmax
 
 
 def cannot(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention) -> str | None:
@@ -17,17 +16,15 @@ def cannot(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention) 
         return f"it normalises by softmax, not by {getattr(attention.normalize, '__name__', attention.normalize)}"
     if attention.softcap is not None:
         return "it has no softcap"
+    if attention.bias is not None:
+        return "it has no bias"
     if attention.sink is not None:
         return "it has no sink"
     if 0 in (*queries.shape, *keys.shape, values.shape[-1]):
         return "there is nothing to compute"
-    if rows == 1:
+    if rows == 1 or attention.mask.keys_alone or (attention.mask == causal and rows == columns):
         return None
-    if attention.bias is not None:
-        return f"the bias {attention.bias!r} would need a {rows} x {columns} mask"
-    if attention.mask.keys_alone or (attention.mask == causal and rows == columns):
-        return None
-    return f"the mask {attention.mask!r} would need a {rows} x {columns} mask"
+    return f"the mask {attention.mask!r} would be a {rows} x {columns} tensor"
 
 
 def attend(
@@ -39,15 +36,17 @@ def attend(
 ) -> Float[Tensor, "batch heads query d_v"]:
     scale, d_v = attention.scale_for(keys.shape[-1]), values.shape[-1]
     queries, keys = attention.score.as_dot(queries, keys)
+    if scale <= 0.0:
+        queries, scale = queries * scale, 1.0  # a kernel scales its -inf too, which must stay -inf
     width = max(keys.shape[-1], d_v)
     queries, keys, values = _widen(queries, width), _widen(keys, width), _widen(values, width)
 
-    added, blind = _row(queries, keys, attention)
+    seen, blind = _row(queries, keys, attention.mask)
     context = scaled_dot_product_attention(
         queries,
         keys,
         values,
-        attn_mask=added,
+        attn_mask=seen,
         dropout_p=dropout,
         is_causal=attention.mask == causal and queries.shape[-2] > 1,
         scale=scale,
@@ -62,23 +61,16 @@ def _widen(tensor: Float[Tensor, "batch heads position d"], width: int) -> Float
 
 
 def _row(
-    queries: Float[Tensor, "batch heads query width"],
-    keys: Float[Tensor, "batch key_heads key width"],
-    attention: Attention,
-) -> tuple[Tensor | None, Bool[Tensor, "#batch #heads 1 1"] | None]:
-    """The one row of mask and bias that all queries share, and which sequences and heads see nothing at all.
+    queries: Float[Tensor, "batch heads query width"], keys: Float[Tensor, "batch key_heads key width"], mask: Mask
+) -> tuple[Bool[Tensor, "batch heads query key"] | None, Bool[Tensor, "#batch #heads 1 1"] | None]:
+    """The one row of the mask that all queries share, and which sequences and heads see nothing at all.
 
     Those are shown everything and zeroed afterwards: kernels differ in what they make of an empty row and its gradient.
     """
-    if attention.bias is None and (attention.mask == everyone or attention.mask == causal):
+    if mask in (everyone, causal):
         return None, None  # causal is is_causal, and hides nothing from the one query that stands at the last key
     batch, heads, rows, _ = queries.shape
     columns = keys.shape[-2]
-    at = Pairs.block(range(1), range(columns), of=(1, columns), batch=batch, heads=heads, device=queries.device)
-    seen = attention.mask.sees(at)
-    if not isinstance(attention.bias, Bias):
-        blind = ~seen.any(-1, keepdim=True)
-        return (seen | blind).expand(batch, heads, rows, columns), blind
-    added = attention.bias(at).to(queries.dtype).masked_fill(~seen, -torch.inf)
-    blind = (added == -torch.inf).all(-1, keepdim=True)
-    return added.masked_fill(blind, 0.0).expand(batch, heads, rows, columns), blind
+    seen = mask.block(1, columns, batch=batch, heads=heads, device=queries.device)
+    blind = ~seen.any(-1, keepdim=True)
+    return (seen | blind).expand(batch, heads, rows, columns), blind

@@ -73,19 +73,20 @@ class Trace(reference.Steps):
     def row(self, query: int | str, *, head: int = 0, batch: int = 0) -> "Row":
         """One query with every product written out: which numbers make its scores, and which its context."""
         i = self.find(query)
-        group = self.queries.shape[1] // self.keys.shape[1]
-        q = self.queries[batch, head, i].to(self.scores.dtype)
-        k = self.keys[batch, head // group].to(self.scores.dtype)
-        v = self.values[batch, head // group].to(self.scores.dtype)
+        for name, index, count in (("batch", batch, self.queries.shape[0]), ("head", head, self.queries.shape[1])):
+            if not 0 <= index < count:
+                raise ValueError(f"there is no {name} {index}; there are {count}, counted from 0")
+        q, k, v = (tensor[batch : batch + 1].to(self.scores.dtype) for tensor in (self.queries, self.keys, self.values))
+        q, k, v = q[:, :, i : i + 1], reference.share_heads(k, q), reference.share_heads(v, q)[0, head]
         steps = {step.name: step.numbers[batch, head, i] for step in self.walk() if step.axes[2:] == ("query", "key")}
         score = self.attention.score
-        asked, offered = (score.as_dot(q[None, None, None], k[None, None])) if score.is_dot_product else (None, None)
+        asked, offered = score.as_dot(q, k) if score.is_dot_product else (None, None)
         return Row(
             trace=self,
             index=i,
             head=head,
-            terms=score.terms(q[None, None, None], k[None, None])[0, 0, 0],
-            factors=None if asked is None or offered is None else (asked[0, 0, 0], offered[0, 0]),
+            terms=score.terms(q, k)[0, head, 0],
+            factors=None if asked is None or offered is None else (asked[0, head, 0], offered[0, head]),
             steps=steps,
             weights=self.weights[batch, head, i],
             parts=self.weights[batch, head, i, :, None] * v,

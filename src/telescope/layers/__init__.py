@@ -1,0 +1,28 @@
+"""Trainable parts: attention layers that hold an `Attention`, and the blocks of the Transformer. Batch first always."""
+
+from .add_norm import AddNorm
+from .attend import Attend
+from .blocks import DecoderBlock, EncoderBlock
+from .feed_forward import FeedForward, GatedFeedForward
+from .from_torch import from_torch
+from .luong import LuongAttention
+from .multi_head import MultiHeadAttention
+from .positions import LearnedPositions, SinusoidalPositions
+from .self_attention import SelfAttention
+from .synthesizer import SynthesizerAttention
+
+__all__ = [
+    "AddNorm",
+    "Attend",
+    "DecoderBlock",
+    "EncoderBlock",
+    "FeedForward",
+    "GatedFeedForward",
+    "LearnedPositions",
+    "LuongAttention",
+    "MultiHeadAttention",
+    "SelfAttention",
+    "SinusoidalPositions",
+    "SynthesizerAttention",
+    "from_torch",
+]

@@ -1,0 +1,29 @@
+"""The one place where a layer attends: a module, so that PyTorch's own forward hooks can look on."""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..attention import Attention
+from ..engines import attend
+
+
+class Attend(nn.Module):
+    """`attend` as a module. Its hooks see (queries, keys, values, attention) and the context.
+
+    `dropout` is the probability with which a weight is dropped, in training only.
+    """
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        if not 0.0 <= dropout <= 1.0:
+            raise ValueError(f"dropout={dropout} is a probability, from 0 to 1")
+        self.dropout = dropout
+
+    def forward(
+        self,
+        queries: Float[Tensor, "batch heads query d_q"],
+        keys: Float[Tensor, "batch key_heads key d_k"],
+        values: Float[Tensor, "batch key_heads key d_v"],
+        attention: Attention,
+    ) -> Float[Tensor, "batch heads query d_v"]:
+        return attend(queries, keys, values, attention, dropout=self.dropout if self.training else 0.0)

@@ -1,0 +1,44 @@
+"""Positions added to embeddings: learned, or sines and cosines. (Rotary positions are MultiHeadAttention's.)"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..attention import sinusoidal
+from . import check
+
+
+class LearnedPositions(nn.Module):
+    """x_i + P_(start + i), with a learned P (max_positions, d_model)."""
+
+    def __init__(self, max_positions: int, d_model: int) -> None:
+        super().__init__()
+        check.sizes(max_positions=max_positions, d_model=d_model)
+        self.max_positions = max_positions
+        self.d_model = d_model
+        self.P = nn.Parameter(torch.empty(max_positions, d_model).normal_(std=0.02))
+
+    def forward(self, x: Float[Tensor, "batch n d_model"], start: int = 0) -> Float[Tensor, "batch n d_model"]:
+        check.features(self, "x", x, "d_model")
+        stop = start + x.shape[1]
+        if start < 0 or stop > self.max_positions:
+            raise ValueError(
+                f"x has {x.shape[1]} positions from start={start}; LearnedPositions with "
+                f"max_positions={self.max_positions} has the positions 0 to {self.max_positions - 1}"
+            )
+        return x + self.P[start:stop]
+
+
+class SinusoidalPositions(nn.Module):
+    """x_i + PE(start + i); see `sinusoidal`. Nothing is learned, and no position is too far."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        check.sizes(d_model=d_model)
+        sinusoidal(1, d_model)  # an odd width is said now, not at the first sentence
+        self.d_model = d_model
+
+    def forward(self, x: Float[Tensor, "batch n d_model"], start: int = 0) -> Float[Tensor, "batch n d_model"]:
+        check.features(self, "x", x, "d_model")
+        positions = torch.arange(start, start + x.shape[1], device=x.device)
+        return x + sinusoidal(positions, self.d_model, dtype=x.dtype)

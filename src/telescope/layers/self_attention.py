@@ -1,0 +1,42 @@
+"""Self-attention with trainable weights: one head, as the notes first write it."""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..attention import Attention, Mask
+from . import check
+from .attend import Attend
+
+
+class SelfAttention(nn.Module):
+    """Z = softmax(Q Kᵀ / √d_k) V with Q = X W_q, K = X W_k, V = X W_v.
+
+    d_k is d_model, and d_v is d_k, unless given.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_k: int | None = None,
+        d_v: int | None = None,
+        *,
+        bias: bool = False,
+        attention: Attention = Attention(),
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        check.sizes(d_model=d_model, d_k=d_k, d_v=d_v)
+        self.d_model = d_model
+        self.d_k = d_model if d_k is None else d_k
+        self.d_v = self.d_k if d_v is None else d_v
+        self.attention = attention
+        self.W_q = nn.Linear(d_model, self.d_k, bias)
+        self.W_k = nn.Linear(d_model, self.d_k, bias)
+        self.W_v = nn.Linear(d_model, self.d_v, bias)
+        self.attend = Attend(dropout)
+
+    def forward(self, x: Float[Tensor, "batch n d_model"], mask: Mask | None = None) -> Float[Tensor, "batch n d_v"]:
+        check.features(self, "x", x, "d_model")
+        queries, keys, values = self.W_q(x), self.W_k(x), self.W_v(x)
+        context: Tensor = self.attend(queries[:, None], keys[:, None], values[:, None], self.attention.seeing(mask))
+        return context[:, 0]
