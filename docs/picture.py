@@ -7,7 +7,6 @@ from rich.console import Console, Group
 from rich.text import Text
 
 import telescope as ts
-from telescope.observe.walk import row, walk
 from telescope.tasks.examples import journey
 
 PAGE = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
@@ -32,7 +31,7 @@ def picture() -> str:
     """The last scene of `telescope explain`: masked self-attention, and one word with every product written out."""
     scene = journey(ts.softmax).scenes[-1]
     console = Console(record=True, width=84, file=StringIO(), force_terminal=True, color_system="truecolor")
-    console.print(Group(walk(scene.trace), Text(), row(scene.trace.row("starts"))))
+    console.print(Group(scene.trace, Text(), scene.trace.row("starts")))
     return console.export_svg(title="telescope explain", code_format=PAGE, unique_id="telescope")
 
 

@@ -3,12 +3,13 @@
 import json
 import os
 import sys
-from difflib import get_close_matches
 from io import TextIOWrapper
 from typing import Annotated
 
 import typer
 from rich.console import Console
+
+from .words import hint
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -31,17 +32,17 @@ def explain(
 ) -> None:
     """Walk through attention, step by step."""
     from . import attention
-    from .observe.walk import text
+    from .observe.table import text
     from .tasks import examples
     from .tasks.explain import explain as picture
 
     known = list(examples.EXAMPLES)
     if sentence:
         raise ValueError(
-            f"a sentence of your own needs trained weights, which do not ship yet; --example takes {_list(known)}"
+            f"a sentence of your own needs trained weights, which do not ship yet; --example takes {', '.join(known)}"
         )
     if example not in known:
-        raise ValueError(_suggest("example", example, known))
+        raise ValueError(f'there is no example "{example}"; {hint(example, known)}')
     chosen = examples.EXAMPLES[example](attention.by_sum if by_sum else attention.softmax)
     drawn = picture(chosen, query)
     if as_json:
@@ -50,15 +51,6 @@ def explain(
         print(text(drawn, width=120))
     else:
         Console(highlight=False).print(drawn)
-
-
-def _suggest(kind: str, given: str, known: list[str]) -> str:
-    near = get_close_matches(given, known, n=1, cutoff=0.5)
-    return f'there is no {kind} "{given}"; ' + (f'did you mean "{near[0]}"?' if near else f"there are {_list(known)}")
-
-
-def _list(names: list[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def main() -> None:

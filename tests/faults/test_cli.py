@@ -13,7 +13,7 @@ import pytest
         (["explian"], "'explain'"),
         (["explain", "--exmple", "bank"], "--example"),
         (["explain", "--example", "jorney"], 'there is no example "jorney"; did you mean "journey"?'),
-        (["explain", "--example", "xyz"], "journey, thinking-machines, lights, bank and telescope"),
+        (["explain", "--example", "xyz"], "there are journey, thinking-machines, lights, bank, telescope"),
         (["explain", "--query", "jurney"], 'no query is "jurney"; did you mean "journey"?'),
         (["explain", "--query", "xyz"], "there are Your, journey, starts, with, one, step"),
         (["explain", "--example"], "--example"),

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 import telescope as ts
-from telescope.observe.walk import text
+from telescope.observe.table import text
 from telescope.tasks.examples import EXAMPLES
 from telescope.tasks.explain import explain
 

@@ -1,7 +1,6 @@
 """The one door to the engines: `attend` runs an attention, `plan` says on which engine and why."""
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from math import isnan
 from types import ModuleType
 
@@ -10,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..attention import Attention, everyone
+from ..words import hint
 from . import reference, sdpa
 from .check import check
 
@@ -79,9 +79,7 @@ def _choose(
 ) -> tuple[str, str | None]:
     """The engine, and what kept a faster one from running."""
     if engine is not None and engine not in ENGINES:
-        near = get_close_matches(engine, ENGINES, n=1)
-        hint = f'did you mean "{near[0]}"?' if near else f"there are {', '.join(ENGINES)}"
-        raise ValueError(f'there is no engine "{engine}"; {hint}')
+        raise ValueError(f'there is no engine "{engine}"; {hint(engine, ENGINES)}')
     if engine == "reference":
         return "reference", None
     obstacle = sdpa.cannot(queries, keys, values, attention)

@@ -1,9 +1,10 @@
 """Whether the sizes and the inputs of a layer fit: if not, one sentence."""
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 from torch import Tensor, nn
+
+from ..words import hint
 
 
 def sizes(**given: int | None) -> None:
@@ -26,9 +27,7 @@ def one_of(name: str, choice: str, choices: Iterable[str]) -> None:
     """The choice is among the choices; a misspelt one is answered with the nearest."""
     known = list(choices)
     if choice not in known:
-        near = get_close_matches(choice, known, n=1)
-        hint = f'did you mean "{near[0]}"?' if near else "there are " + ", ".join(f'"{name}"' for name in known)
-        raise ValueError(f'there is no {name}="{choice}"; {hint}')
+        raise ValueError(f'there is no {name}="{choice}"; {hint(choice, known)}')
 
 
 def features(layer: nn.Module, name: str, tensor: Tensor, argument: str) -> None:

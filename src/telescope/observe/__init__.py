@@ -1,5 +1,6 @@
 """Looking: `trace` keeps every step of an attention."""
 
-from .trace import Row, Trace, trace
+from .row import Row
+from .trace import Trace, trace
 
 __all__ = ["Row", "Trace", "trace"]

@@ -3,8 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -13,17 +12,14 @@ from torch import Tensor
 from ..attention import Attention, everyone
 from ..engines import reference
 from ..engines.check import check
+from ..words import hint
+from .html import html
+from .row import Row
+from .step import Step
+from .table import text
+from .walk import walk
 
 Tokens = Sequence[str] | tuple[Sequence[str], Sequence[str]]
-
-
-class Step(NamedTuple):
-    """One step of the way: its name, the formula that made it, its numbers and the names of their axes."""
-
-    name: str
-    formula: str
-    numbers: Tensor
-    axes: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +63,10 @@ class Trace(reference.Steps):
         sink = "" if attention.sink is None else "; sink"
         formulas["weights"] = f"{getattr(attention.normalize, '__name__', 'normalize')}({before}{sink})"
         formulas["context"] = "weights · v"
+        tokens = {"query": self.query_tokens, "key": self.key_tokens}
         for name, formula in formulas.items():
-            yield Step(name, formula, getattr(self, name), self.axes[name])
+            axes = self.axes[name]
+            yield Step(name, formula, getattr(self, name), axes, tokens[axes[2]], tokens.get(axes[3]))
 
     def row(self, query: int | str, *, head: int = 0, batch: int = 0) -> "Row":
         """One query with every product written out: which numbers make its scores, and which its context."""
@@ -78,18 +76,17 @@ class Trace(reference.Steps):
                 raise ValueError(f"there is no {name} {index}; there are {count}, counted from 0")
         q, k, v = (tensor[batch : batch + 1].to(self.scores.dtype) for tensor in (self.queries, self.keys, self.values))
         q, k, v = q[:, :, i : i + 1], reference.share_heads(k, q), reference.share_heads(v, q)[0, head]
-        steps = {step.name: step.numbers[batch, head, i] for step in self.walk() if step.axes[2:] == ("query", "key")}
         score = self.attention.score
         asked, offered = score.as_dot(q, k) if score.is_dot_product else (None, None)
         return Row(
-            trace=self,
-            index=i,
-            head=head,
+            token=self.query_tokens[i],
+            key_tokens=self.key_tokens,
+            formula=score.formula,
             terms=score.terms(q, k)[0, head, 0],
             factors=None if asked is None or offered is None else (asked[0, head, 0], offered[0, head]),
-            steps=steps,
-            weights=self.weights[batch, head, i],
-            parts=self.weights[batch, head, i, :, None] * v,
+            steps={
+                step.name: step.numbers[batch, head, i] for step in self.walk() if step.axes[2:] == ("query", "key")
+            },
             values=v,
             context=self.context[batch, head, i],
         )
@@ -103,13 +100,7 @@ class Trace(reference.Steps):
             return query % count
         lower = [token.lower() for token in self.query_tokens]
         if query.lower() not in lower:
-            near = get_close_matches(query.lower(), lower, n=1, cutoff=0.5)
-            hint = (
-                f'did you mean "{self.query_tokens[lower.index(near[0])]}"?'
-                if near
-                else "there are " + ", ".join(self.query_tokens)
-            )
-            raise ValueError(f'no query is "{query}"; {hint}')
+            raise ValueError(f'no query is "{query}"; {hint(query, self.query_tokens)}')
         return lower.index(query.lower())
 
     @property
@@ -120,7 +111,7 @@ class Trace(reference.Steps):
     def to_dict(self) -> dict[str, Any]:
         """What `to_json` writes. -inf, inf and nan are strings, since JSON has no such numbers."""
         return {
-            "formula": self.attention.formula(self.keys.shape[-1]),
+            "formula": self.formula,
             "attention": repr(self.attention),
             "query_tokens": list(self.query_tokens),
             "key_tokens": list(self.key_tokens),
@@ -140,54 +131,22 @@ class Trace(reference.Steps):
         """The whole trace as JSON. Every number is written with all its digits: reading it back gives the same bits."""
         return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, indent=indent)
 
-    def __str__(self) -> str:
-        from .walk import text, walk
+    @property
+    def formula(self) -> str:
+        return self.attention.formula(self.keys.shape[-1])
 
-        return text(walk(self))
+    def __rich__(self) -> Any:
+        return walk(self.formula, list(self.walk()), heads=self.scores.shape[1])
+
+    def __str__(self) -> str:
+        return text(self)
+
+    def _repr_html_(self) -> str:
+        return html(self.formula, list(self.walk()), heads=self.scores.shape[1])
 
     def __repr__(self) -> str:
         batch, heads, queries, keys = self.scores.shape
         return f"Trace({self.attention}; batch {batch}, heads {heads}, queries {queries}, keys {keys})"
-
-    def __rich__(self) -> Any:
-        from .walk import walk
-
-        return walk(self)
-
-    def _repr_html_(self) -> str:
-        from .html import html
-
-        return html(self)
-
-
-@dataclass(frozen=True, eq=False)
-class Row:
-    """One query of a trace: `terms` (products of `factors`) sum to its scores, `parts` to its context."""
-
-    trace: Trace
-    index: int
-    head: int
-    terms: Float[Tensor, "key term"]
-    factors: tuple[Float[Tensor, " term"], Float[Tensor, "key term"]] | None
-    steps: dict[str, Float[Tensor, " key"]]
-    weights: Float[Tensor, " key"]
-    parts: Float[Tensor, "key d_v"]
-    values: Float[Tensor, "key d_v"]
-    context: Float[Tensor, " d_v"]
-
-    @property
-    def token(self) -> str:
-        return self.trace.query_tokens[self.index]
-
-    def __str__(self) -> str:
-        from .walk import row, text
-
-        return text(row(self))
-
-    def __rich__(self) -> Any:
-        from .walk import row
-
-        return row(self)
 
 
 def trace(

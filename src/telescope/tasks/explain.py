@@ -3,8 +3,9 @@
 from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.text import Text
+from torch import Tensor
 
-from ..observe.walk import matrix, row, walk
+from ..observe.table import lines, table
 from .examples import Example, Scene
 
 
@@ -19,21 +20,17 @@ def explain(example: Example, query: str | None = None) -> RenderableType:
 
 def _scene(number: int, scene: Scene, query: str | None) -> RenderableType:
     tokens = [token.lower() for token in scene.trace.query_tokens]
-    chosen = query if query is not None and query.lower() in tokens else scene.query
+    word = query if query is not None and query.lower() in tokens else scene.query
     heads = scene.trace.scores.shape[1]
-    rows = [row(scene.trace.row(chosen, head=head)) for head in range(heads)]
-    named = (
-        [(Text(f"\nhead {i}", style="bold"), picture) for i, picture in enumerate(rows)]
-        if heads > 1
-        else [(Text(), *rows)]
-    )
-    return Group(
-        Text(),
-        Rule(f"{number}  {scene.title}", align="left", style="dim"),
-        Text(scene.says),
-        *(matrix(name, numbers) for name, numbers in scene.given.items()),
-        *([Text()] if scene.given else []),
-        walk(scene.trace),
-        *(part for pair in named for part in pair),
-        Text("\n" + "\n".join(scene.findings)) if scene.findings else Text(),
-    )
+    parts: list[RenderableType] = [Rule(f"{number}  {scene.title}", align="left", style="dim"), Text(scene.says)]
+    parts += [_matrix(name, numbers) for name, numbers in scene.given.items()]
+    parts += [Text(), scene.trace]
+    for head in range(heads):
+        parts += [Text(f"\nhead {head}" if heads > 1 else "", style="bold"), scene.trace.row(word, head=head)]
+    parts += [Text("\n" + "\n".join(scene.findings))] if scene.findings else []
+    return Group(Text(), *parts)
+
+
+def _matrix(name: str, numbers: Tensor) -> RenderableType:
+    title = Text(f"\n{name}, {numbers.shape[0]} x {numbers.shape[1]}", style="bold cyan")
+    return Group(title, table(None, lines([""] * len(numbers), numbers)))

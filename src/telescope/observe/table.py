@@ -1,0 +1,67 @@
+"""Numbers as tables for a terminal: named rows and columns, weights as coloured cells."""
+
+from collections.abc import Sequence
+from io import StringIO
+from math import inf
+from typing import NamedTuple
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from .colour import background, ink
+from .numbers import digits, shown, write
+
+ROWS, COLUMNS = 24, 12  # what fits a page; every number is in to_json()
+
+
+class Line(NamedTuple):
+    """One line of a table. Numbers with a peak are weights, in colour, and the peak is the brightest."""
+
+    name: str
+    numbers: Tensor
+    places: int
+    peak: float | None
+
+
+def lines(names: Sequence[str], matrix: Tensor, peak: float | None = None) -> list[Line]:
+    places = digits(matrix) if peak is None else 4
+    return [Line(name, numbers, places, peak) for name, numbers in zip(names, matrix, strict=True)]
+
+
+def table(columns: Sequence[str] | None, lines: Sequence[Line]) -> RenderableType:
+    drawn = Table(box=None, padding=(0, 1), pad_edge=False, show_header=columns is not None, header_style="dim")
+    drawn.add_column(no_wrap=True)
+    across = shown(len(lines[0].numbers) if lines else 0, COLUMNS)
+    for j in across:
+        drawn.add_column(Text("…" if j is None else columns[j] if columns else ""), justify="right", no_wrap=True)
+    for i in shown(len(lines), ROWS):
+        if i is None:
+            drawn.add_row("…")
+            continue
+        name, numbers, places, peak = lines[i]
+        values = numbers.tolist()
+        drawn.add_row(Text(name), *(Text("…") if j is None else _cell(values[j], places, peak) for j in across))
+    return inset(drawn)
+
+
+def inset(picture: RenderableType) -> RenderableType:
+    return Padding(picture, (0, 0, 0, 3))
+
+
+def text(picture: RenderableType, width: int = 240) -> str:
+    """The picture in plain characters, without colour."""
+    page = StringIO()
+    Console(file=page, width=width, color_system=None, legacy_windows=False).print(picture)
+    return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
+
+
+def _cell(number: float, places: int, peak: float | None) -> Text:
+    if number == -inf:
+        return Text("-inf", style="dim")
+    if peak is None:
+        return Text(write(number, places))
+    paper = background(number / peak)
+    return Text(f" {write(number, places)} ", style=f"{ink(paper)} on rgb({paper[0]},{paper[1]},{paper[2]})")
