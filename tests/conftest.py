@@ -5,7 +5,7 @@ import torch
 from jaxtyping import install_import_hook
 
 HOOKED = ["telescope.attention", "telescope.engines.reference", "telescope.engines.sdpa", "telescope.layers"]
-install_import_hook(HOOKED, "beartype.beartype")
+install_import_hook(HOOKED, "checking.typechecker")
 
 torch.set_num_threads(1)  # the tests run side by side
 

@@ -26,6 +26,8 @@ def test_line_of_the_table_runs(line):
     torch.manual_seed(0)
     names = {"ts": ts, "torch": torch, "layers": layers}
     names |= {name: torch.rand(2, 6, 64) for name in "xyz"} | {name: torch.rand(2, 8, 6, 64) for name in "qkv"}
+    names["cross"] = layers.MultiHeadAttention(64, 8)
+    names["masked"] = layers.MultiHeadAttention(64, 8, attention=ts.Attention(mask=ts.causal))
     result = eval(line.replace("\\|", "|"), names)
     if isinstance(result, ts.Attention):
         result = ts.attend(names["q"], names["k"], names["v"], result)

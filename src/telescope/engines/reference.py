@@ -73,8 +73,11 @@ def weigh(
     broken = ~values.isfinite()
     if torch.compiler.is_compiling() or not bool(broken.any()):
         return weights @ values
-    in_sight = (masked != -torch.inf).to(values.dtype) @ broken.to(values.dtype) > 0
-    return torch.where(in_sight, (weights @ values).detach(), weights @ values.masked_fill(broken, 0.0))
+    context = weights @ values.masked_fill(broken, 0.0)
+    for key in broken.any(-1).flatten(0, 1).any(0).nonzero().flatten().tolist():
+        part = (weights[..., key, None] * values[..., None, key, :]).detach()
+        context = context + part.masked_fill(part.isfinite() | (masked[..., key, None] == -torch.inf), 0.0)
+    return context
 
 
 def _precise(tensor: Tensor) -> Tensor:

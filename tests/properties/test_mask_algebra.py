@@ -1,0 +1,91 @@
+"""Masks combine as sets of pairs do."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import telescope as ts
+from strategies import Shape, composite, masks, shapes
+
+
+@composite
+def several(draw):
+    """A shape and three masks that fit it."""
+    shape = draw(shapes())
+    return shape, draw(masks(shape)), draw(masks(shape)), draw(masks(shape))
+
+
+def pairs(mask: ts.Mask, shape: Shape) -> torch.Tensor:
+    """Who sees whom, in full."""
+    mask.check(batch=shape.batch, heads=shape.heads, queries=shape.queries, keys=shape.keys)
+    block = mask.block(shape.queries, shape.keys, batch=shape.batch, heads=shape.heads)
+    return block.expand(shape.whole)
+
+
+def same(one: ts.Mask, other: ts.Mask, shape: Shape) -> bool:
+    return torch.equal(pairs(one, shape), pairs(other, shape))
+
+
+@settings(max_examples=60)
+@given(several())
+def test_masks_are_sets(drawn):
+    shape, a, b, c = drawn
+    assert torch.equal(pairs(a & b, shape), pairs(a, shape) & pairs(b, shape))
+    assert torch.equal(pairs(a | b, shape), pairs(a, shape) | pairs(b, shape))
+    assert torch.equal(pairs(~a, shape), ~pairs(a, shape))
+    assert same(~(a & b), ~a | ~b, shape)
+    assert same(~(a | b), ~a & ~b, shape)
+    assert same(a & b, b & a, shape)
+    assert same(a | b, b | a, shape)
+    assert same(a & a, a, shape)
+    assert same(a | a, a, shape)
+    assert same((a & b) & c, a & (b & c), shape)
+    assert same((a | b) | c, a | (b | c), shape)
+    assert same(a & (b | c), a & b | a & c, shape)
+    assert same(a | b & c, (a | b) & (a | c), shape)
+    assert same(a | a & b, a, shape)
+    assert ~~a == a
+
+
+@settings(max_examples=60)
+@given(several())
+def test_everyone_and_nobody_are_the_ends(drawn):
+    shape, a, *_ = drawn
+    assert a & ts.everyone == a
+    assert same(a | ts.everyone, ts.everyone, shape)
+    assert same(a | ~ts.everyone, a, shape)
+    assert not pairs(a & ~a, shape).any()
+    assert pairs(a | ~a, shape).all()
+
+
+@settings(max_examples=60)
+@given(several(), st.data())
+def test_a_block_is_that_slice_of_the_whole(drawn, data):
+    shape, a, b, c = drawn
+    mask = a & b | c
+    rows, columns = (
+        range(*sorted(data.draw(st.lists(st.integers(0, size), min_size=2, max_size=2, unique=True))))
+        for size in (shape.queries, shape.keys)
+    )
+    block = mask.block(rows, columns, of=(shape.queries, shape.keys), batch=shape.batch, heads=shape.heads)
+    whole = pairs(mask, shape)[:, :, rows.start : rows.stop, columns.start : columns.stop]
+    assert torch.equal(block.expand_as(whole), whole)
+
+
+@settings(max_examples=60)
+@given(several())
+def test_one_row_is_enough_for_masks_of_keys_alone(drawn):
+    shape, a, b, c = drawn
+    for mask in (a, b, c, a & b, b | c, ~c):
+        if mask.keys_alone:
+            seen = pairs(mask, shape)
+            assert torch.equal(seen, seen[:, :, :1].expand_as(seen))
+
+
+@settings(max_examples=60)
+@given(several())
+def test_combined_masks_are_equal_by_content(drawn):
+    _, a, b, _ = drawn
+    assert (a & b) == (a & b)
+    assert hash(a | b) == hash(a | b)
+    assert (a & b == a | b) == (a == b == ts.everyone)
