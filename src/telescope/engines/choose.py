@@ -51,7 +51,7 @@ def attend(
             return attend(queries, keys, values, attention, dropout=dropout, engine=engine)
     chosen, _ = _choose(queries, keys, values, attention, engine)
     context: Tensor = ENGINES[chosen].attend(queries, keys, values, attention, dropout)
-    if chosen != "reference" and _leaks(context, attention):
+    if chosen != "reference" and _mishandled(queries, keys, context, attention):
         context = reference.attend(queries, keys, values, attention, dropout)
     return context
 
@@ -93,12 +93,16 @@ def _cast(tensor: Tensor, device: str) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.to(torch.get_autocast_dtype(device))
 
 
-def _leaks(context: Tensor, attention: Attention) -> bool:
-    """Whether a NaN may have come through the mask: in a fused kernel a hidden key's weight is zero, and 0 · NaN = NaN.
+def _mishandled(queries: Tensor, keys: Tensor, context: Tensor, attention: Attention) -> bool:
+    """Whether a NaN may have gone astray in a fused kernel: through the mask, since a hidden key's weight is zero and
+    0 · NaN = NaN, or away, since a row of nothing but NaN has no largest score and some kernels take it for empty.
 
-    Looking costs nothing beside the attention on a CPU. On a GPU it would make every call wait, so there the kernel's
-    answer stands.
+    Looking is cheap beside the attention on a CPU (one query and many keys apart: there the keys are most of the work).
+    On a GPU it would make every call wait, so there the kernel's answer stands.
     """
-    if attention.mask == everyone or context.device.type != "cpu" or torch.compiler.is_compiling():
+    if context.device.type != "cpu" or torch.compiler.is_compiling():
         return False
-    return isnan(context.detach().sum().item())  # one number: a NaN anywhere makes the sum NaN
+    suspects = [queries] if queries.shape[-2] == 1 < keys.shape[-2] else [queries, keys]
+    if attention.mask != everyone:
+        suspects.append(context)
+    return any(isnan(suspect.detach().sum().item()) for suspect in suspects)  # a NaN anywhere makes the sum NaN
