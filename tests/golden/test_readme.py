@@ -9,6 +9,7 @@ import torch
 
 import telescope as ts
 from telescope import layers
+from telescope.attention import masks
 
 HOME = Path(__file__).parents[2]
 README = (HOME / "README.md").read_text(encoding="utf-8")
@@ -35,6 +36,17 @@ def test_line_of_the_table_runs(line):
         result = result(names["x"])
     assert result.isfinite().all()
     assert result.abs().sum() > 0
+
+
+def test_mask_and_score_of_contributing_work():
+    """With the imports of the file the mask is said to go into."""
+    names = dict(vars(masks)) | {"Score": ts.Score, "normalize": torch.nn.functional.normalize}
+    for block in re.findall(r"```python\n(.+?)```", (HOME / "CONTRIBUTING.md").read_text(encoding="utf-8"), flags=re.S):
+        exec(compile(block, "CONTRIBUTING.md", "exec"), names)
+    q = torch.rand(1, 1, 5, 3)
+    steps = ts.trace(q, 2 * q, q, ts.Attention(score=names["Cosine"](), mask=names["Every"](2) & ts.causal))
+    assert torch.allclose(steps.scores[0, 0].diagonal(), torch.ones(5))
+    assert (steps.weights[0, 0] > 0).tolist() == [[j in (0, 2, 4) and j <= i for j in range(5)] for i in range(5)]
 
 
 def test_the_table_was_found():

@@ -23,7 +23,7 @@ def _scene(number: int, scene: Scene, query: str | None) -> RenderableType:
     word = query if query is not None and query.lower() in tokens else scene.query
     heads = scene.trace.scores.shape[1]
     parts: list[RenderableType] = [Rule(f"{number}  {scene.title}", align="left", style="dim"), Text(scene.says)]
-    parts += [_matrix(name, numbers) for name, numbers in scene.given.items()]
+    parts += [_matrix(name, numbers, tokens=scene.trace.key_tokens) for name, numbers in scene.given.items()]
     parts += [Text(), scene.trace]
     for head in range(heads):
         parts += [Text(f"\nhead {head}" if heads > 1 else "", style="bold"), scene.trace.row(word, head=head)]
@@ -31,6 +31,6 @@ def _scene(number: int, scene: Scene, query: str | None) -> RenderableType:
     return Group(Text(), *parts)
 
 
-def _matrix(name: str, numbers: Tensor) -> RenderableType:
+def _matrix(name: str, numbers: Tensor, tokens: tuple[str, ...]) -> RenderableType:
     title = Text(f"\n{name}, {numbers.shape[0]} x {numbers.shape[1]}", style="bold cyan")
-    return Group(title, table(None, lines([""] * len(numbers), numbers)))
+    return Group(title, table(None, lines(tokens if name == "x" else [""] * len(numbers), numbers)))
