@@ -328,3 +328,11 @@ def test_autocast_gives_one_dtype_whatever_the_engine(kind):
     with torch.autocast("cpu", torch.bfloat16):
         given_back = {engine: ts.attend(*inputs, engine=engine).dtype for engine in ENGINES}
     assert len(set(given_back.values())) == 1, given_back
+
+
+def test_a_trace_under_autocast_shows_what_attend_computes():
+    q, k, v = tensors(Shape(), dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        steps, context = ts.trace(q, k, v), ts.attend(q, k, v, engine="reference")
+    assert steps.weights.dtype == torch.float32
+    assert torch.equal(steps.context.bfloat16(), context)

@@ -365,3 +365,28 @@ def test_a_visible_infinity_is_not_spoilt_by_a_hidden_nan():
     context = ts.attend(zeros, zeros, values, ts.Attention(mask=ts.causal))
     assert context[0, 0, 0].item() == inf
     assert context[0, 0, 1].isnan()
+
+
+@pytest.mark.parametrize("engine", ["sdpa", "reference"])
+@pytest.mark.parametrize("junk", [nan, inf, -inf])
+def test_what_is_hidden_stays_out_of_the_gradients(engine, junk):
+    def slopes(*inputs):
+        leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+        context = ts.attend(*leaves, ts.Attention(mask=ts.padding([3, 0])), engine=engine)
+        return torch.autograd.grad((context * torch.arange(context.numel()).view_as(context)).sum(), leaves)
+
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 1, 4, 2) for _ in range(3))
+    whole = slopes(q, k, v)
+    k[0, :, 3], v[0, :, 3] = junk, junk  # beyond the length of the first sequence
+    q[1], k[1], v[1] = junk, junk, junk  # a sequence that sees nothing
+    for clean, got in zip(whole, slopes(q, k, v), strict=True):
+        assert_close(got, clean)
+        assert not got[1].any()
+
+
+def test_shapes_are_known_without_numbers():
+    x = torch.empty(2, 4, 5, 8, device="meta")
+    for attention in (ts.Attention(), ts.Attention(mask=ts.causal & ts.window(2), sink=1.0, bias=ts.alibi(4))):
+        context = ts.attend(x, x, x, attention)
+        assert (context.shape, context.device.type) == ((2, 4, 5, 8), "meta")

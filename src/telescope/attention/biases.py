@@ -30,7 +30,7 @@ class OfPositions(Bias):
     function: Callable[[Tensor, Tensor], Tensor]
 
     def __call__(self, at: Pairs) -> Float[Tensor, "#batch #head #query #key"]:
-        added = self.function(at.query, at.key)
+        added = torch.as_tensor(self.function(at.query, at.key))
         block = (1, 1, at.query.shape[-2], at.key.shape[-1])
         if added.ndim > 4 or any(
             have not in (1, need) for have, need in zip(added.shape[::-1], block[::-1], strict=False)

@@ -46,6 +46,7 @@ class Mask(Value):
         rows = range(rows) if isinstance(rows, int) else rows
         columns = range(columns) if isinstance(columns, int) else columns
         of = of or (rows.stop, columns.stop)
+        self.check(batch=batch, heads=heads, queries=of[0], keys=of[1])
         device = None if device is None else torch.device(device)
         seen = self.sees(Pairs.block(rows, columns, of=of, batch=batch, heads=heads, device=device))
         return seen.expand(*seen.shape[:2], len(rows), len(columns))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .mask import Mask
 from .pairs import Pairs, pick
+from .values import has_numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,8 +167,8 @@ def _fits(what: str, tensor: Tensor, axes: str, sizes: tuple[int, ...]) -> None:
 
 
 def _readable(tensor: Tensor) -> bool:
-    """Whether looking at the numbers is free: on a GPU it would wait, while compiling there are none."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+    """Whether looking at the numbers is free: on a GPU it would wait."""
+    return tensor.device.type == "cpu" and has_numbers(tensor)
 
 
 def _size(tensor: Tensor) -> str:
@@ -189,6 +190,7 @@ def padding(lengths: Sequence[int] | Tensor | None = None, *, keep: Tensor | Non
     if keep is not None:
         return Keep(_bool("padding(keep=...)", keep, "a real token", (2,)))
     counts = torch.as_tensor(lengths)
+    counts = counts if counts.numel() else counts.long()  # an empty list is taken for floats
     if counts.ndim != 1 or counts.is_floating_point() or counts.dtype == torch.bool:
         raise ValueError(
             f"padding takes one whole number per sequence, not a {counts.dtype} tensor of shape {tuple(counts.shape)}; "

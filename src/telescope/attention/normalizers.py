@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from .values import has_numbers
+
 
 def softmax(
     scores: Float[Tensor, "*rows key"], sink: Float[Tensor, "*#rows 1"] | None = None
@@ -27,11 +29,11 @@ def by_sum(scores: Float[Tensor, "*rows key"]) -> Float[Tensor, "*rows key"]:
     blind = hidden.all(-1, keepdim=True)
     rounding = torch.finfo(scores.dtype).eps * seen.abs().sum(-1, keepdim=True)
     cancelled = (total.abs() <= rounding) & ~blind
-    if bool(cancelled.any()):
+    if has_numbers(scores) and bool(cancelled.any()):
         row = cancelled.squeeze(-1).nonzero()[0].tolist()
         where = ", ".join(f"{axis} {i}" for axis, i in zip(("batch", "head", "query")[-len(row) :], row, strict=False))
         raise ValueError(
-            f"by_sum: the scores of {where} sum to zero, so they cannot be divided by their sum; "
+            f"by_sum: the scores of {where or 'the row'} sum to zero, so they cannot be divided by their sum; "
             "normalize=ts.softmax has no such rows"
         )
     return seen / total.masked_fill(blind, 1.0)

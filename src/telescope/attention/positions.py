@@ -50,7 +50,7 @@ class Rotary(Value):
     ) -> Float[Tensor, "batch heads position d"]:
         """Turn `features` at these positions, (position,) or (batch, position); a number says where the first is."""
         count, width = features.shape[-2:]
-        turned = int(width * self.fraction)
+        turned = round(width * self.fraction)
         if turned % 2:
             raise ValueError(
                 f"rotary turns pairs of features, but {turned} of {width} is odd; "

@@ -36,3 +36,8 @@ def _same(mine: Any, theirs: Any) -> bool:
 def _label(content: Any) -> Any:
     """A tensor is hashed by its shape: reading its numbers would wait for the GPU."""
     return (content.shape, content.dtype) if isinstance(content, Tensor) else content
+
+
+def has_numbers(tensor: Tensor) -> bool:
+    """Whether there are numbers to look at: not while compiling, nor on the meta device."""
+    return not (torch.compiler.is_compiling() or tensor.is_meta)

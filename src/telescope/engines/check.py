@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..attention import Attention
+from . import autocast
 
 AXES = "(batch, heads, position, feature)"
 
@@ -45,7 +46,8 @@ def _one(name: str, tensor: Any) -> None:
 def _alike(name: str, tensor: Tensor, queries: Tensor) -> None:
     if tensor.device != queries.device:
         raise ValueError(f"{name} is on {tensor.device}, queries on {queries.device}; move one of them")
-    if tensor.dtype != queries.dtype and not torch.is_autocast_enabled(queries.device.type):
+    castable = autocast.enabled(queries.device) and torch.float64 not in (tensor.dtype, queries.dtype)
+    if tensor.dtype != queries.dtype and not castable:
         raise ValueError(f"{name} is {tensor.dtype}, queries {queries.dtype}; convert one of them")
     if tensor.shape[0] != queries.shape[0]:
         raise ValueError(

@@ -1,7 +1,7 @@
 """The one door to the engines: `attend` runs an attention, `plan` says on which engine and why."""
 
 from dataclasses import dataclass
-from math import isnan
+from math import isfinite
 from types import ModuleType
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..attention import Attention, everyone
 from ..words import hint
-from . import reference, sdpa
+from . import autocast, reference, sdpa
 from .check import check
 
 ENGINES: dict[str, ModuleType] = {"sdpa": sdpa, "reference": reference}  # the first that can run it does
@@ -44,15 +44,12 @@ def attend(
     check(queries, keys, values, attention)
     if not 0.0 <= dropout <= 1.0:
         raise ValueError(f"dropout={dropout} is a probability, from 0 to 1")
-    device = queries.device.type
-    if torch.is_autocast_enabled(device):  # autocast says which dtype goes in; inside, each engine knows best
-        queries, keys, values = (_cast(tensor, device) for tensor in (queries, keys, values))
-        with torch.autocast(device, enabled=False):
-            return attend(queries, keys, values, attention, dropout=dropout, engine=engine)
-    chosen, _ = _choose(queries, keys, values, attention, engine)
-    context: Tensor = ENGINES[chosen].attend(queries, keys, values, attention, dropout)
-    if chosen != "reference" and _mishandled(queries, keys, context, attention):
-        context = reference.attend(queries, keys, values, attention, dropout)
+    queries, keys, values = autocast.cast(queries, keys, values)
+    with autocast.off(queries.device):
+        chosen, _ = _choose(queries, keys, values, attention, engine)
+        context: Tensor = ENGINES[chosen].attend(queries, keys, values, attention, dropout)
+        if chosen != "reference" and _mishandled(queries, keys, context, attention):
+            context = reference.attend(queries, keys, values, attention, dropout)
     return context
 
 
@@ -89,10 +86,6 @@ def _choose(
     return ("reference", obstacle) if obstacle else ("sdpa", None)
 
 
-def _cast(tensor: Tensor, device: str) -> Tensor:
-    return tensor if tensor.dtype == torch.float64 else tensor.to(torch.get_autocast_dtype(device))
-
-
 def _mishandled(queries: Tensor, keys: Tensor, context: Tensor, attention: Attention) -> bool:
     """Whether a NaN may have gone astray in a fused kernel: through the mask, since a hidden key's weight is zero and
     0 · NaN = NaN, or away, since a row of nothing but NaN has no largest score and some kernels take it for empty.
@@ -105,4 +98,5 @@ def _mishandled(queries: Tensor, keys: Tensor, context: Tensor, attention: Atten
     suspects = [queries] if queries.shape[-2] == 1 < keys.shape[-2] else [queries, keys]
     if attention.mask != everyone:
         suspects.append(context)
-    return any(isnan(suspect.detach().sum().item()) for suspect in suspects)  # a NaN anywhere makes the sum NaN
+    sums = (suspect.detach().sum(dtype=torch.float64).item() for suspect in suspects)
+    return not all(map(isfinite, sums))  # one NaN or infinity shows in the sum

@@ -7,7 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import dropout as drop
 
-from ..attention import Attention
+from ..attention import Attention, Score
+from ..attention.values import has_numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +47,7 @@ def steps(
     """normalise(mask(softcap(score(q, k) · scale) + bias)) v. Half-precision inputs are computed in float32."""
     q, k, v = _precise(queries), _precise(keys), _precise(values)
     k, v = share_heads(k, q), share_heads(v, q)
-    scores = attention.score(q, k)
+    scores = score(attention.score, q, k)
     scaled = attention.scaled(scores, k)
     capped = attention.capped(scaled)
     biased = attention.biased(capped)
@@ -54,6 +55,17 @@ def steps(
     weights = attention.weights(masked)
     context = weigh(drop(weights, dropout), v, masked)
     return Steps(queries, keys, values, scores, scaled, capped, biased, masked, weights, context)
+
+
+def score(
+    score: Score, queries: Float[Tensor, "batch heads query d_q"], keys: Float[Tensor, "batch heads key d_k"]
+) -> Float[Tensor, "batch heads query key"]:
+    """score(queries, keys), in which a NaN or infinity stays out of the gradients of whoever may not see it."""
+    lost_queries, lost_keys = _broken(queries).any(-1, keepdim=True), _broken(keys).any(-1, keepdim=True)
+    if not has_numbers(queries) or not bool(lost_queries.any() or lost_keys.any()):
+        return score(queries, keys)
+    whole = score(queries.masked_fill(lost_queries, 0.0), keys.masked_fill(lost_keys, 0.0))
+    return torch.where(lost_queries | lost_keys.mT, score(queries, keys).detach(), whole)
 
 
 def share_heads(
@@ -70,14 +82,18 @@ def weigh(
     masked: Float[Tensor, "batch heads query key"],
 ) -> Float[Tensor, "batch heads query d_v"]:
     """weights @ values, in which a value that may not be seen does nothing, not even a NaN (0 · NaN = NaN)."""
-    broken = ~values.isfinite()
-    if torch.compiler.is_compiling() or not bool(broken.any()):
+    broken = _broken(values)
+    if not has_numbers(values) or not bool(broken.any()):
         return weights @ values
     context = weights @ values.masked_fill(broken, 0.0)
     for key in broken.any(-1).flatten(0, 1).any(0).nonzero().flatten().tolist():
         part = (weights[..., key, None] * values[..., None, key, :]).detach()
         context = context + part.masked_fill(part.isfinite() | (masked[..., key, None] == -torch.inf), 0.0)
     return context
+
+
+def _broken(tensor: Tensor) -> Tensor:
+    return ~tensor.isfinite()
 
 
 def _precise(tensor: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from ..attention import Attention, Mask, causal, everyone, softmax
+from ..attention import Attention, Mask, Pairs, causal, everyone, softmax
 
 
 def cannot(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention) -> str | None:
@@ -71,6 +71,7 @@ def _row(
         return None, None  # causal is is_causal, and hides nothing from the one query that stands at the last key
     batch, heads, rows, _ = queries.shape
     columns = keys.shape[-2]
-    seen = mask.block(1, columns, batch=batch, heads=heads, device=queries.device)
+    at = Pairs.block(range(1), range(columns), of=(1, columns), batch=batch, heads=heads, device=queries.device)
+    seen = mask.sees(at)
     blind = ~seen.any(-1, keepdim=True)
     return (seen | blind).expand(batch, heads, rows, columns), blind

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..attention import Attention, everyone
-from ..engines import reference
+from ..engines import autocast, reference
 from ..engines.check import check
 from ..words import hint
 from .html import html
@@ -163,7 +163,9 @@ def trace(
     """
     check(queries, keys, values, attention)
     query_tokens, key_tokens = _names(tokens, queries.shape[-2], keys.shape[-2])
-    steps = reference.steps(queries, keys, values, attention)
+    queries, keys, values = autocast.cast(queries, keys, values)
+    with autocast.off(queries.device):
+        steps = reference.steps(queries, keys, values, attention)
     return Trace(**vars(steps), attention=attention, query_tokens=query_tokens, key_tokens=key_tokens)
 
 
