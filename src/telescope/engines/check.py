@@ -46,13 +46,17 @@ def _one(name: str, tensor: Any) -> None:
 def _alike(name: str, tensor: Tensor, queries: Tensor) -> None:
     if tensor.device != queries.device:
         raise ValueError(f"{name} is on {tensor.device}, queries on {queries.device}; move one of them")
-    castable = autocast.enabled(queries.device) and torch.float64 not in (tensor.dtype, queries.dtype)
-    if tensor.dtype != queries.dtype and not castable:
+    if tensor.dtype != queries.dtype and not _castable(tensor, queries):
         raise ValueError(f"{name} is {tensor.dtype}, queries {queries.dtype}; convert one of them")
     if tensor.shape[0] != queries.shape[0]:
         raise ValueError(
             f"{name} {_shape(tensor)} has a batch of {tensor.shape[0]}, queries {_shape(queries)} of {queries.shape[0]}"
         )
+
+
+def _castable(*tensors: Tensor) -> bool:
+    """Whether autocast brings them to one dtype; it leaves float64 alone."""
+    return autocast.enabled(tensors[0].device) and all(tensor.dtype != torch.float64 for tensor in tensors)
 
 
 def _shape(tensor: Tensor) -> str:
