@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .masks import unfold_heads
-from .pairs import Pairs, pick
-from .values import Value
+from .pairs import Pairs, must_fit, pick
+from .values import Value, size
 
 
 class Bias(Value):
@@ -98,15 +98,10 @@ class FromAdditive(Bias):
         return pick(self.tensor, at.batch, at.head, at.row, at.key)
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
-        need = (batch, heads, queries, keys)
-        if any(size not in (1, wanted) for size, wanted in zip(self.tensor.shape, need, strict=True)):
-            raise ValueError(
-                f"a bias from_additive has shape {tuple(self.tensor.shape)}; this attention needs "
-                f"(batch, head, query, key) = {need}, or 1 in place of any of them"
-            )
+        must_fit("a bias from_additive", self.tensor, "(batch, head, query, key)", (batch, heads, queries, keys))
 
     def __repr__(self) -> str:
-        return f"from_additive({'x'.join(map(str, self.tensor.shape))})"
+        return f"from_additive({size(self.tensor)})"
 
 
 relative = Relative

@@ -14,7 +14,7 @@ from .mask import Mask, everyone
 from .normalizers import softmax
 from .pairs import Pairs
 from .scores import Score, dot
-from .values import Value
+from .values import Value, size
 
 Normalizer = Callable[..., Tensor]
 
@@ -153,5 +153,5 @@ def _differs(attention: Attention, field: Any) -> bool:
 
 def _show(value: Any) -> str:
     if isinstance(value, Tensor):
-        return f"<{'x'.join(map(str, value.shape))}>"
+        return f"<{size(value)}>"
     return getattr(value, "__name__", repr(value))

@@ -8,8 +8,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from .mask import Mask
-from .pairs import Pairs, pick
-from .values import has_numbers
+from .pairs import Pairs, must_fit, pick
+from .values import has_numbers, size
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +110,7 @@ class Keep(Mask):
         return True
 
     def __repr__(self) -> str:
-        return f"padding(keep={_size(self.keep)})"
+        return f"padding(keep={size(self.keep)})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,9 +125,9 @@ class Documents(Mask):
         return mine == pick(self.keys, at.batch, at.key)
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
-        _fits("documents(ids)", self.keys, "(batch, key)", (batch, keys))
+        must_fit("documents(ids)", self.keys, "(batch, key)", (batch, keys))
         if self.queries is not None:
-            _fits("documents(queries=...)", self.queries, "(batch, query)", (batch, queries))
+            must_fit("documents(queries=...)", self.queries, "(batch, query)", (batch, queries))
         elif queries > keys:
             raise ValueError(
                 f"documents(ids) numbers {keys} keys, but there are {queries} queries; "
@@ -135,7 +135,7 @@ class Documents(Mask):
             )
 
     def __repr__(self) -> str:
-        return f"documents({_size(self.keys)})"
+        return f"documents({size(self.keys)})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,31 +148,19 @@ class FromTensor(Mask):
         return pick(self.tensor, at.batch, at.head, at.row, at.key)
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
-        _fits("a mask from_tensor", self.tensor, "(batch, head, query, key)", (batch, heads, queries, keys))
+        must_fit("a mask from_tensor", self.tensor, "(batch, head, query, key)", (batch, heads, queries, keys))
 
     @property
     def keys_alone(self) -> bool:
         return self.tensor.shape[2] == 1
 
     def __repr__(self) -> str:
-        return f"from_tensor({_size(self.tensor)})"
-
-
-def _fits(what: str, tensor: Tensor, axes: str, sizes: tuple[int, ...]) -> None:
-    if any(have not in (1, need) for have, need in zip(tensor.shape, sizes, strict=True)):
-        raise ValueError(
-            f"{what} has shape {tuple(tensor.shape)}; "
-            f"this attention needs {axes} = {sizes}, or 1 in place of any of them"
-        )
+        return f"from_tensor({size(self.tensor)})"
 
 
 def _readable(tensor: Tensor) -> bool:
     """Whether looking at the numbers is free: on a GPU it would wait."""
     return tensor.device.type == "cpu" and has_numbers(tensor)
-
-
-def _size(tensor: Tensor) -> str:
-    return "x".join(map(str, tensor.shape))
 
 
 causal = Causal()

@@ -54,3 +54,12 @@ def pick(table: Tensor, *at: Tensor) -> Tensor:
     return table[
         tuple(where if size > 1 else torch.zeros_like(where) for where, size in zip(at, table.shape, strict=True))
     ]
+
+
+def must_fit(what: str, tensor: Tensor, axes: str, sizes: tuple[int, ...]) -> None:
+    """Raise a ValueError where `pick` could not serve an attention of these sizes from this tensor."""
+    if any(have not in (1, need) for have, need in zip(tensor.shape, sizes, strict=True)):
+        raise ValueError(
+            f"{what} has shape {tuple(tensor.shape)}; "
+            f"this attention needs {axes} = {sizes}, or 1 in place of any of them"
+        )

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .values import Value
+from .values import Value, size
 
 
 class Score(Value):
@@ -66,7 +66,7 @@ class General(Score):
         _fits("general(W)", self.W, heads, d_q, d_k, "(d_q, d_k)")
 
     def __repr__(self) -> str:
-        return f"general({'x'.join(map(str, self.W.shape))})"
+        return f"general({size(self.W)})"
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,3 +41,8 @@ def _label(content: Any) -> Any:
 def has_numbers(tensor: Tensor) -> bool:
     """Whether there are numbers to look at: not while compiling, nor on the meta device."""
     return not (torch.compiler.is_compiling() or tensor.is_meta)
+
+
+def size(tensor: Tensor) -> str:
+    """2x8x64, for printing."""
+    return "x".join(map(str, tensor.shape))
