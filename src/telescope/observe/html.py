@@ -5,7 +5,7 @@ from html import escape
 
 from .colour import background, ink
 from .numbers import digits, shown, write
-from .step import Step
+from .step import Step, peak
 
 ROWS, COLUMNS = 48, 24
 
@@ -28,15 +28,15 @@ def html(formula: str, steps: Sequence[Step], heads: int, batch: int = 0) -> str
 
 def _step(step: Step, batch: int, head: int, heads: int) -> str:
     matrix = step.matrix(batch, head, heads)
-    peak = step.peak(matrix)
-    places, values = digits(matrix) if peak is None else 4, matrix.tolist()
+    brightest = peak(step.name, matrix)
+    places, values = digits(matrix) if brightest is None else 4, matrix.tolist()
     columns, names = shown(matrix.shape[-1], COLUMNS), step.columns or tuple(map(str, range(matrix.shape[-1])))
     lines = ["<tr><th></th>", *(f"<th>{'…' if j is None else escape(names[j])}</th>" for j in columns), "</tr>"]
     for i in shown(len(values), ROWS):
         if i is None:
             lines.append("<tr><th>…</th></tr>")
             continue
-        cells = "".join("<td>…</td>" if j is None else _cell(values[i][j], places, peak) for j in columns)
+        cells = "".join("<td>…</td>" if j is None else _cell(values[i][j], places, brightest) for j in columns)
         lines.append(f"<tr><th>{escape(step.rows[i])}</th>{cells}</tr>")
     return f"<div>{escape(step.name)} = {escape(step.formula)}</div><table>{''.join(lines)}</table>"
 

@@ -10,7 +10,8 @@ from rich.text import Text
 from torch import Tensor
 
 from .numbers import digits, factor, shown, total, vector, write
-from .table import ROWS, Line, inset, table, text
+from .step import peak
+from .table import ROWS, inset, lines, table, text
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +54,10 @@ class Row:
             Text.assemble("scores of ", (self.token, "bold"), f": {self.formula}, product by product"),
             inset(sums),
             Text("\nfrom scores to weights"),
-            table(self.key_tokens, [self._line(name, numbers) for name, numbers in self.steps.items()]),
+            table(
+                self.key_tokens,
+                [line for name, n in self.steps.items() for line in lines([name], n[None], peak(name, n))],
+            ),
             Text.assemble("\ncontext of ", (self.token, "bold"), ": its weights times the values, summed"),
             inset(parts),
         )
@@ -68,8 +72,3 @@ class Row:
         query, keys = self.factors
         pairs = zip(query.tolist(), keys[j].tolist(), strict=True)
         return total([f"{write(a, digits(query))}·{factor(b, digits(keys))}" for a, b in pairs])
-
-    def _line(self, name: str, numbers: Tensor) -> Line:
-        if name != "weights" or not numbers.numel():
-            return Line(name, numbers, digits(numbers), None)
-        return Line(name, numbers, 4, numbers.max().item() or 1.0)

@@ -20,6 +20,7 @@ class Step(NamedTuple):
         """What head number `head` of `heads` sees of it: grouped heads share their keys and values."""
         return self.numbers[batch, head * self.numbers.shape[1] // heads]
 
-    def peak(self, matrix: Tensor) -> float | None:
-        """The largest weight, which is drawn brightest; None for steps that are not weights."""
-        return None if self.name != "weights" or not matrix.numel() else matrix.max().item() or 1.0
+
+def peak(name: str, numbers: Tensor) -> float | None:
+    """The largest weight, which is drawn brightest; None for steps that are not weights."""
+    return None if name != "weights" or not numbers.numel() else numbers.max().item() or 1.0

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from .step import Step
+from .step import Step, peak
 from .table import lines, table
 
 
@@ -21,5 +21,5 @@ def walk(formula: str, steps: Sequence[Step], heads: int, batch: int = 0) -> Ren
         for number, step in enumerate(steps, 1):
             matrix = step.matrix(batch, head, heads)
             title = Text.assemble((f"\n{number}  {step.name}", "bold cyan"), f" = {step.formula}")
-            parts += [title, table(step.columns, lines(step.rows, matrix, step.peak(matrix)))]
+            parts += [title, table(step.columns, lines(step.rows, matrix, peak(step.name, matrix)))]
     return Group(*parts)
