@@ -89,3 +89,40 @@ def test_combined_masks_are_equal_by_content(drawn):
     assert (a & b) == (a & b)
     assert hash(a | b) == hash(a | b)
     assert (a & b == a | b) == (a == b == ts.everyone)
+
+
+@settings(max_examples=200)
+@given(several())
+def test_nothing_is_seen_outside_a_span_and_all_of_a_whole_one(drawn):
+    shape, a, b, c = drawn
+    at = ts.Pairs.block(
+        range(shape.queries),
+        range(shape.keys),
+        of=(shape.queries, shape.keys),
+        batch=shape.batch,
+        heads=shape.heads,
+    )
+    for mask in (a, b, c, a & b, b | c, ~c, a & b | c):
+        spans, seen = mask.spans(at, shape.keys), pairs(mask, shape)
+        inside = (at.key >= spans.start) & (at.key < spans.stop)
+        assert not (seen & ~inside).any()
+        if spans.whole:
+            assert torch.equal(inside.expand_as(seen), seen)
+
+
+def test_the_masks_of_position_and_padding_have_whole_spans():
+    at = ts.Pairs.block(range(6), range(6), of=(6, 6), batch=2)
+    texts = ts.documents([[0, 0, 1, 1, 1, 2], [3, 3, 3, 3, 3, 3]])
+    kept = ts.padding(keep=torch.tensor([[False, True, True, True, True, False], [False] * 6]))
+    for mask in (
+        ts.causal,
+        ts.everyone,
+        ts.causal & ts.window(3),
+        ts.causal | ts.prefix(2),
+        ts.causal & texts & ts.padding([6, 4]),
+        ts.causal & kept,
+        ~ts.causal,
+    ):
+        assert mask.spans(at, 6).whole, mask
+    for mask in (ts.documents([0, 1, 0, 1, 0, 1]), ~ts.window(2), ts.prefix(1) | ts.window(2)):
+        assert not mask.spans(at, 6).whole, mask

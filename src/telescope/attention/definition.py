@@ -77,22 +77,32 @@ class Attention(Value):
     def capped(self, scaled: Tensor) -> Tensor:
         return scaled if self.softcap is None else self.softcap * torch.tanh(scaled / self.softcap)
 
-    def biased(self, capped: Tensor) -> Tensor:
+    def biased(self, capped: Tensor, at: Pairs) -> Tensor:
         if self.bias is None:
             return capped
         assert isinstance(self.bias, Bias)
-        added = self.bias(_all_pairs(capped)).to(capped.dtype)
+        added = self.bias(at).to(capped.dtype)
         return (capped + added).masked_fill(added == -torch.inf, -torch.inf)  # a hidden NaN stays hidden
 
-    def masked(self, biased: Tensor) -> Tensor:
+    def masked(self, biased: Tensor, at: Pairs) -> Tensor:
         """-inf where a query may not see a key."""
-        return biased if self.mask == everyone else biased.masked_fill(~self.mask.sees(_all_pairs(biased)), -torch.inf)
+        return biased if self.mask == everyone else biased.masked_fill(~self.mask.sees(at), -torch.inf)
 
     def weights(self, masked: Tensor) -> Tensor:
         if self.sink is None:
             return self.normalize(masked)
         sink = torch.as_tensor(self.sink, dtype=masked.dtype, device=masked.device)
         return self.normalize(masked, sink.reshape(-1, 1, 1))
+
+    def masked_scores(
+        self,
+        queries: Float[Tensor, "batch heads query d_q"],
+        keys: Float[Tensor, "batch key_heads key d_k"],
+        at: Pairs,
+    ) -> Float[Tensor, "batch heads query key"]:
+        """All of it up to the mask, for a block of the matrix: `at` says which queries and keys these are."""
+        capped = self.capped(self.scaled(self.score(queries, keys), keys))
+        return self.masked(self.biased(capped, at), at)
 
     # ------------------------------------------------------------------------------------------------------- other
 
@@ -130,11 +140,6 @@ class Attention(Value):
     def __repr__(self) -> str:
         given = ((field.name, getattr(self, field.name)) for field in fields(self) if _differs(self, field))
         return f"Attention({', '.join(f'{name}={_show(value)}' for name, value in given)})"
-
-
-def _all_pairs(scores: Tensor) -> Pairs:
-    batch, heads, queries, keys = scores.shape
-    return Pairs.block(range(queries), range(keys), of=(queries, keys), batch=batch, heads=heads, device=scores.device)
 
 
 def _times(scale: float | None, d_k: int | str) -> str:

@@ -4,13 +4,16 @@ A mask is never stored n x n. It is a rule about pairs of a query and a key, it 
 combine with &, | and ~. Positions count so that the last query stands at the last key.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import and_, or_
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
 from .pairs import Pairs
+from .spans import Spans
 from .values import Value
 
 
@@ -27,6 +30,10 @@ class Mask(Value):
     def keys_alone(self) -> bool:
         """Whether all queries see the same keys: such a mask is one row, whatever the number of queries."""
         return False
+
+    def spans(self, at: Pairs, keys: int) -> Spans:
+        """Where each query of `at` looks among all `keys`, so that the rest is skipped; unless said, anywhere."""
+        return Spans.unknown(at, keys)
 
     def block(
         self,
@@ -83,6 +90,9 @@ class Both(Combination):
             seen = seen & mask.sees(at)
         return seen
 
+    def spans(self, at: Pairs, keys: int) -> Spans:
+        return reduce(and_, (mask.spans(at, keys) for mask in self.masks))
+
     def __repr__(self) -> str:
         return " & ".join(f"({mask})" if isinstance(mask, Either) else repr(mask) for mask in self.masks)
 
@@ -96,6 +106,9 @@ class Either(Combination):
             seen = seen | mask.sees(at)
         return seen
 
+    def spans(self, at: Pairs, keys: int) -> Spans:
+        return reduce(or_, (mask.spans(at, keys) for mask in self.masks))
+
     def __repr__(self) -> str:
         return " | ".join(map(repr, self.masks))
 
@@ -108,6 +121,9 @@ class Opposite(Mask):
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
         return ~self.mask.sees(at)
+
+    def spans(self, at: Pairs, keys: int) -> Spans:
+        return self.mask.spans(at, keys).outside(at, keys)
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
         self.mask.check(batch=batch, heads=heads, queries=queries, keys=keys)
@@ -138,6 +154,9 @@ class Everyone(Mask):
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
         return torch.ones_like(at.key, dtype=torch.bool)
+
+    def spans(self, at: Pairs, keys: int) -> Spans:
+        return replace(Spans.unknown(at, keys), whole=True)
 
     @property
     def keys_alone(self) -> bool:

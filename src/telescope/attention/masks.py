@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 
 import torch
 from jaxtyping import Bool, Int
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from .mask import Mask
 from .pairs import Pairs, must_fit, pick
+from .spans import Spans
 from .values import has_numbers, size
 
 
@@ -18,6 +20,9 @@ class Causal(Mask):
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
         return at.key <= at.query
+
+    def spans(self, at: Pairs, keys: int) -> Spans:
+        return Spans.between(torch.zeros_like(at.query), at.query + 1, keys)
 
     def __repr__(self) -> str:
         return "causal"
@@ -38,6 +43,10 @@ class Window(Mask):
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
         return (at.query - at.key).abs() < self.size
 
+    def spans(self, at: Pairs, keys: int) -> Spans:
+        size = ceil(self.size)
+        return Spans.between(at.query - size + 1, at.query + size, keys)
+
     def __repr__(self) -> str:
         return f"window({self.size})"
 
@@ -55,6 +64,9 @@ class Prefix(Mask):
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
         return at.key < self.size
 
+    def spans(self, at: Pairs, keys: int) -> Spans:
+        return Spans.between(torch.zeros_like(at.query), torch.full_like(at.query, self.size), keys)
+
     @property
     def keys_alone(self) -> bool:
         return True
@@ -71,6 +83,10 @@ class Lengths(Mask):
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
         return at.key < pick(self.lengths, at.batch)
+
+    def spans(self, at: Pairs, keys: int) -> Spans:
+        lengths = pick(self.lengths, at.batch)
+        return Spans.between(torch.zeros_like(lengths), lengths, keys)
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
         if len(self.lengths) != batch:
@@ -98,6 +114,13 @@ class Keep(Mask):
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
         return pick(self.keep, at.batch, at.key)
 
+    def spans(self, at: Pairs, keys: int) -> Spans:
+        keep = self.keep.to(at.batch.device).long()
+        kept, first = keep.sum(-1), keep.argmax(-1)
+        past = torch.where(kept == 0, first, keys - keep.flip(-1).argmax(-1))
+        whole = bool((past - first == kept).all())
+        return Spans(pick(first, at.batch), pick(past, at.batch), whole)
+
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
         if tuple(self.keep.shape) != (batch, keys):
             raise ValueError(
@@ -121,8 +144,22 @@ class Documents(Mask):
     queries: Int[Tensor, "batch query"] | None = None
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
-        mine = pick(self.keys, at.batch, at.query) if self.queries is None else pick(self.queries, at.batch, at.row)
-        return mine == pick(self.keys, at.batch, at.key)
+        return self._of_queries(at) == pick(self.keys, at.batch, at.key)
+
+    def spans(self, at: Pairs, keys: int) -> Spans:
+        ids, text = torch.unique(self.keys.to(at.query.device), return_inverse=True)  # text: which of the ids a key has
+        where = torch.arange(keys, device=text.device).expand_as(text)
+        texts = (text.shape[0], len(ids))
+        first = torch.full(texts, keys, device=text.device).scatter_reduce(1, text, where, "amin")
+        past = torch.zeros(texts, dtype=torch.long, device=text.device).scatter_reduce(1, text, where + 1, "amax")
+        count = torch.zeros(texts, dtype=torch.long, device=text.device).scatter_add(1, text, torch.ones_like(text))
+        whole = bool(((past - first == count) | (count == 0)).all())
+
+        mine = self._of_queries(at)
+        text = torch.searchsorted(ids, mine.contiguous()).clamp(max=len(ids) - 1)
+        start, stop = pick(first, at.batch, text), pick(past, at.batch, text)
+        missing = (ids[text] != mine) | (start >= stop)
+        return Spans(start.masked_fill(missing, 0), stop.masked_fill(missing, 0), whole)
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
         must_fit("documents(ids)", self.keys, "(batch, key)", (batch, keys))
@@ -133,6 +170,9 @@ class Documents(Mask):
                 f"documents(ids) numbers {keys} keys, but there are {queries} queries; "
                 "number them too: documents(ids, queries=...)"
             )
+
+    def _of_queries(self, at: Pairs) -> Tensor:
+        return pick(self.keys, at.batch, at.query) if self.queries is None else pick(self.queries, at.batch, at.row)
 
     def __repr__(self) -> str:
         return f"documents({size(self.keys)})"

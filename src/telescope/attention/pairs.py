@@ -28,20 +28,28 @@ class Pairs:
         columns: range,
         *,
         of: tuple[int, int],
-        batch: int = 1,
-        heads: int = 1,
+        batch: int | range = 1,
+        heads: int | range = 1,
         device: torch.device | None = None,
     ) -> "Pairs":
-        """The pairs of `rows` x `columns` in a matrix of size `of` = (queries, keys)."""
+        """The pairs of `rows` x `columns` in a matrix of size `of` = (queries, keys). A number n means range(n)."""
         queries, keys = of
+        batch, heads = (range(some) if isinstance(some, int) else some for some in (batch, heads))
         row = _indices(rows, device)[:, None]
         return cls(
-            batch=torch.arange(batch, device=device)[:, None, None, None],
-            head=torch.arange(heads, device=device)[None, :, None, None],
+            batch=_indices(batch, device)[:, None, None, None],
+            head=_indices(heads, device)[None, :, None, None],
             row=row[None, None],
             query=row[None, None] + (keys - queries),
             key=_indices(columns, device)[None, None, None],
         )
+
+    @classmethod
+    def all(cls, scores: Tensor) -> "Pairs":
+        """The pairs of these scores (batch, head, query, key), which are all there are."""
+        batch, heads, queries, keys = scores.shape
+        whole = (range(queries), range(keys))
+        return cls.block(*whole, of=(queries, keys), batch=batch, heads=heads, device=scores.device)
 
 
 def _indices(positions: range, device: torch.device | None) -> Tensor:

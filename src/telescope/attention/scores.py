@@ -21,12 +21,15 @@ class Score(Value):
         return queries, keys
 
     def __call__(
-        self, queries: Float[Tensor, "batch heads query d_q"], keys: Float[Tensor, "batch heads key d_k"]
+        self, queries: Float[Tensor, "batch heads query d_q"], keys: Float[Tensor, "batch key_heads key d_k"]
     ) -> Float[Tensor, "batch heads query key"]:
+        """Fewer key heads than query heads are grouped queries: a key head serves neighbouring query heads."""
+        (batch, heads, rows, _), (_, key_heads, columns, _) = queries.shape, keys.shape
         if not self.is_dot_product:
-            return self.terms(queries, keys).sum(-1)
+            return self.terms(queries, keys.repeat_interleave(heads // (key_heads or 1), dim=1)).sum(-1)
         queries, keys = self.as_dot(queries, keys)
-        return queries @ keys.mT
+        together = queries.reshape(batch, key_heads, heads // (key_heads or 1) * rows, queries.shape[-1])
+        return (together @ keys.mT).reshape(batch, heads, rows, columns)
 
     def terms(
         self, queries: Float[Tensor, "batch heads query d_q"], keys: Float[Tensor, "batch heads key d_k"]

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import dropout as drop
 
-from ..attention import Attention, Score
+from ..attention import Attention, Pairs, Score
 from ..attention.values import has_numbers
 
 
@@ -50,8 +50,9 @@ def steps(
     scores = score(attention.score, q, k)
     scaled = attention.scaled(scores, k)
     capped = attention.capped(scaled)
-    biased = attention.biased(capped)
-    masked = attention.masked(biased)
+    at = Pairs.all(scores)
+    biased = attention.biased(capped, at)
+    masked = attention.masked(biased, at)
     weights = attention.weights(masked)
     context = weigh(drop(weights, dropout), v, masked)
     return Steps(queries, keys, values, scores, scaled, capped, biased, masked, weights, context)
