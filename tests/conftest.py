@@ -1,13 +1,36 @@
 """Shapes in signatures are checked while testing. The doors (choose, trace) are left out: they check by themselves."""
 
+import os
+import sys
+from inspect import unwrap
+from types import FunctionType
+
 import pytest
 import torch
-from jaxtyping import install_import_hook
+from jaxtyping import config, install_import_hook
 
-HOOKED = ["telescope.attention", "telescope.engines.reference", "telescope.engines.sdpa", "telescope.layers"]
+ENGINES = [f"telescope.engines.{name}" for name in ("chunked", "exact", "flex", "reference", "sdpa")]
+SURVEY = [f"telescope.observe.survey.{name}" for name in ("reference", "chunked", "triton", "ranking", "cells")]
+HOOKED = ("telescope.attention", *ENGINES, *SURVEY, "telescope.layers")
 install_import_hook(HOOKED, "checking.typechecker")
 
 torch.set_num_threads(1)  # the tests run side by side
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # kernels run without a GPU, if slowly
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """Without the checks of shapes, which torch.compile cannot see through: every function as it was written."""
+    modules = [module for name, module in sys.modules.items() if name.startswith(HOOKED)]
+    classes = [kind for module in modules for kind in vars(module).values() if isinstance(kind, type)]
+    for place in {*modules, *(kind for kind in classes if kind.__module__.startswith(HOOKED))}:
+        for name, checked in list(vars(place).items()):
+            function = checked.__func__ if isinstance(checked, classmethod) else checked
+            if isinstance(function, FunctionType) and function.__module__.startswith(HOOKED):
+                written = unwrap(function)
+                monkeypatch.setattr(place, name, classmethod(written) if function is not checked else written)
+    monkeypatch.setattr(config, "jaxtyping_disable", True)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from .attention import (
     window,
 )
 from .engines import Plan, attend, plan
-from .observe import Row, Trace, trace
+from .observe import Row, Survey, Trace, survey, trace
 
 __version__ = "0.1.0"
 
@@ -39,6 +39,7 @@ __all__ = [
     "Plan",
     "Row",
     "Score",
+    "Survey",
     "Trace",
     "additive",
     "alibi",
@@ -60,6 +61,7 @@ __all__ = [
     "rotary",
     "sinusoidal",
     "softmax",
+    "survey",
     "trace",
     "window",
 ]

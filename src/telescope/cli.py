@@ -3,11 +3,12 @@
 import json
 import os
 import sys
+from dataclasses import asdict
 from io import TextIOWrapper
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from .words import hint
 
@@ -32,7 +33,6 @@ def explain(
 ) -> None:
     """Walk through attention, step by step."""
     from . import attention
-    from .observe.table import text
     from .tasks import examples
     from .tasks.explain import explain as picture
 
@@ -47,7 +47,32 @@ def explain(
     drawn = picture(chosen, query)
     if as_json:
         print(json.dumps(chosen.to_dict(), ensure_ascii=False, allow_nan=False, indent=1))
-    elif plain or not sys.stdout.isatty():
+    else:
+        _show(drawn, plain)
+
+
+@app.command()
+def doctor(
+    every: Annotated[bool, typer.Option("--all", help="also what compiles for half a minute first")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="every number with all its digits, as JSON")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="no colour; also when the output is not a terminal")] = False,
+) -> None:
+    """Check every engine on this machine: right, how fast, and what is missing. Exit code 1 if one is wrong."""
+    from .tasks.doctor import doctor as examine
+    from .tasks.doctor import draw
+
+    report = examine(every=every)
+    if as_json:
+        print(json.dumps(asdict(report), ensure_ascii=False, allow_nan=False, indent=1))
+    else:
+        _show(draw(report), plain)
+    raise typer.Exit(0 if report.healthy else 1)
+
+
+def _show(drawn: RenderableType, plain: bool) -> None:
+    from .observe.table import text
+
+    if plain or not sys.stdout.isatty():
         print(text(drawn, width=120))
     else:
         Console(highlight=False).print(drawn)

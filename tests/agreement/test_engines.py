@@ -20,17 +20,27 @@ from strategies import (
     gradients,
     layouts,
     learnable,
+    masks,
     normal,
     seeds,
     shapes,
     tensors,
 )
-from telescope.engines import reference, sdpa
+from telescope.engines import chunked, reference, sdpa
 
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # torch, on a CPU that has no bfloat16
 
-ENGINES = ["sdpa", "reference"]
+ENGINES = ["sdpa", "chunked", "reference"]
 on_every_engine = pytest.mark.parametrize("engine", ENGINES)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_blocks():
+    """Blocks of a few rows, so that these small attentions have many of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(chunked.SCORES, "cpu", 200)
+        patch.setattr(chunked, "FEW", 2)
+        yield
 
 
 # --------------------------------------------------------------------------------------------- reference is the formula
@@ -148,6 +158,56 @@ def test_attend_agrees_for_everything(data):
     agree(ts.attend, inputs, attention)
 
 
+def test_chunked_agrees_on_everything():
+    ran = Counter()
+
+    @given(st.data())
+    @settings(max_examples=300)
+    def compare(data):
+        shape = data.draw(shapes())
+        attention = data.draw(definitions(shape))
+        inputs = tensors(shape, data.draw(seeds), data.draw(dtypes), data.draw(layouts))
+        agree(chunked.attend, inputs, attention)
+        looks = chunked._looks(*inputs[:2], attention)
+        rows = chunked._rows(*inputs[:2], attention, looks)
+        ran["all"] += 1
+        ran[inputs[0].dtype] += 1
+        ran["many blocks"] += rows < shape.queries
+        ran["keys skipped"] += looks is not None and chunked._seen(looks, range(rows), shape.keys) != range(shape.keys)
+        ran["additive"] += not attention.score.is_dot_product
+        ran["grouped heads"] += shape.heads != shape.key_heads
+
+    compare()
+    assert min(ran.values()) >= 40, ran
+
+
+@given(st.data())
+def test_chunked_divides_by_the_sum_as_reference_does(data):
+    """Scores above zero, which cannot cancel."""
+    shape = data.draw(shapes())
+    q, k, v = tensors(shape, data.draw(seeds))
+    attention = ts.Attention(normalize=ts.by_sum, mask=data.draw(masks(shape)))
+    agree(chunked.attend, (q.abs() + 0.1, k.abs() + 0.1, v), attention)
+
+
+def test_a_row_that_cancels_is_named_by_its_place_in_the_whole():
+    q, k, v = torch.ones(1, 1, 9, 2), torch.ones(1, 1, 200, 2), torch.ones(1, 1, 200, 1)
+    q[:, :, 7, 1] = 0.0
+    k[:, :, 100:, 0] = -1.0  # query 7 looks at the first feature alone, 100 times 1 and 100 times -1
+    for engine in ("reference", "chunked"):
+        with pytest.raises(ValueError, match="batch 0, head 0, query 7 sum to zero"):
+            ts.attend(q, k, v, ts.Attention(normalize=ts.by_sum), engine=engine)
+
+
+def test_a_normaliser_of_ones_own_gets_whole_rows():
+    """Even where most keys are hidden: it may count them."""
+
+    def by_count(scores):
+        return scores.masked_fill(scores == -torch.inf, 0.0) / scores.shape[-1]
+
+    agree(chunked.attend, tensors(Shape(queries=17, keys=17)), ts.Attention(normalize=by_count, mask=ts.window(2)))
+
+
 @on_every_engine
 @pytest.mark.parametrize("mask", [ts.everyone, ts.causal, ts.padding([3, 5])], ids=repr)
 @pytest.mark.parametrize("scale", [-0.5, 0.0, 1e-4, 30.0])
@@ -175,9 +235,8 @@ def test_a_bias_as_low_as_a_number_gets(dtype, queries):
 
 
 def agree_on(engine, inputs, attention):
-    module = {"sdpa": sdpa, "reference": reference}[engine]
-    if engine == "sdpa":
-        assert sdpa.cannot(*inputs, attention) is None
+    module = {"sdpa": sdpa, "chunked": chunked, "reference": reference}[engine]
+    assert module.cannot(*inputs, attention) is None
     agree(module.attend, inputs, attention)
 
 

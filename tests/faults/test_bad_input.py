@@ -6,6 +6,7 @@ from jaxtyping import config
 from torch.testing import assert_close
 
 import telescope as ts
+from telescope.attention.normalizers import ZeroSumError
 
 nan, inf = torch.nan, torch.inf
 
@@ -203,16 +204,16 @@ FAULTS = {
     "normalize by name": (lambda: ts.Attention(normalize="softmax"), TypeError, "'softmax'", "ts.softmax", "ts.by_sum"),
     "an unknown part": (lambda: ts.Attention(masks=ts.causal), TypeError, "masks"),
     # scores that cancel
-    "by_sum of zero": (lambda: by_sum(1.0, -1.0), ValueError, "batch 0, head 0, query 0", "sum to zero", "ts.softmax"),
-    "by_sum of zeros": (lambda: by_sum(0.0, 0.0), ValueError, "sum to zero"),
-    "by_sum of a rounding": (lambda: by_sum(0.1 + 0.2, -0.3, dtype=torch.float64), ValueError, "sum to zero"),
-    "by_sum of many roundings": (lambda: by_sum(*[0.1] * 10, -1.0), ValueError, "sum to zero"),
+    "by_sum of zero": (lambda: by_sum(1.0, -1.0), ZeroSumError, "batch 0, head 0, query 0 sum to zero", "ts.softmax"),
+    "by_sum of zeros": (lambda: by_sum(0.0, 0.0), ZeroSumError, "sum to zero"),
+    "by_sum of a rounding": (lambda: by_sum(0.1 + 0.2, -0.3, dtype=torch.float64), ZeroSumError, "sum to zero"),
+    "by_sum of many roundings": (lambda: by_sum(*[0.1] * 10, -1.0), ZeroSumError, "sum to zero"),
     # how it is run
     "dropout above one": (lambda: plain(dropout=1.5), ValueError, "dropout=1.5", "from 0 to 1"),
     "dropout below zero": (lambda: plain(dropout=-0.1), ValueError, "dropout=-0.1", "from 0 to 1"),
     "dropout nan": (lambda: plain(dropout=nan), ValueError, "dropout=nan"),
     "an engine misspelt": (lambda: plain(engine="spda"), ValueError, 'no engine "spda"', 'did you mean "sdpa"?'),
-    "an engine unknown": (lambda: plain(engine="flash-4"), ValueError, '"flash-4"', "sdpa, reference"),
+    "an engine unknown": (lambda: plain(engine="flash-4"), ValueError, '"flash-4"', "sdpa, flex, chunked, reference"),
     "sdpa cannot score": (
         lambda: ts.attend(*[t(1, 1, 2, 2)] * 3, ts.Attention(softcap=5.0), engine="sdpa"),
         ValueError,

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import telescope as ts
+from telescope.engines import flex
 
 W, table = torch.ones(3, 4), torch.zeros(2, 5)
 additive = ts.additive(torch.ones(3, 6), torch.ones(4, 6), torch.ones(6))
@@ -172,3 +173,20 @@ def test_plan_says_the_engine_and_why():
     assert slow.why.startswith("it forms every step of softmax(5·tanh(q·k / √64 / 5)) v, 6 x 6 numbers each")
     assert slow.why.endswith("it has no softcap")
     assert ts.plan(x, x, x, engine="reference").why.endswith("asked for")
+
+
+def test_plan_says_what_kept_the_faster_engines_from_running(monkeypatch):
+    monkeypatch.setitem(flex.LACKING, "cpu", None)
+    x = torch.zeros(1, 2, 2048, 64)
+    big = ts.plan(x, x, x, ts.Attention(softcap=5.0))
+    assert str(big) == (
+        "chunked: it computes softmax(5·tanh(q·k / √64 / 5)) v a block of queries at a time, not 2048 x 2048 numbers "
+        "at once, because sdpa cannot: it has no softcap and flex, which compiles for half a minute on a CPU, "
+        'waits for engine="flex"'
+    )
+    assert ts.plan(x, x, x, ts.Attention(softcap=5.0), engine="flex").why == (
+        "FlexAttention compiles softmax(5·tanh(q·k / √64 / 5)) v into one kernel that forms no 2048 x 2048 weights, "
+        "as asked for"
+    )
+    assert ts.plan(x, x, x, ts.Attention(softcap=5.0), dropout=0.1).why.endswith("and flex cannot: it has no dropout")
+    assert ts.plan(x[:, :, :1], x, x, ts.Attention(softcap=5.0)).engine == "reference"

@@ -31,15 +31,15 @@ class OfPositions(Bias):
 
     def __call__(self, at: Pairs) -> Float[Tensor, "#batch #head #query #key"]:
         added = torch.as_tensor(self.function(at.query, at.key))
-        block = (1, 1, at.query.shape[-2], at.key.shape[-1])
-        if added.ndim > 4 or any(
+        block = torch.broadcast_shapes(at.query.shape, at.key.shape)  # type: ignore[no-untyped-call]
+        if added.ndim > len(block) or any(
             have not in (1, need) for have, need in zip(added.shape[::-1], block[::-1], strict=False)
         ):
             raise ValueError(
                 f"bias(query, key) gives shape {tuple(added.shape)}; from query {tuple(at.query.shape)} and key "
-                f"{tuple(at.key.shape)} it must come to {block}, or 1 in place of any of them"
+                f"{tuple(at.key.shape)} it must come to {tuple(block)}, or 1 in place of any of them"
             )
-        return added.reshape((1,) * (4 - added.ndim) + added.shape)
+        return added.reshape((1,) * (len(block) - added.ndim) + added.shape)
 
     def __repr__(self) -> str:
         return getattr(self.function, "__name__", "bias").replace("<lambda>", "bias")

@@ -10,6 +10,22 @@ from torch import Tensor
 from .values import has_numbers
 
 
+class ZeroSumError(ValueError):
+    """The scores of a row sum to zero: of this (batch, head, query), or as many of them as there are."""
+
+    def __init__(self, row: list[int]) -> None:
+        self.row = row
+        where = ", ".join(f"{axis} {i}" for axis, i in zip(("batch", "head", "query")[-len(row) :], row, strict=False))
+        super().__init__(
+            f"by_sum: the scores of {where or 'the row'} sum to zero, so they cannot be divided by their sum; "
+            "normalize=ts.softmax has no such rows"
+        )
+
+    def below(self, rows: int) -> "ZeroSumError":
+        """The same in a block with this many queries above it."""
+        return ZeroSumError([*self.row[:-1], self.row[-1] + rows])
+
+
 def softmax(
     scores: Float[Tensor, "*rows key"], sink: Float[Tensor, "*#rows 1"] | None = None
 ) -> Float[Tensor, "*rows key"]:
@@ -30,10 +46,5 @@ def by_sum(scores: Float[Tensor, "*rows key"]) -> Float[Tensor, "*rows key"]:
     rounding = torch.finfo(scores.dtype).eps * seen.abs().sum(-1, keepdim=True)
     cancelled = (total.abs() <= rounding) & ~blind
     if has_numbers(scores) and bool(cancelled.any()):
-        row = cancelled.squeeze(-1).nonzero()[0].tolist()
-        where = ", ".join(f"{axis} {i}" for axis, i in zip(("batch", "head", "query")[-len(row) :], row, strict=False))
-        raise ValueError(
-            f"by_sum: the scores of {where or 'the row'} sum to zero, so they cannot be divided by their sum; "
-            "normalize=ts.softmax has no such rows"
-        )
+        raise ZeroSumError(cancelled.squeeze(-1).nonzero()[0].tolist())
     return seen / total.masked_fill(blind, 1.0)

@@ -12,7 +12,8 @@ class Pairs:
     """The (query, key) pairs of a block of the attention matrix, as indices that broadcast to its shape.
 
     `query` and `key` are positions on one line: the last query stands at the last key, so `key <= query` is right
-    with a cache too. `row` counts the queries from zero, for what is stored query by query.
+    with a cache too. `row` counts the queries from zero, for what is stored query by query. A compiled kernel asks
+    about one pair at a time: there all five are scalars.
     """
 
     batch: Int[Tensor, "batch 1 1 1"]

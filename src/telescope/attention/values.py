@@ -1,5 +1,6 @@
 """Frozen things that are what their fields are: equal by content, tensors included."""
 
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -46,3 +47,31 @@ def has_numbers(tensor: Tensor) -> bool:
 def size(tensor: Tensor) -> str:
     """2x8x64, for printing."""
     return "x".join(map(str, tensor.shape))
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """Every tensor a value is made of."""
+    if isinstance(value, Tensor):
+        yield value
+    for content in value if isinstance(value, tuple) else _contents(value) if isinstance(value, Value) else ():
+        yield from tensors(content)
+
+
+def identity(value: Any) -> Any:
+    """What a value is known by without looking at numbers; a tensor that was written to is another one."""
+    if isinstance(value, Tensor):
+        return object() if value.is_inference() else (id(value), value._version)
+    if isinstance(value, tuple):
+        return tuple(map(identity, value))
+    return (type(value), *map(identity, _contents(value))) if isinstance(value, Value) else value
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """The same value with its tensors on this device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, tuple):
+        return tuple(moved(content, device) for content in value)
+    if not isinstance(value, Value) or all(tensor.device == device for tensor in tensors(value)):
+        return value
+    return type(value)(*(moved(content, device) for content in _contents(value)))

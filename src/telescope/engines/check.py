@@ -13,16 +13,26 @@ AXES = "(batch, heads, position, feature)"
 
 def check(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention) -> None:
     """Raise a TypeError or ValueError that names the argument, what came, what fits and the way out."""
+    _check({"queries": queries, "keys": keys, "values": values}, attention)
+
+
+def check_without_values(queries: Tensor, keys: Tensor, attention: Attention) -> None:
+    """The same, for whoever looks at the weights alone."""
+    _check({"queries": queries, "keys": keys}, attention)
+
+
+def _check(given: dict[str, Tensor], attention: Attention) -> None:
     if not isinstance(attention, Attention):
         raise TypeError(f"attention is a ts.Attention, not {type(attention).__name__}; the plain one is ts.Attention()")
-    given = {"queries": queries, "keys": keys, "values": values}
     for name, tensor in given.items():
         _one(name, tensor)
-    for name in ("keys", "values"):
-        _alike(name, given[name], queries)
+    queries, keys = given["queries"], given["keys"]
+    for name, tensor in given.items():
+        _alike(name, tensor, queries)
 
     batch, heads, rows, d_q = queries.shape
     key_heads, columns, d_k = keys.shape[1:]
+    values = given.get("values", keys)
     if values.shape[1:3] != keys.shape[1:3]:
         raise ValueError(f"values {_shape(values)} must have as many heads and positions as keys {_shape(keys)}")
     if key_heads != heads and (key_heads == 0 or heads % key_heads):

@@ -7,7 +7,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from ..attention import Attention, Mask, Pairs, causal, everyone, softmax
 
 
-def cannot(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention) -> str | None:
+def cannot(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, dropout: float = 0.0) -> str | None:
     """Why this engine cannot run it, or None."""
     rows, columns = queries.shape[-2], keys.shape[-2]
     if not attention.score.is_dot_product:

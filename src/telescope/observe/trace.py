@@ -12,6 +12,7 @@ from torch import Tensor
 from ..attention import Attention, everyone
 from ..engines import autocast, reference
 from ..engines.check import check
+from ..engines.exact import share_heads
 from ..words import hint
 from .html import html
 from .row import Row
@@ -75,7 +76,7 @@ class Trace(reference.Steps):
             if not 0 <= index < count:
                 raise ValueError(f"there is no {name} {index}; there are {count}, counted from 0")
         q, k, v = (tensor[batch : batch + 1].to(self.scores.dtype) for tensor in (self.queries, self.keys, self.values))
-        q, k, v = q[:, :, i : i + 1], reference.share_heads(k, q), reference.share_heads(v, q)[0, head]
+        q, k, v = q[:, :, i : i + 1], share_heads(k, q), share_heads(v, q)[0, head]
         score = self.attention.score
         asked, offered = score.as_dot(q, k) if score.is_dot_product else (None, None)
         return Row(

@@ -1,0 +1,8 @@
+"""`survey`: exact numbers about every query and every key of an attention, without ever holding the matrix."""
+
+from .cells import Cells
+from .choose import ENGINES
+from .summary import Summary
+from .survey import Survey, survey
+
+__all__ = ["ENGINES", "Cells", "Summary", "Survey", "survey"]

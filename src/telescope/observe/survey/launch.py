@@ -1,0 +1,197 @@
+"""How the survey's kernels are started; as torch operators too, of which torch.compile only knows what they change.
+
+Each takes a band of rows: queries (batch, heads, row, d), all keys, and what stands between their product and a weight.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+BM, BN = 64, 128  # the rows and keys of a tile
+MAXIMA = torch.bfloat16  # enough to tell where to look
+BUSY = 16  # blocks that may raise a threshold
+ROOM = 64  # blocks in which a row's top is searched; where a row needs more, it is computed apart
+
+
+NOTES = ROOM * (4 + BN // 8) + 32 * 8  # bytes of a row in which its top is searched
+
+
+def tiles(start: Tensor, stop: Tensor, keys: int, *, written: bool) -> Tensor:
+    """The spans of each tile of rows together: between the first two somebody looks, between the other two everyone.
+
+    Rows beyond the last see nothing, and hinder nobody. Where a mask is written out no tile is clear of it.
+    """
+    missing = (0, -start.shape[-1] % BM)
+
+    def each(spans: Tensor, fill: int) -> Tensor:
+        return pad(spans, missing, value=fill).reshape(len(spans), -1, BM)
+
+    first, last = each(torch.where(start < stop, start, keys), keys).amin(-1), each(stop, 0).amax(-1)
+    if written:
+        return torch.stack([first, last, torch.full_like(first, keys), torch.zeros_like(first)])
+    return torch.stack([first, last, each(start, 0).amax(-1), each(stop, keys).amin(-1)])
+
+
+def _arguments(
+    queries: Tensor, keys: Tensor, start: Tensor, stop: Tensor, tiles: Tensor, slopes: Tensor | None,
+    relative: Tensor | None, bias: Tensor | None, mask: Tensor | None, scale: float, softcap: float | None, shift: int,
+) -> tuple[Any, Any, Any, Any]:  # fmt: skip
+    """Queries, keys, what stands between, and the tiles, as the kernels take them."""
+    from . import kernels
+
+    heads, between, of_tiles = (getattr(kernels, name) for name in ("Heads", "Rule", "Tiles"))
+    rule = between(
+        scale,
+        softcap,
+        slopes,
+        relative,
+        0 if relative is None or len(relative) == 1 else relative.shape[-1],
+        None if relative is None else relative.shape[-1] // 2,
+        bias,
+        *_strides(bias),
+        mask,
+        *_strides(mask),
+        start,
+        stop,
+        start.stride(0) if len(start) > 1 else 0,
+        shift,
+    )
+    together = of_tiles(*tiles, tiles.stride(1) if tiles.shape[1] > 1 else 0)
+    return heads(queries, *queries.stride()[:3]), heads(keys, *keys.stride()[:3]), rule, together
+
+
+def _strides(table: Tensor | None) -> tuple[int, ...]:
+    """From one batch, head and row to the next; an axis of size one is the same for all."""
+    if table is None:
+        return (0, 0, 0)
+    return tuple(0 if size == 1 else step for size, step in zip(table.shape[:3], table.stride()[:3], strict=True))
+
+
+def _shape(queries: Tensor, keys: Tensor) -> dict[str, Any]:
+    """How a tile is computed: wide heads and float32 take more of the memory near the processor."""
+    width = max(16, _power(queries.shape[-1]))
+    large = width * queries.element_size() > 256
+    return {
+        "D": width,
+        "BM": BM,
+        "BN": BN,
+        "WHOLE": width == queries.shape[-1] and queries.shape[-2] % BM == 0 == keys.shape[-2] % BN,
+        "PRECISION": "ieee" if queries.dtype == torch.float32 else "tf32",
+        "num_warps": 8 if large else 4,
+        "num_stages": 2 if large else 3,
+        "enable_fp_fusion": True,  # triton's default, which later versions ask for
+    }
+
+
+def _power(number: int) -> int:
+    """The next power of two."""
+    return 1 << (number - 1).bit_length()
+
+
+def survey_lse(
+    queries: Tensor, keys: Tensor, start: Tensor, stop: Tensor, tiles: Tensor, slopes: Tensor | None,
+    relative: Tensor | None, bias: Tensor | None, mask: Tensor | None, scale: float, softcap: float | None, shift: int,
+    first: int, sinks: Tensor | None, lse: Tensor,
+) -> None:  # fmt: skip
+    """lse (batch, heads, query): those of the band, which begins at row `first`."""
+    from . import kernels
+
+    (batch, heads, rows, width), (_, key_heads, columns, _) = queries.shape, keys.shape
+    arguments = _arguments(queries, keys, start, stop, tiles, slopes, relative, bias, mask, scale, softcap, shift)
+    kernels.log_sum_exp[(-(-rows // (2 * BM)), batch * heads)](
+        *arguments, sinks, lse[:, :, first:], rows, columns, heads, heads // key_heads, width, tiles.shape[-1],
+        lse.shape[-1], PER=2, **_shape(queries, keys) | {"BM": 2 * BM, "BN": BN // 2, "num_warps": 8},
+    )  # fmt: skip
+
+
+def survey_rows(
+    queries: Tensor, keys: Tensor, start: Tensor, stop: Tensor, tiles: Tensor, slopes: Tensor | None,
+    relative: Tensor | None, bias: Tensor | None, mask: Tensor | None, scale: float, softcap: float | None, shift: int,
+    first: int, lse: Tensor, received: Tensor, entropy: Tensor, weights: Tensor, found: Tensor, overfull: Tensor,
+    pooled: Tensor, cell_rows: int, cell_keys: int,
+) -> None:  # fmt: skip
+    """received and pooled grow by what the band gives; of the others, the rows of the band are written.
+
+    `overfull` says of which rows the top was not found, since too many keys came into question.
+    """
+    from . import kernels
+
+    (batch, heads, rows, width), (_, key_heads, columns, _) = queries.shape, keys.shape
+    top, row_tiles, key_blocks = weights.shape[-1], tiles.shape[-1], -(-columns // BN)
+    q, k, rule, of_tiles = _arguments(
+        queries, keys, start, stop, tiles, slopes, relative, bias, mask, scale, softcap, shift
+    )
+    shape, own = _shape(queries, keys), lse[:, :, first:]
+    sizes = (rows, columns, heads, heads // key_heads, width, row_tiles)
+    maxima = own.new_empty(batch * heads, key_blocks, row_tiles * BM, dtype=MAXIMA) if top else None
+    kernels.statistics[(key_blocks, batch * heads)](
+        q, k, own, rule, of_tiles, received, entropy[:, :, first:], maxima, pooled if pooled.numel() else None, *sizes,
+        lse.shape[-1], cell_rows, cell_keys, pooled.shape[-1], pooled[0, 0].numel() if pooled.numel() else 0, first,
+        **shape,
+    )  # fmt: skip
+    if not top:
+        return
+
+    def scratch(*size: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return own.new_empty(batch * heads, row_tiles, *size, dtype=dtype)
+
+    grid = (row_tiles, batch * heads)
+    threshold, candidates, blocks = scratch(BM, dtype=torch.float32), scratch(2), scratch(key_blocks)
+    kernels.candidates[grid](
+        maxima, own, of_tiles, threshold, candidates, blocks, rows, heads, row_tiles, key_blocks, lse.shape[-1],
+        TOP=top, BM=BM, BN=BN, CLASSES=max(32, _power(2 * top)), num_warps=4, enable_fp_fusion=True,
+    )  # fmt: skip
+    kernels.sharpen[grid](
+        q, k, own, rule, threshold, candidates, blocks, *sizes, key_blocks, lse.shape[-1], TOP=top, BUSY=BUSY, **shape
+    )
+    first_keys, bits, count = scratch(BM, ROOM), scratch(BM, ROOM, BN // 32), scratch(BM)
+    kernels.mark[grid](
+        q, k, own, rule, of_tiles, threshold, candidates, blocks, first_keys, bits, count, *sizes, key_blocks,
+        lse.shape[-1], ROOM=ROOM, **shape,
+    )  # fmt: skip
+    slots = max(32, _power(2 * top))
+    kernels.rank[(-(-rows // 8), batch * heads)](
+        q, k, own, rule, first_keys, bits, count, scratch(BM, slots, dtype=torch.int64), weights[:, :, first:],
+        found[:, :, first:], *sizes[:5], row_tiles * BM, lse.shape[-1], D=shape["D"], BM=8, TOP=top,
+        TOP_WIDE=_power(top), ROOM=ROOM, WORDS=BN // 32, SLOTS=slots, num_warps=1,
+        enable_fp_fusion=True,
+    )  # fmt: skip
+    overfull[:, :, first : first + rows] = (count.reshape(batch, heads, -1) > ROOM)[:, :, :rows]
+
+
+def survey_map(
+    queries: Tensor, keys: Tensor, start: Tensor, stop: Tensor, tiles: Tensor, slopes: Tensor | None,
+    relative: Tensor | None, bias: Tensor | None, mask: Tensor | None, scale: float, softcap: float | None, shift: int,
+    first: int, lse: Tensor, rows_of: Tensor, keys_of: Tensor, key_item: Tensor, pooled: Tensor, how: str,
+) -> None:  # fmt: skip
+    """pooled (batch, heads, rows, columns) grows by what the band gives."""
+    from . import kernels
+
+    (batch, heads, rows, width), (_, key_heads, columns, _) = queries.shape, keys.shape
+    q, k, rule, _ = _arguments(queries, keys, start, stop, tiles, slopes, relative, bias, mask, scale, softcap, shift)
+    shape = {name: value for name, value in _shape(queries, keys).items() if name != "WHOLE"}
+    kernels.pool[(rows_of.shape[-1], batch * heads)](
+        q, k, lse[:, :, first:], rule, tuple(rows_of), tuple(keys_of), key_item, pooled, rows, columns, heads,
+        heads // key_heads, width, lse.shape[-1], pooled.shape[-1], pooled[0, 0].numel(), SHARE=how == "share", **shape,
+    )  # fmt: skip
+
+
+CHANGED: dict[Any, tuple[str, ...]] = {
+    survey_lse: ("lse",),
+    survey_rows: ("received", "entropy", "weights", "found", "overfull", "pooled"),
+    survey_map: ("pooled",),
+}
+OPERATORS = {
+    function: torch.library.custom_op(f"telescope::{function.__name__}", function, mutates_args=changed)
+    for function, changed in CHANGED.items()
+}
+for _operator in OPERATORS.values():
+    _operator.register_fake(lambda *arguments: None)
+
+
+def run(function: Any, queries: Tensor, *arguments: Any) -> None:
+    """As an operator where somebody traces, who could not look inside; else directly, which takes less time."""
+    traced = torch.compiler.is_compiling() or type(queries) is not Tensor
+    (OPERATORS[function] if traced else function)(queries, *arguments)

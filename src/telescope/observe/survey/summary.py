@@ -1,0 +1,29 @@
+"""What an engine of `survey` gives back: numbers for each query and each key, none for their pairs."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Summary:
+    """In float32, or in float64 for float64 inputs. A row that sees nothing has entropy 0, weights 0 and keys -1."""
+
+    lse: Float[Tensor, "batch heads query"] | None
+    """ln Σ exp(score), the sink included, so that exp(score - lse) is the weight. None where it is not softmax."""
+    received: Float[Tensor, "batch heads key"]
+    """The weight each key gets from all queries together."""
+    entropy: Float[Tensor, "batch heads query"]
+    """-Σ w ln w over the keys, in nats. NaN where a weight is below zero, which softmax never gives."""
+    top_weights: Float[Tensor, "batch heads query top"]
+    """The largest weights, largest first; 0 where fewer keys are seen."""
+    top_keys: Int[Tensor, "batch heads query top"]
+    """Their keys, the lower one first where scores are equal; -1 where fewer are seen."""
+    map: Float[Tensor, "batch heads rows columns"] | None
+
+
+def precision(queries: Tensor) -> torch.dtype:
+    """The dtype a survey is computed in."""
+    return torch.float64 if queries.dtype == torch.float64 else torch.float32

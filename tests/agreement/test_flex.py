@@ -1,0 +1,146 @@
+"""What FlexAttention is told of a definition means the same.
+
+Its kernels are not compiled here: torch then does what it was told step by step, in float64 and with gradients. The
+kernels themselves are tested on a GPU.
+"""
+
+import shutil
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention import flex_attention as torch_flex
+
+import telescope as ts
+from strategies import Shape, assert_near, gradients, learnable, masks, normal, shapes, tensors
+from telescope.engines import flex, reference
+
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch, while it traces
+
+
+@pytest.fixture
+def uncompiled(unchecked, monkeypatch):
+    monkeypatch.setattr(flex, "_compiled", lambda: torch_flex.flex_attention)
+    monkeypatch.setattr(torch_flex, "_validate_device", lambda *_: None)  # which forbids gradients on a CPU
+    monkeypatch.setattr(torch_flex, "_warn_once", lambda *_, **__: None)
+    monkeypatch.setattr(flex, "_remembered", {})
+
+
+LEARNED = learnable(normal(4, 9, seed=1), normal(4, seed=2), normal(4, 8, 8, seed=3) / 3)
+TABLE, SINK, W = LEARNED
+N = 300  # more than two blocks of 128
+DEFINITIONS = {
+    "softcap, causal": ts.Attention(softcap=5.0, mask=ts.causal),
+    "window": ts.Attention(mask=ts.causal & ts.window(5), scale=-0.4),
+    "documents": ts.Attention(mask=ts.documents(torch.arange(N) // 70)),
+    "padding": ts.Attention(mask=ts.padding(keep=normal(2, N, seed=4) > 0)),
+    "a sequence of nothing, sink": ts.Attention(sink=SINK, mask=ts.padding([0, 200]) & ts.causal),
+    "a learned bias, prefix": ts.Attention(bias=ts.relative(TABLE), mask=ts.causal | ts.prefix(3)),
+    "a learned score": ts.Attention(score=ts.general(W), sink=0.5),
+    "alibi": ts.Attention(bias=ts.alibi(4)),
+    "any function": ts.Attention(bias=lambda query, key: -0.1 * (query - key).abs()),
+    "a tensor that forbids": ts.Attention(
+        bias=ts.from_additive(normal(N, N, seed=5).masked_fill(torch.eye(N) > 0, -torch.inf))
+    ),
+}
+
+
+@pytest.mark.parametrize("attention", DEFINITIONS.values(), ids=DEFINITIONS)
+def test_it_means_the_same(uncompiled, attention):
+    inputs = learnable(*tensors(Shape(2, 4, 2, N, N, 8, 8)))
+    context, truth = flex.attend(*inputs, attention), reference.attend(*inputs, attention)
+    assert_near(context, truth)
+    learned = [
+        part for part in LEARNED if any(part is own for own in (attention.sink, *vars(attention.score).values()))
+    ]
+    learned += [TABLE] if attention.bias == ts.relative(TABLE) else []
+    for gradient, slope in zip(gradients(context, *inputs, *learned), gradients(truth, *inputs, *learned), strict=True):
+        assert_near(gradient, slope, backward=True, unit=10.0)
+
+
+def test_fewer_queries_than_keys_stand_at_the_end(uncompiled):
+    inputs = tensors(Shape(1, 2, 2, 5, 9))
+    for attention in (ts.Attention(mask=ts.causal), ts.Attention(bias=ts.alibi(2), mask=ts.window(3))):
+        assert_near(flex.attend(*inputs, attention), reference.attend(*inputs, attention))
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_its_blocks_are_those_of_the_mask(data):
+    """A block that somebody sees is listed, as full if everyone sees all of it; no other is."""
+    shape = data.draw(shapes())
+    mask = data.draw(masks(shape))
+    q, k, _ = tensors(shape)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flex, "TILE", 4)
+        blocks = flex._made(mask, q, k)
+    seen = mask.block(shape.queries, shape.keys, batch=shape.batch, heads=shape.heads)
+    seen = torch.nn.functional.pad(seen, (0, -shape.keys % 4, 0, -shape.queries % 4)).unfold(2, 4, 4).unfold(3, 4, 4)
+    some, every = seen.flatten(-2).any(-1), seen.flatten(-2).all(-1)
+    assert torch.equal(dense(blocks.full_kv_num_blocks, blocks.full_kv_indices), every)
+    assert torch.equal(dense(blocks.kv_num_blocks, blocks.kv_indices), some & ~every)
+
+
+def dense(counts, indices):
+    listed = torch.arange(indices.shape[-1]) < counts[..., None]
+    return torch.zeros(indices.shape, dtype=torch.bool).scatter(-1, indices.long(), listed)
+
+
+def test_blocks_are_remembered_until_the_mask_is_written_to(monkeypatch):
+    monkeypatch.setattr(flex, "_remembered", {})
+    q, k, _ = tensors(Shape())
+    lengths = torch.tensor([2, 5])
+    first = flex._blocks(ts.causal & ts.padding(lengths), q, k)
+    assert flex._blocks(ts.causal & ts.padding(lengths), q, k) is first
+    assert flex._blocks(ts.causal & ts.padding(lengths.clone()), q, k) is not first
+    lengths[0] = 4
+    assert flex._blocks(ts.causal & ts.padding(lengths), q, k) is not first
+    for size in range(1, 50):
+        flex._blocks(ts.window(size), q, k)
+    assert len(flex._remembered) == flex.MASKS
+
+
+X = torch.zeros(1, 1, 4, 16)
+REASONS = [
+    (lambda: ts.Attention(score=ts.additive(*[torch.zeros(16, 2)] * 2, torch.zeros(2))), X, {}, "no dot product"),
+    (lambda: ts.Attention(normalize=ts.by_sum), X, {}, "by_sum"),
+    (ts.Attention, X, {"dropout": 0.1}, "no dropout"),
+    (ts.Attention, X.double(), {}, "no float64"),
+    (ts.Attention, X[:, :, :0], {}, "nothing to compute"),
+    (ts.Attention, X.clone().requires_grad_(), {}, "no gradients"),
+    (lambda: ts.Attention(bias=ts.relative(torch.zeros(1, 3).requires_grad_())), X, {}, "no gradients"),
+    (lambda: ts.Attention(sink=1.0), X, {}, "log-sum-exp"),
+    (ts.Attention, X.to("meta"), {}, "meta devices"),
+]
+
+
+@pytest.mark.parametrize(("attention", "x", "how", "reason"), REASONS, ids=[reason for *_, reason in REASONS])
+def test_it_says_why_it_cannot(monkeypatch, attention, x, how, reason):
+    monkeypatch.setitem(flex.LACKING, "cpu", None)
+    assert reason in flex.cannot(x, x, x, attention(), **how)
+    if not x.is_meta:
+        with pytest.raises(ValueError, match=r'engine="flex" cannot run .*; leave engine out, or use "reference"'):
+            ts.attend(x, x, x, attention(), engine="flex", **how)
+
+
+def test_what_has_to_be_installed(monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    assert flex._lacking("cpu") == "on a CPU it needs AVX2"
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    monkeypatch.setenv("CXX", "clang++")
+    assert flex._lacking("cpu") == "on a CPU it needs the C++ compiler clang++"
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert flex._lacking("cpu") is None
+    monkeypatch.setattr(flex, "find_spec", lambda _: None)
+    assert "pip install triton" in flex._lacking("cuda")
+
+
+@pytest.mark.skipif(flex.cannot(X, X, X, ts.Attention()) is not None, reason="needs AVX2 and a C++ compiler")
+def test_compiled_on_a_cpu(unchecked):
+    """One compilation, which takes half a minute."""
+    q, k, v = tensors(Shape(1, 2, 1, 150, 150, 16, 16), dtype=torch.float32)
+    attention = ts.Attention(softcap=5.0, bias=ts.alibi(2), mask=ts.causal & ts.window(40))
+    truth = reference.attend(q.double(), k.double(), v.double(), attention)
+    assert_near(ts.attend(q, k, v, attention, engine="flex"), truth, torch.float32)

@@ -1,0 +1,276 @@
+"""Every engine of `survey` gives the numbers of its `reference` in float64, and those are the formulas, by hand."""
+
+import math
+from contextlib import contextmanager
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+import telescope as ts
+from strategies import Shape, assert_near, composite, definitions, dtypes, layouts, normal, seeds, shapes, tensors
+from telescope.observe.survey import ENGINES, blocks, chunked, reference, scores
+from telescope.observe.survey.cells import grid, segments
+
+pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # torch, on a CPU that has no bfloat16
+
+FAST = ["chunked"]
+on_every_engine = pytest.mark.parametrize("engine", FAST)
+on_all = pytest.mark.parametrize("engine", [*FAST, "reference"])
+
+
+@contextmanager
+def blocks_of(most, group=2):
+    """Blocks of one row or few, of several heads, or of everything; groups of two keys, so that there are many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(chunked.SCORES, "cpu", most)
+        for module in (blocks, chunked, scores):
+            patch.setattr(module, "GROUP", group)
+        yield
+
+
+block_sizes = st.sampled_from([60, 300, 2**20])
+
+
+@composite
+def ids(draw, shape):
+    """Segments of both sequences, in no order, for the batch or for each of it; some ids may be missing."""
+    return tuple(
+        normal(draw(st.sampled_from([1, shape.batch])), size, seed=draw(seeds)).mul(1.5).round().long().abs()
+        for size in (shape.queries, shape.keys)
+    )
+
+
+@composite
+def maps(draw, shape):
+    how, size = draw(st.sampled_from(["share", "max"])), (shape.queries, shape.keys)
+    if draw(st.booleans()):
+        return segments(draw(ids(shape)), how, of=size, batch=shape.batch, device=torch.device("cpu"))
+    rows, columns = draw(st.integers(1, shape.queries)), draw(st.integers(1, shape.keys))
+    return grid(rows, columns, how, of=size, device=torch.device("cpu"))
+
+
+def agree(engine, inputs, attention, *, top=3, cells=None, lse=False):
+    """Against reference in float64, in units of the dtype's rounding; a large lse or score has its own."""
+    q, k = inputs
+    truth = reference.summarize(q.double(), k.double(), attention, None, top, cells)
+    known = None if not lse or truth.lse is None else truth.lse.to(torch.promote_types(q.dtype, torch.float32))
+    got = ENGINES[engine].summarize(q, k, attention, known, top, cells)
+    kind = torch.float64 if q.dtype == torch.float64 else torch.float32
+    unit = 4.0 * max([1.0, *(abs(x) for x in all_scores(q, k, attention) if math.isfinite(x))])
+    for name in ("lse", "entropy", "received", "top_weights", "map"):
+        mine, exact = getattr(got, name), getattr(truth, name)
+        assert (mine is None) == (exact is None), name
+        if mine is not None:
+            assert (mine.dtype, mine.shape) == (kind, exact.shape), name
+            more = q.shape[-2] if name == "received" else k.shape[-2] if name == "entropy" else 1
+            assert_near(mine, exact, kind, unit=unit * more)
+    assert got.top_keys.dtype == torch.int64
+    assert got.top_keys.shape == truth.top_keys.shape
+    assert torch.equal(got.top_keys < 0, truth.top_keys < 0)
+    weights = whole(q.double(), k.double(), attention)
+    there = weights.gather(-1, got.top_keys.clamp(min=0)) if k.shape[-2] else torch.zeros_like(truth.top_weights)
+    assert_near(got.top_weights, there.masked_fill(got.top_keys < 0, 0.0), kind, unit=unit)
+    for row in got.top_keys.flatten(0, 2).tolist():
+        found = [key for key in row if key >= 0]
+        assert len(set(found)) == len(found)
+    if cells is not None:
+        assert_near(ENGINES[engine].pool(q, k, attention, known, cells), truth.map, kind, unit=unit)
+
+
+def all_scores(q, k, attention):
+    return reference._masked(q.double(), k.double(), attention).flatten().tolist()
+
+
+def whole(q, k, attention):
+    return ts.trace(q, k, torch.zeros_like(k), attention).weights
+
+
+# --------------------------------------------------------------------------------------------- reference is the formula
+
+
+def by_hand(weights, masked, top):
+    """One row after the other, in the words of the issue."""
+    received = [sum(row[j] for row in weights) for j in range(len(weights[0]))] if weights else []
+    entropy = [-sum((w * math.log(w) for w in row if w > 0), 0.0) for row in weights]
+    tops = []
+    for row, score in zip(weights, masked, strict=True):
+        order = sorted((j for j in range(len(row)) if score[j] > -math.inf), key=lambda j, s=score: (-s[j], j))[:top]
+        order = [(row[j], j) for j in order]
+        tops.append(order + [(0.0, -1)] * (top - len(order)))
+    return received, entropy, tops
+
+
+@given(st.data())
+@settings(max_examples=100)
+def test_reference_is_the_formula(data):
+    shape = data.draw(shapes().filter(lambda shape: math.prod(shape.whole) < 300))
+    attention = data.draw(definitions(shape))
+    q, k, v = tensors(shape, data.draw(seeds))
+    steps, cells = ts.trace(q, k, v, attention), data.draw(maps(shape))
+    got = reference.summarize(q, k, attention, None, 3, cells)
+    for b, h in product(range(shape.batch), range(shape.heads)):
+        weights, masked = steps.weights[b, h].tolist(), steps.masked[b, h].tolist()
+        received, entropy, tops = by_hand(weights, masked, 3)
+        exact = {"atol": 1e-12, "rtol": 1e-12}
+        assert_close(got.received[b, h].tolist(), received, **exact)
+        assert_close(got.entropy[b, h].tolist(), entropy, **exact)
+        assert_close(got.top_weights[b, h].tolist(), [[w for w, _ in row] for row in tops], **exact)
+        assert got.top_keys[b, h].tolist() == [[j for _, j in row] for row in tops]
+        assert_close(torch.exp(steps.masked[b, h] - got.lse[b, h, :, None]).nan_to_num(0.0), steps.weights[b, h])
+        assert_close(got.map[b, h], map_by_hand(steps.weights[b, h], cells, b), **exact)
+
+
+def map_by_hand(weights, cells, b):
+    of_queries, of_keys = (part[b % len(part)] for part in (cells.of_queries, cells.of_keys))
+    pooled = torch.zeros(cells.rows, cells.columns, dtype=torch.float64)
+    for r, c in product(range(cells.rows), range(cells.columns)):
+        cell = weights[of_queries == r][:, of_keys == c]
+        if cell.numel():
+            pooled[r, c] = cell.sum(-1).mean() if cells.how == "share" else cell.max()
+    return pooled
+
+
+# ----------------------------------------------------------------------------------------------------- engines agree
+
+
+@on_every_engine
+@given(st.data())
+@settings(max_examples=150)
+def test_engines_agree(engine, data):
+    shape = data.draw(shapes())
+    attention = data.draw(definitions(shape))
+    q, k, _ = tensors(shape, data.draw(seeds), data.draw(dtypes), data.draw(layouts))
+    if ENGINES[engine].cannot(q, k, attention) is None:
+        cells = data.draw(st.none() | maps(shape))
+        options = {"top": data.draw(st.integers(0, 9)), "cells": cells, "lse": data.draw(st.booleans())}
+        with blocks_of(data.draw(block_sizes)):
+            agree(engine, (q, k), attention, **options)
+
+
+@on_all
+@given(st.data())
+@settings(max_examples=25)
+def test_by_sum(engine, data):
+    """Numbers above zero, whose sums mean something."""
+    shape = data.draw(shapes())
+    attention = ts.Attention(scale=1.0, normalize=ts.by_sum, mask=ts.causal & ts.window(4))
+    q, k, _ = (tensor.abs() + 0.1 for tensor in tensors(shape, data.draw(seeds)))
+    if ENGINES[engine].cannot(q, k, attention) is None:
+        with blocks_of(data.draw(block_sizes)):
+            assert ENGINES[engine].summarize(q, k, attention, None, 2, None).lse is None
+            agree(engine, (q, k), attention, cells=data.draw(maps(shape)))
+
+
+@on_all
+def test_a_weight_below_zero_has_no_entropy(engine):
+    q, k = torch.ones(1, 1, 2, 1), torch.tensor([-1.0, 3.0])[None, None, :, None]
+    got = ts.survey(q, k, ts.Attention(scale=1.0, normalize=ts.by_sum), engine=engine, top=2)
+    assert got.entropy.isnan().all()
+    assert_close(got.top.weights[0, 0, 0], torch.tensor([1.5, -0.5]))
+    assert got.top.keys[0, 0, 0].tolist() == [1, 0]
+
+
+@on_every_engine
+@pytest.mark.parametrize("length", [63, 64, 129, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_longer_than_a_group_of_keys(engine, length, dtype):
+    q, k, _ = tensors(Shape(1, 4, 2, length, length, 32, 32), dtype=dtype)
+    cells = grid(7, 9, "share", of=(length, length), device=q.device)
+    for mask in (ts.causal, ts.causal & ts.window(40), ts.everyone, ts.padding([length // 2])):
+        with blocks_of(5000, group=32):
+            agree(engine, (q, k), ts.Attention(mask=mask), top=3, cells=cells)
+
+
+@on_every_engine
+@pytest.mark.parametrize("size", [1e4, -1e4])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_scores_of_ten_thousand(engine, size, dtype):
+    q, k, _ = tensors(Shape(1, 2, 1, 9, 9), dtype=dtype)
+    agree(engine, (q, k), ts.Attention(scale=size / 5.0, mask=ts.causal))
+    agree(engine, (q, k), ts.Attention(scale=size / 5.0, sink=0.5))
+    agree(engine, (torch.ones_like(q), torch.ones_like(k)), ts.Attention(scale=size))
+
+
+@on_every_engine
+@pytest.mark.parametrize("sink", [-200.0, 200.0])
+def test_a_sink_far_from_the_scores(engine, sink):
+    q, k, _ = tensors(Shape(), dtype=torch.float32)
+    agree(engine, (q, k), ts.Attention(sink=sink, mask=ts.causal & ts.padding([0, 4])))
+
+
+@on_all
+@pytest.mark.parametrize("empty", ["batch", "queries", "keys"])
+def test_empty_sequences(engine, empty):
+    shape = Shape(**vars(Shape()) | {empty: 0})
+    q, k, _ = tensors(shape)
+    got = ts.survey(q, k, ts.Attention(mask=ts.causal), engine=engine, top=2)
+    assert got.received.shape == (shape.batch, 2, shape.keys)
+    assert not got.received.any()
+    assert got.top.keys.shape == (shape.batch, 2, shape.queries, 2)
+    assert (got.top.keys == -1).all()
+    assert not got.entropy.any()
+
+
+@on_all
+def test_no_features_means_no_preference(engine):
+    q, k, _ = tensors(Shape(d_k=0))
+    got = ts.survey(q, k, engine=engine)
+    assert_close(got.received, torch.ones(2, 2, 5, dtype=torch.float64))
+    assert_close(got.rows(0), torch.full((2, 2, 1, 5), 0.2, dtype=torch.float64))
+
+
+# -------------------------------------------------------------------------------------------------------------- ties
+
+
+@on_all
+@given(st.data())
+@settings(max_examples=150)
+def test_of_equal_scores_the_lower_key_comes_first(engine, data):
+    """Small whole numbers: many scores are equal, and every engine computes them without rounding."""
+    shape = Shape(**vars(data.draw(shapes())) | {"d_k": data.draw(st.sampled_from([1, 4, 16]))})
+    dtype = data.draw(dtypes)
+    q, k, _ = ((2.0 * tensor).round() for tensor in tensors(shape, data.draw(seeds), dtype))
+    attention = ts.Attention(scale=data.draw(st.sampled_from([None, 1.0, -0.5, 0.3])), mask=data.draw(masks(shape)))
+    if ENGINES[engine].cannot(q, k, attention) is None:
+        truth = reference.summarize(q.double(), k.double(), attention, None, 5, None)
+        with blocks_of(data.draw(block_sizes)):
+            assert torch.equal(ENGINES[engine].summarize(q, k, attention, None, 5, None).top_keys, truth.top_keys)
+
+
+def masks(shape):
+    rules = [ts.everyone, ts.causal, ts.causal & ts.window(3), ts.causal & ts.padding([1] * shape.batch)]
+    return st.sampled_from(rules)
+
+
+@on_all
+def test_weights_too_small_to_tell_are_ranked_by_their_scores(engine):
+    k = torch.tensor([0.0, -300.0, -200.0, -400.0])[None, None, :, None]
+    got = ts.survey(torch.ones(1, 1, 1, 1), k, ts.Attention(scale=1.0), engine=engine, top=4)
+    assert got.top.weights[0, 0, 0].tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert got.top.keys[0, 0, 0].tolist() == [0, 2, 1, 3]
+
+
+@on_all
+def test_minus_zero_equals_zero(engine):
+    """Scores too small for a number come to 0.0 from above and to -0.0 from below."""
+    k = torch.tensor([-1e-30, 1e-30, -1e-30, 1e-30])[None, None, :, None]
+    got = ts.survey(torch.ones(1, 1, 1, 1), k, ts.Attention(scale=1e-30), engine=engine, top=3)
+    assert got.top.keys[0, 0, 0].tolist() == [0, 1, 2]
+
+
+# ---------------------------------------------------------------------------------------------------------- autocast
+
+
+@on_all
+def test_autocast_surveys_what_attend_computes(engine):
+    q, k, v = tensors(Shape(), dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = ts.survey(q, k, values=v, engine=engine)
+    truth = reference.summarize(q.bfloat16().double(), k.bfloat16().double(), ts.Attention(), None, 8, None)
+    assert got.received.dtype == torch.float32
+    assert_near(got.received, truth.received, torch.float32)
+    assert got.context.dtype == torch.bfloat16

@@ -1,0 +1,127 @@
+"""The kernels of `survey`, run by triton's interpreter where there is no GPU, give the numbers of its `reference`."""
+
+import pytest
+import torch
+
+import telescope as ts
+from strategies import Shape, assert_near, normal, tensors
+from telescope.observe.survey import launch, reference
+from telescope.observe.survey import triton as engine
+from telescope.observe.survey.cells import grid, segments
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them on the GPU")
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch):
+    """Tiles of 16 rows and 32 keys, so that a small matrix has many."""
+    for module in (launch, engine):
+        monkeypatch.setattr(module, "BM", 16)
+        monkeypatch.setattr(module, "BN", 32)
+
+
+def surveyed(q, k, attention, *, top=3, cells=None, lse=None):
+    """By the kernels, after comparing everything but the keys with reference in float64."""
+    truth = reference.summarize(q.double(), k.double(), attention, None, top, cells)
+    got = engine.summarize(q, k, attention, lse, top, cells)
+    for name in ("lse", "entropy", "received", "top_weights", "map"):
+        mine, exact = getattr(got, name), getattr(truth, name)
+        assert (mine is None) == (exact is None)
+        if mine is not None:
+            seen = exact.isfinite()
+            assert torch.equal(mine.isfinite(), seen)
+            assert_near(mine[seen], exact[seen], torch.float32, unit=32.0)
+    return got, truth
+
+
+TEXTS = [0] * 13 + [1] * 30 + [2] * 2 + [3] * 8
+CASES = {
+    "causal": (Shape(1, 1, 1, 53, 53, 16), ts.Attention(mask=ts.causal)),
+    "grouped heads, everyone": (Shape(1, 2, 1, 20, 37, 16), ts.Attention()),
+    "more queries than keys": (Shape(1, 1, 1, 40, 17, 16), ts.Attention(mask=ts.causal)),
+    "window, softcap, a width of 20": (
+        Shape(1, 1, 1, 53, 53, 20),
+        ts.Attention(softcap=2.0, mask=ts.causal & ts.window(9)),
+    ),
+    "documents, padding": (
+        Shape(2, 1, 1, 53, 53, 16),
+        ts.Attention(mask=ts.causal & ts.documents(TEXTS) & ts.padding([0, 40])),
+    ),
+    "a mask without a span, alibi": (Shape(1, 1, 1, 53, 53, 16), ts.Attention(bias=ts.alibi(1), mask=~ts.window(5))),
+    "relative, sink": (
+        Shape(2, 1, 1, 33, 33, 16),
+        ts.Attention(bias=ts.relative(normal(1, 9, seed=5)), sink=0.5, mask=ts.padding([0, 30])),
+    ),
+    "a bias by a function": (
+        Shape(1, 1, 1, 33, 33, 16),
+        ts.Attention(bias=lambda i, j: torch.cos(i + 2.0 * j), mask=ts.causal),
+    ),
+    "a bias that hides": (
+        Shape(1, 1, 1, 20, 20, 16),
+        ts.Attention(bias=ts.from_additive(torch.where(normal(20, 20, seed=3) > 0.5, -torch.inf, 0.5))),
+    ),
+    "general": (Shape(1, 1, 1, 20, 20, 16), ts.Attention(score=ts.general(normal(16, 16, seed=4)), scale=-0.1)),
+}
+
+
+@pytest.mark.parametrize(("shape", "attention"), CASES.values(), ids=CASES)
+def test_kernels_agree(shape, attention):
+    q, k, _ = tensors(shape, dtype=torch.float32)
+    got, truth = surveyed(q, k, attention)
+    assert torch.equal(got.top_keys, truth.top_keys)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("layout", ["transposed", "strided"])
+def test_any_layout_and_a_given_lse(dtype, layout):
+    q, k, _ = tensors(Shape(1, 2, 2, 37, 37, 16), dtype=dtype, layout=layout)
+    attention = ts.Attention(mask=ts.causal)
+    lse = reference.summarize(q, k, attention, None, 0, None).lse
+    surveyed(q, k, attention, lse=lse, top=1)
+
+
+def test_ties_go_to_the_lower_key():
+    q, k = (normal(1, 1, 40, 16, seed=seed).sign().float() for seed in (0, 1))
+    got, truth = surveyed(q, k, ts.Attention(scale=1.0), top=4)
+    assert torch.equal(got.top_keys, truth.top_keys)
+
+
+def test_all_alike():
+    q = torch.zeros(1, 1, 34, 16)
+    got, _ = surveyed(q, q, ts.Attention(mask=ts.causal), top=2)
+    assert got.top_keys[0, 0, :, 0].unique().tolist() == [0]
+    assert got.top_keys[0, 0, 1:, 1].unique().tolist() == [1]
+
+
+def test_a_row_with_more_blocks_in_question_than_there_is_room(monkeypatch):
+    monkeypatch.setattr(launch, "ROOM", 1)
+    q, k, _ = tensors(Shape(1, 1, 1, 20, 70, 16), dtype=torch.float32)
+    got, truth = surveyed(q, k, ts.Attention(mask=ts.causal))
+    assert torch.equal(got.top_keys, truth.top_keys)
+
+
+def test_bands_of_rows(monkeypatch):
+    """With room for one tile of rows at a time, and a map that does not fit the tiles."""
+    monkeypatch.setattr(engine, "MEMORY", 1)
+    q, k, _ = tensors(Shape(1, 1, 1, 40, 40, 16), dtype=torch.float32)
+    mask = ts.causal & ts.from_tensor(normal(40, 40, seed=9) > 0)
+    surveyed(q, k, ts.Attention(mask=mask), cells=grid(7, 9, "share", of=(40, 40), device=q.device))
+
+
+def test_a_map_that_fits_the_tiles():
+    q, k, _ = tensors(Shape(1, 1, 1, 64, 64, 16), dtype=torch.float32)
+    surveyed(q, k, ts.Attention(mask=ts.causal), top=0, cells=grid(2, 2, "share", of=(64, 64), device=q.device))
+
+
+@pytest.mark.parametrize("how", ["share", "max"])
+def test_maps_alone(how):
+    q, k, _ = tensors(Shape(2, 1, 1, 23, 40, 16), dtype=torch.float32)
+    attention = ts.Attention(mask=ts.causal & ts.padding([40, 9]))
+    ids = torch.stack([torch.arange(40) // 9, torch.arange(40) % 3])
+    for cells in (
+        grid(3, 5, how, of=(23, 40), device=q.device),
+        segments(ids, how, of=(23, 40), batch=2, device=q.device),
+    ):
+        truth = reference.pool(q.double(), k.double(), attention, None, cells)
+        assert_near(engine.pool(q, k, attention, None, cells), truth, torch.float32, unit=4.0)

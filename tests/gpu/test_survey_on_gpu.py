@@ -1,0 +1,133 @@
+"""On a GPU, `survey` gives the numbers of its reference in float64."""
+
+import pytest
+import torch
+
+import telescope as ts
+from telescope.observe.survey import ENGINES, chunked, launch, reference
+from telescope.observe.survey import triton as engine
+from telescope.observe.survey.cells import grid
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+TEXTS = torch.arange(700) // 150
+# name: (batch, heads, key heads, queries, keys, d), dtype, definition
+CASES = {
+    "causal": ((1, 4, 4, 700, 700, 128), torch.bfloat16, ts.Attention(mask=ts.causal)),
+    "whole tiles": ((1, 2, 2, 1024, 1024, 128), torch.bfloat16, ts.Attention(mask=ts.causal)),
+    "grouped heads": ((2, 6, 2, 300, 300, 64), torch.float16, ts.Attention(mask=ts.causal)),
+    "two sequences": ((1, 2, 2, 100, 700, 64), torch.float32, ts.Attention()),
+    "one query": ((2, 4, 2, 1, 700, 64), torch.bfloat16, ts.Attention(mask=ts.causal)),
+    "window, softcap": (
+        (1, 2, 2, 700, 700, 80),
+        torch.bfloat16,
+        ts.Attention(softcap=20.0, mask=ts.causal & ts.window(99)),
+    ),
+    "documents, padding, sink": (
+        (2, 2, 1, 700, 700, 64),
+        torch.bfloat16,
+        ts.Attention(sink=torch.tensor([0.5, -1.0]), mask=ts.causal & ts.documents(TEXTS) & ts.padding([0, 600])),
+    ),
+    "alibi, no span": ((1, 4, 4, 300, 300, 16), torch.float16, ts.Attention(bias=ts.alibi(4), mask=~ts.window(7))),
+    "relative, a head of 256": (
+        (1, 2, 2, 300, 300, 256),
+        torch.bfloat16,
+        ts.Attention(bias=ts.relative(torch.linspace(-1, 1, 18).view(2, 9)), mask=ts.causal),
+    ),
+    "a function, float32": (
+        (1, 2, 2, 300, 300, 32),
+        torch.float32,
+        ts.Attention(bias=lambda i, j: torch.cos(i + 2.0 * j), mask=ts.causal),
+    ),
+}
+
+
+def inputs(sizes, dtype):
+    batch, heads, key_heads, queries, keys, d = sizes
+    torch.manual_seed(0)
+    shapes = [(batch, heads, queries, d), (batch, key_heads, keys, d)]
+    return [torch.randn(shape, device="cuda").to(dtype) for shape in shapes]
+
+
+def assert_agrees(got, q, k, attention, cells=None):
+    truth = reference.summarize(q.double(), k.double(), attention, None, got.top_keys.shape[-1], cells)
+    for name in ("lse", "received", "entropy", "top_weights", "map"):
+        mine, exact = getattr(got, name), getattr(truth, name)
+        assert (mine is None) == (exact is None)
+        if mine is not None:
+            torch.testing.assert_close(
+                mine.double(), exact, atol=1e-4, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
+            )
+    differ = got.top_keys != truth.top_keys  # among scores that are nearly equal
+    assert differ.float().mean() < 0.001
+
+
+@pytest.mark.parametrize(("sizes", "dtype", "attention"), CASES.values(), ids=CASES)
+def test_kernels_agree(sizes, dtype, attention):
+    q, k = inputs(sizes, dtype)
+    assert engine.cannot(q, k, attention, 8) is None
+    assert ts.survey(q, k, attention).engine == "triton"
+    rows, columns = min(5, sizes[3]), 7
+    for how in ("share", "max"):
+        cells = grid(rows, columns, how, of=sizes[3:5], device=q.device)
+        assert_agrees(engine.summarize(q, k, attention, None, 8, cells), q, k, attention, cells)
+
+
+def test_a_map_that_fits_the_tiles_and_bands(monkeypatch):
+    q, k = inputs((1, 2, 2, 1024, 1024, 128), torch.bfloat16)
+    attention = ts.Attention(mask=ts.causal)
+    cells = grid(4, 8, "share", of=(1024, 1024), device=q.device)
+    assert_agrees(engine.summarize(q, k, attention, None, 8, cells), q, k, attention, cells)
+    monkeypatch.setattr(engine, "MEMORY", 2**20)
+    assert_agrees(engine.summarize(q, k, attention, None, 8, cells), q, k, attention, cells)
+
+
+def test_ties_go_to_the_lower_key_also_where_all_are_alike(monkeypatch):
+    q, k = (tensor.sign() for tensor in inputs((1, 2, 2, 300, 300, 16), torch.bfloat16))
+    for q_, k_ in ((q, k), (torch.zeros_like(q), k)):
+        got = engine.summarize(q_, k_, ts.Attention(scale=1.0, mask=ts.causal), None, 8, None)
+        truth = reference.summarize(q_.double(), k_.double(), ts.Attention(scale=1.0, mask=ts.causal), None, 8, None)
+        assert torch.equal(got.top_keys, truth.top_keys)
+    monkeypatch.setattr(launch, "ROOM", 1)
+    got = engine.summarize(q, k, ts.Attention(mask=ts.causal), None, 8, None)
+    assert_agrees(got, q, k, ts.Attention(mask=ts.causal))
+
+
+def test_a_cluster_of_keys_that_all_rows_look_at():
+    q, k = inputs((1, 2, 2, 2048, 2048, 64), torch.bfloat16)
+    k[:, :, 700:1000] += q.mean(2, keepdim=True) * 20
+    q += 1.0
+    k[:, :, 700:1000] += 1.0
+    assert_agrees(
+        engine.summarize(q, k, ts.Attention(mask=ts.causal), None, 8, None), q, k, ts.Attention(mask=ts.causal)
+    )
+
+
+def test_chunked_agrees_on_a_gpu():
+    q, k = inputs((1, 2, 2, 300, 300, 64), torch.float32)
+    assert_agrees(
+        chunked.summarize(q, k, ts.Attention(mask=ts.causal), None, 8, None), q, k, ts.Attention(mask=ts.causal)
+    )
+
+
+def test_compiled_and_fake():
+    q, k = inputs((1, 2, 2, 256, 256, 64), torch.bfloat16)
+    attention = ts.Attention(mask=ts.causal)
+    compiled = torch.compile(lambda q, k: ts.survey(q, k, attention, top=2).received * 2)
+    torch.testing.assert_close(compiled(q, k), ts.survey(q, k, attention, top=2).received * 2)
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = engine.summarize(mode.from_tensor(q), mode.from_tensor(k), attention, None, 2, None)
+    assert fake.received.shape == (1, 2, 256)
+
+
+def test_a_wrong_lse_is_refused():
+    q, k = inputs((1, 2, 2, 256, 256, 64), torch.bfloat16)
+    lse = ts.survey(q, k).lse
+    with pytest.raises(ValueError, match="base 2"):
+        ts.survey(q, k, lse=lse / 0.6931471805599453)
+    assert next(iter(ENGINES)) == "triton"
