@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from math import log
+from operator import attrgetter
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -20,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from .. import __version__
 from ..attention import Attention, causal, window
 from ..engines import chunked, flex, reference, sdpa
-from ..observe import survey
+from ..observe import Survey, survey
 from ..observe.survey import ENGINES as SURVEYS
 
 SIZE = (1, 4, 261, 64)  # batch, heads, position, feature: longer than a kernel's tile, and odd
@@ -40,13 +41,15 @@ Run = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Patient:
-    """An engine: what it computes of queries, keys and values, and the log-sum-exp of every query if it gives one."""
+    """An engine: what it computes of queries, keys and values, what that should be, by the steps of the reference, and
+    the log-sum-exp of every query if it gives one."""
 
     name: str
     attention: Attention
     cannot: Callable[[Tensor, Tensor, Tensor], str | None]
-    context: Run | None = None
+    answer: Run
     lse: Run | None = None
+    truth: Callable[[reference.Steps], Tensor] = attrgetter("context")
 
 
 @dataclass(frozen=True)
@@ -101,12 +104,15 @@ def patients(device: torch.device, *, every: bool) -> Iterator[Patient]:
     yield Patient("attend  chunked", RICH, _anything, lambda q, k, v: chunked.attend(q, k, v, RICH))
     yield Patient("attend  reference", RICH, _anything, lambda q, k, v: reference.attend(q, k, v, RICH))
     for name in SURVEYS:
-        yield Patient(f"survey  {name}", RICH, partial(_survey_cannot, name), lse=partial(_survey_lse, name))
-    if "triton" not in SURVEYS:
-        lacking = (
-            "it needs a CUDA GPU" if find_spec("triton") else "it needs triton, pip install triton, and a CUDA GPU"
+        run = partial(_survey, name)
+        yield Patient(
+            f"survey  {name}",
+            RICH,
+            partial(_survey_cannot, name),
+            lambda q, k, v, run=run: _told(run(q, k, v)),  # type: ignore[misc]
+            lambda q, k, v, run=run: run(q, k, v).lse,  # type: ignore[misc]
+            _true,
         )
-        yield Patient("survey  triton", RICH, lambda *_: lacking)
 
 
 def examine(patient: Patient, device: torch.device) -> Finding:
@@ -118,22 +124,22 @@ def examine(patient: Patient, device: torch.device) -> Finding:
     wrong, rows, refused = "", "", ""
     for dtype, (q, k, v) in inputs.items():
         try:
-            context = None if patient.context is None else _quietly(patient.context, q, k, v)
+            answer = _quietly(patient.answer, q, k, v)
             lse = None if patient.lse is None else _quietly(patient.lse, q, k, v)
         except (RuntimeError, NotImplementedError, ValueError) as problem:
             refused = str(problem).strip().split("\n")[0]
             continue
         steps = reference.steps(q.double(), k.double(), v.double(), patient.attention)
         kind = str(dtype).removeprefix("torch.")
-        if context is not None:
-            errors[kind] = float((context.double() - steps.context).abs().max())
-            allowed = ROUNDINGS[dtype] * torch.finfo(dtype).eps * max(1.0, float(steps.context.abs().max()))
-            if not errors[kind] <= allowed:
-                wrong = f"off by {errors[kind]:.1e} in {kind}"
+        truth = patient.truth(steps)
+        errors[kind] = float((answer.double() - truth).abs().max())
+        allowed = ROUNDINGS[dtype] * torch.finfo(dtype).eps * max(1.0, float(truth.abs().max()))
+        if not errors[kind] <= allowed:
+            wrong = f"off by {errors[kind]:.1e} in {kind}"
         if lse is not None:
             rows = row_sums(steps.masked, lse)
             wrong = wrong or ("" if rows == "1" else f"rows of exp(score - lse) sum to {rows} in {kind}")
-    if not errors and not rows:
+    if not errors:
         return Finding(patient.name, refused or "it takes none of float32, bfloat16 and float16")
     return Finding(patient.name, "", errors, rows, _ms(patient, device), wrong)
 
@@ -209,10 +215,20 @@ def _survey_cannot(name: str, queries: Tensor, keys: Tensor, values: Tensor) -> 
     return obstacle
 
 
-def _survey_lse(name: str, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    sums = survey(queries, keys, RICH, engine=name).lse
-    assert sums is not None
-    return sums
+def _survey(name: str, queries: Tensor, keys: Tensor, values: Tensor) -> Survey:
+    return survey(queries, keys, RICH, engine=name)
+
+
+def _told(survey: Survey) -> Tensor:
+    """What a survey says of every key and query."""
+    return torch.cat([survey.received, survey.entropy, survey.top.weights.flatten(2)], -1)
+
+
+def _true(steps: reference.Steps) -> Tensor:
+    """The same, read off the weights."""
+    weights = steps.weights
+    entropy = -torch.xlogy(weights, weights).sum(-1)
+    return torch.cat([weights.sum(-2), entropy, weights.topk(8).values.flatten(2)], -1)
 
 
 def _flex_cannot(queries: Tensor, keys: Tensor, values: Tensor, *, waits: bool) -> str | None:
@@ -236,14 +252,12 @@ def _fast(device: torch.device) -> torch.dtype:
 
 def _ms(patient: Patient, device: torch.device) -> float | None:
     """The median of five runs; None where this size or dtype is none of its own."""
-    run = patient.context or patient.lse
-    assert run is not None
     inputs = _inputs(TIMED[device.type], device, _fast(device))
     times = []
     try:
         for _ in range(6):
             start = perf_counter()
-            _quietly(run, *inputs)
+            _quietly(patient.answer, *inputs)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             times.append(perf_counter() - start)
