@@ -221,11 +221,11 @@ FAULTS = {
         "no softcap",
         '"reference"',
     ),
-    "sdpa cannot mask": (
-        lambda: ts.attend(*[t(1, 1, 2, 2)] * 3, ts.Attention(mask=ts.window(1)), engine="sdpa"),
+    "sdpa cannot cap": (
+        lambda: ts.attend(*[t(1, 1, 2, 2)] * 3, ts.Attention(softcap=5.0), engine="sdpa"),
         ValueError,
-        "window(1)",
-        "2 x 2",
+        "5·tanh",
+        "it has no softcap",
     ),
     # looking
     "tokens of another length": (lambda: trace(tokens=sentence[:2]), ValueError, "2 keys", "3 queries and 3 keys"),

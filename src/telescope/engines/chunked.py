@@ -9,10 +9,9 @@ from torch import Tensor
 from torch.nn.functional import dropout as drop
 from torch.utils.checkpoint import checkpoint
 
-from ..attention import Attention, Pairs, by_sum, softmax
+from ..attention import Attention, Pairs
 from ..attention.normalizers import ZeroSumError
-from ..attention.values import has_numbers
-from . import exact
+from . import exact, spans
 
 # How many scores a block holds: on a CPU the best of 2**17 to 2**24 (two Neoverse cores, 8 heads, 512 to 4,096 tokens).
 SCORES = {"cpu": 2**22, "cuda": 2**26}
@@ -31,7 +30,7 @@ def attend(
     attention: Attention,
     dropout: float = 0.0,
 ) -> Float[Tensor, "batch heads query d_v"]:
-    looks = _looks(queries, keys, attention)
+    looks = spans.looks(queries, keys, attention)
     rows = _rows(queries, keys, attention, looks)
     while True:
         try:
@@ -60,7 +59,7 @@ def _by_blocks(
     contexts = []
     for first, mine in zip(range(0, max(count, 1), rows), torch.split(q, rows, dim=2), strict=True):
         block = range(first, min(first + rows, count))
-        seen = _seen(looks, block, k.shape[-2])
+        seen = spans.seen(looks, block, k.shape[-2])
         at = Pairs.block(block, seen, of=of, batch=batch, heads=heads, device=q.device)
         inputs = mine, k[:, :, seen.start : seen.stop], v[:, :, seen.start : seen.stop]
         contexts.append(
@@ -88,30 +87,6 @@ def _block(
     except ZeroSumError as problem:
         raise problem.below(int(at.row.min())) from None
     return exact.weigh(weights, values, masked) if careful else exact.times(weights, values)
-
-
-def _looks(queries: Tensor, keys: Tensor, attention: Attention) -> Int[Tensor, "query 2"] | None:
-    """Where each query looks: from which key up to which, whatever the sequence and head; None may be anywhere.
-
-    All queries are asked about at once, since on a GPU every answer is waited for.
-    """
-    (batch, heads, rows, _), columns = queries.shape, keys.shape[-2]
-    if attention.normalize not in (softmax, by_sum) or not has_numbers(queries) or 0 in (batch, heads, rows, columns):
-        return None  # another normaliser may want to know how many keys are hidden
-    at = Pairs.block(range(rows), range(1), of=(rows, columns), batch=batch, heads=heads, device=queries.device)
-    spans = attention.mask.spans(at, columns)
-    start = spans.start.masked_fill(spans.empty, columns).amin((0, 1))
-    stop = spans.stop.masked_fill(spans.empty, 0).amax((0, 1))
-    return torch.cat([torch.minimum(start, stop), stop], dim=-1).expand(rows, 2).cpu()
-
-
-def _seen(looks: Int[Tensor, "query 2"] | None, block: range, columns: int) -> range:
-    """The keys that a block of queries looks at."""
-    if looks is None:
-        return range(columns)
-    mine = looks[block.start : block.stop]
-    seeing = mine[mine[:, 0] < mine[:, 1]]
-    return range(int(seeing[:, 0].min()), int(seeing[:, 1].max())) if len(seeing) else range(0)
 
 
 def _rows(queries: Tensor, keys: Tensor, attention: Attention, looks: Int[Tensor, "query 2"] | None) -> int:
