@@ -95,7 +95,7 @@ def test_all_alike():
 
 
 def test_a_row_with_more_blocks_in_question_than_there_is_room(monkeypatch):
-    monkeypatch.setattr(launch, "ROOM", 1)
+    monkeypatch.setattr(launch, "room", lambda top: 1)
     q, k, _ = tensors(Shape(1, 1, 1, 20, 70, 16), dtype=torch.float32)
     got, truth = surveyed(q, k, ts.Attention(mask=ts.causal))
     assert torch.equal(got.top_keys, truth.top_keys)

@@ -233,18 +233,14 @@ def _nth_largest(values, NTH: tl.constexpr, AXIS: tl.constexpr):
 
 
 @triton.jit
-def _lowered(threshold, lse):
-    """The same product may be rounded otherwise elsewhere, and the maxima were rounded to eight bits."""
-    return tl.maximum(threshold - 1e-4 - tl.abs(threshold) / 128 - 1e-6 * tl.abs(lse), NOWHERE)
-
-
-@triton.jit
 def candidates(
-    MAXIMA, LSE, tiles, THRESHOLD, CANDIDATES, BLOCKS, rows, heads, row_tiles, key_blocks, lse_head,
-    TOP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CLASSES: tl.constexpr,
+    MAXIMA, tiles, THRESHOLD, ASKED, COUNT, BUSY, heads, row_tiles, key_blocks,
+    TOP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CLASSES: tl.constexpr, ROOM: tl.constexpr,
+    MOST_BUSY: tl.constexpr,
 ):  # fmt: skip
-    """From the largest x of each row in each block of keys: a threshold that the TOP largest of the row reach, and the
-    blocks in which some row has one that reaches it. Those in which most rows have stand in front, the others behind.
+    """From the largest x of each row in each block of keys: a threshold that the TOP largest of the row reach; how many
+    blocks of each row reach it; how many rows ask for a block, each for the first ROOM of its own; and the blocks that
+    most rows of the tile have.
 
     The threshold is the TOP-th largest among the largest of CLASSES disjoint sets, so at least TOP keys reach it.
     """
@@ -259,105 +255,130 @@ def candidates(
         at = (bh * key_blocks + block)[:, None] * row_tiles * BM + row[None, :]
         best = tl.maximum(best, tl.load(MAXIMA + at, mask=block[:, None] < stop, other=HIDDEN).to(tl.float32))
     threshold = _nth_largest(best, TOP, 0)
-    lse = _load_lse(LSE, bh * lse_head + row, row < rows)
-    tl.store(THRESHOLD + bh * row_tiles * BM + row, _lowered(threshold, lse))
+    tl.store(THRESHOLD + bh * row_tiles * BM + row, threshold)
 
-    program = bh * row_tiles + m
-    busy, calm = 0, 0
+    busy, count = 0, tl.zeros([BM], tl.int32)
+    BUSY += (bh * row_tiles + m) * (MOST_BUSY + 1)
     for n in range(first, stop, CLASSES):
         block = n + tl.arange(0, CLASSES)
         at = (bh * key_blocks + block)[:, None] * row_tiles * BM + row[None, :]
         largest = tl.load(MAXIMA + at, mask=block[:, None] < stop, other=HIDDEN).to(tl.float32)
-        reaching = tl.sum((largest >= threshold[None, :]).to(tl.int32), 1)
-        many = (2 * reaching > BM).to(tl.int32)
-        few = (reaching > 0).to(tl.int32) - many
-        place = program * key_blocks + busy + tl.cumsum(many, 0) - 1
-        tl.store(BLOCKS + place, block, mask=many > 0)
-        place = program * key_blocks + key_blocks - (calm + tl.cumsum(few, 0))
-        tl.store(BLOCKS + place, block, mask=few > 0)
+        reaching = (largest >= threshold[None, :]).to(tl.int32)
+        asking = reaching * (count[None, :] + tl.cumsum(reaching, 0) <= ROOM)
+        asked = tl.sum(asking, 1)
+        tl.atomic_add(ASKED + bh * key_blocks + block, asked, mask=asked > 0, sem="relaxed")
+        count += tl.sum(reaching, 0)
+        many = (2 * tl.sum(reaching, 1) > BM).to(tl.int32)
+        place = busy + tl.cumsum(many, 0)
+        tl.store(BUSY + place, block, mask=(many > 0) & (place <= MOST_BUSY))
         busy += tl.sum(many, 0)
-        calm += tl.sum(few, 0)
-    tl.store(CANDIDATES + 2 * program, busy)
-    tl.store(CANDIDATES + 2 * program + 1, calm)
+    tl.store(BUSY, tl.minimum(busy, MOST_BUSY))
+    tl.store(COUNT + bh * row_tiles * BM + row, count)
+
+
+@triton.jit
+def enlist(
+    MAXIMA, tiles, THRESHOLD, NEXT, ENTRIES, FIRST, heads, row_tiles, key_blocks,
+    BM: tl.constexpr, BN: tl.constexpr, CLASSES: tl.constexpr, ROOM: tl.constexpr,
+):  # fmt: skip
+    """Each row with the blocks in which its top may be: the row notes their first keys, ROOM of them at most, and the
+    block, from where NEXT says on, which row asks and at which place of its notes."""
+    m = tl.program_id(0)
+    bh = tl.program_id(1).to(tl.int64)
+    row = m * BM + tl.arange(0, BM)
+    line = bh * row_tiles * BM + row
+    tile = (bh // heads) * tiles.batch + m
+    first, stop = tl.load(tiles.first + tile) // BN, tl.cdiv(tl.load(tiles.stop + tile), BN)
+    threshold = tl.load(THRESHOLD + line)
+    count = tl.zeros([BM], tl.int32)
+    for n in range(first, stop, CLASSES):
+        block = n + tl.arange(0, CLASSES)
+        at = (bh * key_blocks + block)[:, None] * row_tiles * BM + row[None, :]
+        largest = tl.load(MAXIMA + at, mask=block[:, None] < stop, other=HIDDEN).to(tl.float32)
+        reaching = (largest >= threshold[None, :]).to(tl.int32)
+        place = count[None, :] + tl.cumsum(reaching, 0) - reaching
+        there = (reaching > 0) & (place < ROOM)
+        tl.store(FIRST + line[None, :] * ROOM + place, (block * BN)[:, None] + 0 * place, mask=there)
+        asking = there.to(tl.int32)
+        following = tl.atomic_add(
+            NEXT + bh * key_blocks + block, tl.sum(asking, 1), mask=tl.max(asking, 1) > 0, sem="relaxed"
+        )
+        at_entry = following[:, None] + tl.cumsum(asking, 1) - asking
+        tl.store(ENTRIES + at_entry, row[None, :] * ROOM + place, mask=there)
+        count += tl.sum(reaching, 0)
 
 
 @triton.jit
 def sharpen(
-    q, k, LSE, rule, THRESHOLD, CANDIDATES, BLOCKS, rows, keys, heads, group, width, row_tiles, key_blocks, lse_head,
+    q, k, LSE, rule, THRESHOLD, BUSY, rows, keys, heads, group, width, row_tiles, lse_head,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
-    TOP: tl.constexpr, BUSY: tl.constexpr,
+    TOP: tl.constexpr, MOST_BUSY: tl.constexpr,
 ):  # fmt: skip
     """Where most rows of a tile look into the same blocks, these raise the threshold: to the TOP-th largest among the
     largest of BN classes of their keys. Elsewhere there is nothing to do."""
     m = tl.program_id(0)
     bh = tl.program_id(1).to(tl.int64)
     program = bh * row_tiles + m
-    busy = tl.load(CANDIDATES + 2 * program)
+    BUSY += program * (MOST_BUSY + 1)
+    busy = tl.load(BUSY)
     if busy > 0:
         b, h = bh // heads, bh % heads
         cm, cn = tl.arange(0, BM), tl.arange(0, BN)
         rm = m * BM + cm
         row = rm[:, None]
         asked = _load(q, b, h, rm, rows, width, D, WHOLE)
-        lse = _load_lse(LSE, bh * lse_head + rm, rm < rows)
+        lse = _load_lse(LSE, bh * lse_head + rm, rm < rows)[:, None]
         best = tl.full([BM, BN], HIDDEN, tl.float32)
-        for i in range(tl.minimum(busy, BUSY)):
-            n = tl.load(BLOCKS + program * key_blocks + i) * BN
+        for i in range(busy):
+            n = tl.load(BUSY + 1 + i) * BN
             key = (n + cn)[None, :]
             offered = _load(k, b, h // group, n + cn, keys, width, D, WHOLE).T
             product = tl.dot(asked, offered, input_precision=PRECISION)
-            x = _log2_weights(product, lse[:, None], row, key, b, h, rule, rows, keys)
+            x = _log2_weights(product, lse, row, key, b, h, rule, rows, keys)
             best = tl.maximum(best, _hide(x, row, key, b, h, rule, rows, keys))
         at = THRESHOLD + program * BM + cm
-        tl.store(at, tl.maximum(tl.load(at), _lowered(_nth_largest(best, TOP, 1), lse)))
+        tl.store(at, tl.maximum(tl.load(at), _nth_largest(best, TOP, 1)))
 
 
 @triton.jit
 def mark(
-    q, k, LSE, rule, tiles, THRESHOLD, CANDIDATES, BLOCKS, FIRST, BITS, COUNT,
-    rows, keys, heads, group, width, row_tiles, key_blocks, lse_head,
+    q, k, LSE, rule, THRESHOLD, START, STOP, ENTRIES, BITS,
+    rows, keys, heads, group, width, row_tiles, lse_head,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
     ROOM: tl.constexpr,
 ):  # fmt: skip
-    """The keys of the candidate blocks that reach a row's threshold: a bit for each, 32 to a word.
+    """For the rows that ask a block of keys: which of its keys reach the row's threshold, a bit for each, 32 to a word.
 
-    A row notes the words of a block if one of them is not empty; COUNT says how many blocks it would note, also where
-    there was no room for all.
-    """
-    m = tl.num_programs(0) - 1 - tl.program_id(0)
-    bh = tl.program_id(1).to(tl.int64)
+    Only the rows that ask are multiplied, BM of them at a time, from wherever they stand."""
+    block = tl.program_id(0)
+    bh = tl.program_id(2).to(tl.int64)
     b, h = bh // heads, bh % heads
-    program = bh * row_tiles + m
-    cm, cn, cw = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BN // 32)
-    rm = m * BM + cm
-    row = rm[:, None]
-    asked = _load(q, b, h, rm, rows, width, D, WHOLE)
-    lse = _load_lse(LSE, bh * lse_head + rm, rm < rows)[:, None]
-    tile = b * tiles.batch + m
-    inner_first, inner_stop = tl.load(tiles.inner_first + tile), tl.load(tiles.inner_stop + tile)
-    busy, calm = tl.load(CANDIDATES + 2 * program), tl.load(CANDIDATES + 2 * program + 1)
-    BLOCKS += program * key_blocks
-    FIRST += program * BM * ROOM
-    BITS += program * BM * ROOM * (BN // 32)
-    threshold = tl.load(THRESHOLD + program * BM + cm)[:, None]
-    bit = tl.full([1], 1, tl.int32) << (cn % 32)
-    count = tl.zeros([BM], tl.int32)
-    for i in range(busy + calm):
-        n = tl.load(BLOCKS + tl.where(i < busy, i, key_blocks - 1 - (i - busy))) * BN
-        key = (n + cn)[None, :]
+    n = block * BN
+    cn, word = tl.arange(0, BN), tl.arange(0, BN // 32)[None, :]
+    key = (n + cn)[None, :]
+    at = bh * tl.num_programs(0) + block
+    start, stop = tl.load(START + at), tl.load(STOP + at)
+    start += tl.program_id(1) * BM
+    if start < stop:
         offered = _load(k, b, h // group, n + cn, keys, width, D, WHOLE).T
-        product = tl.dot(asked, offered, input_precision=PRECISION)
-        x = _log2_weights(product, lse, row, key, b, h, rule, rows, keys)
-        if (n < inner_first) | (n + BN > inner_stop):
+        bit = tl.full([1], 1, tl.int32) << (cn % 32)
+        for i in range(start, stop, tl.num_programs(1) * BM):
+            some = i + tl.arange(0, BM)
+            entry = tl.load(ENTRIES + some, mask=some < stop, other=0)
+            rm = tl.where(some < stop, entry // ROOM, rows)
+            row = rm[:, None]
+            asked = _load(q, b, h, rm, rows, width, D, False)
+            lse = _load_lse(LSE, bh * lse_head + rm, rm < rows)[:, None]
+            line = bh * row_tiles * BM
+            threshold = tl.load(THRESHOLD + line + rm, mask=rm < rows, other=0.0)[:, None]
+            # elsewhere the same product may have been rounded otherwise, and the maxima were rounded to eight bits
+            threshold = tl.maximum(threshold - 1e-4 - tl.abs(threshold) / 128 - 1e-6 * tl.abs(lse), NOWHERE)
+            product = tl.dot(asked, offered, input_precision=PRECISION)
+            x = _log2_weights(product, lse, row, key, b, h, rule, rows, keys)
             x = _hide(x, row, key, b, h, rule, rows, keys)
-        words = tl.sum(tl.reshape(tl.where(x >= threshold, bit[None, :], 0), [BM, BN // 32, 32]), 2)
-        some = tl.max((words != 0).to(tl.int32), 1)
-        there = (some > 0) & (count < ROOM)
-        at = cm * ROOM + count
-        tl.store(BITS + at[:, None] * (BN // 32) + cw[None, :], words, mask=there[:, None])
-        tl.store(FIRST + at, tl.zeros_like(at) + n, mask=there)
-        count += some
-    tl.store(COUNT + program * BM + cm, count)
+            words = tl.sum(tl.reshape(tl.where(x >= threshold, bit[None, :], 0), [BM, BN // 32, 32]), 2)
+            at_word = (line * ROOM + entry)[:, None] * (BN // 32) + word
+            tl.store(BITS + at_word, words, mask=(some < stop)[:, None])
 
 
 @triton.jit
@@ -399,8 +420,8 @@ def rank(
         if count == SLOTS:
             _keep_largest(NOTED, slots, TOP, SLOTS)
             count = TOP
-        some = entry < entries
-        word = tl.min(tl.where(marked != 0, cw, WORDS), 1)[:, None]
+        some = tl.max((marked != 0).to(tl.int32), 1) > 0  # a threshold that was raised may have left a block without
+        word = tl.min(tl.where(marked != 0, cw, WORDS - 1), 1)[:, None]
         bits = tl.sum(tl.where(cw == word, marked, 0), 1)
         low = bits & -bits  # the next marked key
         power = low.to(tl.uint32, bitcast=True).to(tl.float32).to(tl.int32, bitcast=True)
@@ -417,7 +438,7 @@ def rank(
         count += 1
         marked = tl.where(cw == word, marked ^ low[:, None], marked)
         read = tl.max((marked != 0).to(tl.int32), 1) == 0
-        entry += (read & some).to(tl.int32)
+        entry += (read & (entry < entries)).to(tl.int32)
         following = BITS + (line * ROOM + entry)[:, None] * WORDS + cw
         marked = tl.where(read[:, None], tl.load(following, mask=(entry < entries)[:, None], other=0), marked)
     while count < SLOTS:

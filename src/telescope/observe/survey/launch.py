@@ -12,10 +12,17 @@ from torch.nn.functional import pad
 BM, BN = 64, 128  # the rows and keys of a tile
 MAXIMA = torch.bfloat16  # enough to tell where to look
 BUSY = 16  # blocks that may raise a threshold
-ROOM = 64  # blocks in which a row's top is searched; where a row needs more, it is computed apart
+SIDE_BY_SIDE = 8  # programs that share the rows which ask for a block of keys
 
 
-NOTES = ROOM * (4 + BN // 8) + 32 * 8  # bytes of a row in which its top is searched
+def room(top: int) -> int:
+    """In how many blocks the top of a row is searched; where a row needs more, it is computed apart."""
+    return max(32, 3 * top)
+
+
+def notes(keys: int, top: int) -> int:
+    """The bytes of a row of one head in which its top is searched: maxima, entries, first keys and marks of blocks."""
+    return -(-keys // BN) * MAXIMA.itemsize + room(top) * (4 + 4 + BN // 8) + 8 * max(32, _power(2 * top))
 
 
 def tiles(start: Tensor, stop: Tensor, keys: int, *, written: bool) -> Tensor:
@@ -137,28 +144,31 @@ def survey_rows(
     def scratch(*size: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return own.new_empty(batch * heads, row_tiles, *size, dtype=dtype)
 
-    grid = (row_tiles, batch * heads)
-    threshold, candidates, blocks = scratch(BM, dtype=torch.float32), scratch(2), scratch(key_blocks)
+    grid, total = (row_tiles, batch * heads), lse.shape[-1]
+    classes, places, slots = max(32, _power(2 * top)), room(top), max(32, _power(2 * top))
+    threshold, busy, count = scratch(BM, dtype=torch.float32), scratch(BUSY + 1), scratch(BM)
+    asked = own.new_zeros(batch * heads * key_blocks, dtype=torch.int32)
     kernels.candidates[grid](
-        maxima, own, of_tiles, threshold, candidates, blocks, rows, heads, row_tiles, key_blocks, lse.shape[-1],
-        TOP=top, BM=BM, BN=BN, CLASSES=max(32, _power(2 * top)), num_warps=4, enable_fp_fusion=True,
+        maxima, of_tiles, threshold, asked, count, busy, heads, row_tiles, key_blocks,
+        TOP=top, BM=BM, BN=BN, CLASSES=classes, ROOM=places, MOST_BUSY=BUSY, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
-    kernels.sharpen[grid](
-        q, k, own, rule, threshold, candidates, blocks, *sizes, key_blocks, lse.shape[-1], TOP=top, BUSY=BUSY, **shape
+    begin = asked.cumsum(0, dtype=torch.int32) - asked
+    end = begin.clone()
+    entries, first_keys, bits = (scratch(BM, places, *more) for more in ((), (), (BN // 32,)))
+    kernels.enlist[grid](
+        maxima, of_tiles, threshold, end, entries, first_keys, heads, row_tiles, key_blocks,
+        BM=BM, BN=BN, CLASSES=classes, ROOM=places, num_warps=4, enable_fp_fusion=True,
+    )  # fmt: skip
+    kernels.sharpen[grid](q, k, own, rule, threshold, busy, *sizes, total, TOP=top, MOST_BUSY=BUSY, **shape)
+    kernels.mark[(key_blocks, SIDE_BY_SIDE, batch * heads)](
+        q, k, own, rule, threshold, begin, end, entries, bits, *sizes, total, ROOM=places, **shape
     )
-    first_keys, bits, count = scratch(BM, ROOM), scratch(BM, ROOM, BN // 32), scratch(BM)
-    kernels.mark[grid](
-        q, k, own, rule, of_tiles, threshold, candidates, blocks, first_keys, bits, count, *sizes, key_blocks,
-        lse.shape[-1], ROOM=ROOM, **shape,
-    )  # fmt: skip
-    slots = max(32, _power(2 * top))
     kernels.rank[(-(-rows // 8), batch * heads)](
         q, k, own, rule, first_keys, bits, count, scratch(BM, slots, dtype=torch.int64), weights[:, :, first:],
-        found[:, :, first:], *sizes[:5], row_tiles * BM, lse.shape[-1], D=shape["D"], BM=8, TOP=top,
-        TOP_WIDE=_power(top), ROOM=ROOM, WORDS=BN // 32, SLOTS=slots, num_warps=1,
-        enable_fp_fusion=True,
+        found[:, :, first:], *sizes[:5], row_tiles * BM, total, D=shape["D"], BM=8, TOP=top,
+        TOP_WIDE=_power(top), ROOM=places, WORDS=BN // 32, SLOTS=slots, num_warps=1, enable_fp_fusion=True,
     )  # fmt: skip
-    overfull[:, :, first : first + rows] = (count.reshape(batch, heads, -1) > ROOM)[:, :, :rows]
+    overfull[:, :, first : first + rows] = (count.reshape(batch, heads, -1) > places)[:, :, :rows]
 
 
 def survey_map(

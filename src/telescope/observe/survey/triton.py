@@ -20,11 +20,11 @@ from ...attention.biases import Alibi, Relative
 from ...attention.values import has_numbers, tensors
 from . import ranking
 from .cells import Cells
-from .launch import BM, BN, MAXIMA, NOTES, run, survey_lse, survey_map, survey_rows, tiles
+from .launch import BM, BN, notes, run, survey_lse, survey_map, survey_rows, tiles
 from .rows import masked_rows
 from .summary import Summary
 
-MEMORY = 2**28  # bytes that a band of rows may take for its notes, or for a mask or bias that has no shorter form
+MEMORY = 2**29  # bytes that a band of rows may take for its notes, or for a mask or bias that has no shorter form
 MOST = 64  # the longest top a row is searched for
 LOG2_E = 1.0 / log(2.0)
 
@@ -66,7 +66,7 @@ def summarize(
     tiled = cells is not None and cells.how == "share" and cells.row_size % BM == 0 == cells.key_size % BN
     pooled = lse.new_zeros(*lse.shape[:2], cells.rows, cells.columns) if tiled and cells else lse.new_empty(0)
     sizes = (cells.row_size, cells.key_size) if tiled and cells else (1, 1)
-    for band in matrix.bands(noted=top > 0):
+    for band in matrix.bands(top=top):
         run(survey_rows, *band, lse, received, entropy, weights, found, overfull, pooled, *sizes)
     if cells is not None:
         pooled = cells.averaged(pooled) if tiled else _pool(matrix, lse, cells)
@@ -180,10 +180,10 @@ class Matrix:
             tiles=of_tiles,
         )
 
-    def bands(self, batch: slice = slice(None), *, noted: bool = False) -> Iterator[tuple[Any, ...]]:
+    def bands(self, batch: slice = slice(None), *, top: int = 0) -> Iterator[tuple[Any, ...]]:
         """The arguments of the kernels, for as many rows at a time as memory has room for, notes included."""
         some, rows = range(len(self.queries))[batch], self.queries.shape[-2]
-        height = max(MEMORY // max(self._row_bytes(some, noted), 1) // BM * BM, BM)
+        height = max(MEMORY // max(self._row_bytes(some, top), 1) // BM * BM, BM)
         for first in range(0, rows, height):
             band = range(first, min(first + height, rows))
             own, of_tiles = slice(band.start, band.stop), slice(first // BM, -(-band.stop // BM))
@@ -202,12 +202,12 @@ class Matrix:
                 first,
             )
 
-    def _row_bytes(self, batch: range, noted: bool) -> int:
+    def _row_bytes(self, batch: range, top: int) -> int:
         """What a row of a band takes: the notes of each head, and its part of a mask and a bias."""
         probe = (rule for rule in (self.bias, self.mask and self.mask.sees) if rule is not None)
         tables = sum(row.numel() * row.element_size() for row in (self._table(rule, range(1), batch) for rule in probe))
-        notes = (-(-self.keys.shape[-2] // BN) * MAXIMA.itemsize + NOTES) * noted
-        return len(batch) * self.queries.shape[1] * notes + tables
+        searched = notes(self.keys.shape[-2], top) if top else 0
+        return len(batch) * self.queries.shape[1] * searched + tables
 
     def _table(self, rule: object, rows: range, batch: range) -> Tensor:
         size = (self.queries.shape[-2], self.keys.shape[-2])
