@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import accumulate
@@ -42,7 +43,9 @@ def race(case: str, runners: Mapping[str, Callable[[], object]], device: torch.d
     peaks, notes = {}, {}
     for name, run in runners.items():
         try:
+            began = perf_counter()
             run()
+            print(f"{case}: {name}, first run {perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
             peaks[name] = peak(run, device)
         except Exception as problem:  # whatever a peer complains about, the others still race
             notes[name] = str(problem).strip().split("\n")[0][:100] or type(problem).__name__

@@ -48,8 +48,8 @@ def _arguments(
     """Queries, keys, what stands between, and the tiles, as the kernels take them."""
     from . import kernels
 
-    heads, between, of_tiles = (getattr(kernels, name) for name in ("Heads", "Rule", "Tiles"))
-    rule = between(
+    kinds: Any = kernels
+    rule = kinds.Rule(
         scale,
         softcap,
         slopes,
@@ -65,8 +65,8 @@ def _arguments(
         start.stride(0) if len(start) > 1 else 0,
         shift,
     )
-    together = of_tiles(*tiles, tiles.stride(1) if tiles.shape[1] > 1 else 0)
-    return heads(queries, *queries.stride()[:3]), heads(keys, *keys.stride()[:3]), rule, together
+    together = kinds.Tiles(*tiles, tiles.stride(1) if tiles.shape[1] > 1 else 0)
+    return kinds.Heads(queries, *queries.stride()[:3]), kinds.Heads(keys, *keys.stride()[:3]), rule, together
 
 
 def _strides(table: Tensor | None) -> tuple[int, ...]:

@@ -1,0 +1,20 @@
+"""The survey's kernels, in triton: they are imported only where they run."""
+
+from .map import pool
+from .sums import log_sum_exp, statistics
+from .tiles import Heads, Rule, Tiles
+from .top import candidates, enlist, mark, rank, sharpen
+
+__all__ = [
+    "Heads",
+    "Rule",
+    "Tiles",
+    "candidates",
+    "enlist",
+    "log_sum_exp",
+    "mark",
+    "pool",
+    "rank",
+    "sharpen",
+    "statistics",
+]
