@@ -125,3 +125,23 @@ def test_maps_alone(how):
     ):
         truth = reference.pool(q.double(), k.double(), attention, None, cells)
         assert_near(engine.pool(q, k, attention, None, cells), truth, torch.float32, unit=4.0)
+
+
+def test_where_memory_runs_out_bands_are_narrower(monkeypatch):
+    q, k, _ = tensors(Shape(1, 1, 1, 40, 40, 16), dtype=torch.float32)
+    attention, heights, start = ts.Attention(mask=ts.causal), [], launch.survey_rows
+
+    def short_of_memory(function, queries, *arguments):
+        heights.append(queries.shape[-2])
+        if function is start and queries.shape[-2] > 16:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        function(queries, *arguments)
+
+    monkeypatch.setattr(engine, "run", short_of_memory)
+    monkeypatch.setattr(engine, "MEMORY", 2**17)
+    monkeypatch.setattr(engine, "LEAST", 1)
+    surveyed(q, k, attention)
+    assert heights[-1] <= 16 < max(heights)
+    monkeypatch.setattr(engine, "LEAST", 2**16)
+    with pytest.raises(torch.OutOfMemoryError, match="40 queries and 40 keys: cpu has no memory left"):
+        engine.summarize(q, k, attention, None, 3, None)

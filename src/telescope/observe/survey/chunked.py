@@ -3,6 +3,7 @@
 On a CPU a block stays in the cache and is passed over few times; that is where the speed comes from.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from ...attention import Attention, softmax
 from ...attention.normalizers import ZeroSumError
 from .blocks import GROUP, Block, blocks
 from .cells import Cells
+from .memory import as_it_fits
 from .ranking import first
 from .scores import Scores
 from .summary import Summary, precision
@@ -46,19 +48,9 @@ def summarize(
     top: int,
     cells: Cells | None,
 ) -> Summary:
-    """With blocks as large as fit: where memory runs out, half as large."""
     most = SCORES.get(queries.device.type, SCORES["cuda"])
-    while True:
-        try:
-            return _summarize(queries, keys, attention, lse, top, cells, most)
-        except torch.OutOfMemoryError:
-            if most <= keys.shape[-2]:
-                break
-            most //= 2
-    raise torch.OutOfMemoryError(
-        f"survey of {queries.shape[-2]:,} queries and {keys.shape[-2]:,} keys: {queries.device} has no memory left for "
-        "one row at a time; survey fewer heads or sequences at once, or free what else is held there"
-    )
+    run = partial(_summarize, queries, keys, attention, lse, top, cells)
+    return as_it_fits(run, most, keys.shape[-2], queries, keys)
 
 
 def _summarize(

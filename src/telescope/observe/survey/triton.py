@@ -6,7 +6,7 @@ the `top` of a row can be, so only the blocks that reach the bound are looked in
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from math import log
 from typing import Any
@@ -21,10 +21,12 @@ from ...attention.values import has_numbers, tensors
 from . import ranking
 from .cells import Cells
 from .launch import BM, BN, notes, run, survey_lse, survey_map, survey_rows, tiles
+from .memory import as_it_fits
 from .rows import masked_rows
 from .summary import Summary
 
 MEMORY = 2**29  # bytes that a band of rows may take for its notes, or for a mask or bias that has no shorter form
+LEAST = 2**22  # with less there is hardly a tile of rows at a time
 MOST = 64  # the longest top a row is searched for
 LOG2_E = 1.0 / log(2.0)
 
@@ -58,7 +60,14 @@ def summarize(
     top: int,
     cells: Cells | None,
 ) -> Summary:
-    matrix = Matrix.of(queries, keys, attention)
+    run = partial(_summarize, queries, keys, attention, lse, top, cells)
+    return as_it_fits(run, MEMORY, LEAST, queries, keys)
+
+
+def _summarize(
+    queries: Tensor, keys: Tensor, attention: Attention, lse: Tensor | None, top: int, cells: Cells | None, memory: int
+) -> Summary:
+    matrix = Matrix.of(queries, keys, attention, memory)
     lse = _lse(matrix, attention) if lse is None else lse.float().contiguous()
     received, entropy = lse.new_zeros(*lse.shape[:2], keys.shape[-2]), torch.zeros_like(lse)
     weights, found = lse.new_empty(*lse.shape, top), lse.new_empty(*lse.shape, top, dtype=torch.int64)
@@ -82,8 +91,11 @@ def pool(
     lse: Float[Tensor, "batch heads query"] | None,
     cells: Cells,
 ) -> Float[Tensor, "batch heads rows columns"]:
-    matrix = Matrix.of(queries, keys, attention)
-    return _pool(matrix, _lse(matrix, attention) if lse is None else lse.float().contiguous(), cells)
+    def run(memory: int) -> Tensor:
+        matrix = Matrix.of(queries, keys, attention, memory)
+        return _pool(matrix, _lse(matrix, attention) if lse is None else lse.float().contiguous(), cells)
+
+    return as_it_fits(run, MEMORY, LEAST, queries, keys)
 
 
 def _search(
@@ -153,9 +165,10 @@ class Matrix:
     start: Int[Tensor, "#batch query"]
     stop: Int[Tensor, "#batch query"]
     tiles: Int[Tensor, "4 #batch tile"]
+    memory: int
 
     @classmethod
-    def of(cls, queries: Tensor, keys: Tensor, attention: Attention) -> "Matrix":
+    def of(cls, queries: Tensor, keys: Tensor, attention: Attention, memory: int) -> "Matrix":
         scale, bias = attention.scale_for(keys.shape[-1]), attention.bias
         if attention.score != dot:  # what is multiplied into the queries should not be rounded to half precision
             queries, keys = attention.score.as_dot(queries.float(), keys.float())
@@ -178,12 +191,13 @@ class Matrix:
             start=start,
             stop=stop,
             tiles=of_tiles,
+            memory=memory,
         )
 
     def bands(self, batch: slice = slice(None), *, top: int = 0) -> Iterator[tuple[Any, ...]]:
         """The arguments of the kernels, for as many rows at a time as memory has room for, notes included."""
         some, rows = range(len(self.queries))[batch], self.queries.shape[-2]
-        height = max(MEMORY // max(self._row_bytes(some, top), 1) // BM * BM, BM)
+        height = max(self.memory // max(self._row_bytes(some, top), 1) // BM * BM, BM)
         for first in range(0, rows, height):
             band = range(first, min(first + height, rows))
             own, of_tiles = slice(band.start, band.stop), slice(first // BM, -(-band.stop // BM))
