@@ -38,6 +38,13 @@ class Score(Value):
         queries, keys = self.as_dot(queries, keys)
         return queries.unsqueeze(-2) * keys.unsqueeze(-3)
 
+    def size(self, queries: Tensor, keys: Tensor) -> int:
+        """How many numbers a score takes in memory while it is computed: one, where a matrix product does it."""
+        if self.is_dot_product or 0 in (*queries.shape, *keys.shape):
+            return 1
+        one = keys[:1, :1, :1].expand(-1, queries.shape[1], -1, -1)
+        return max(1, self.terms(queries[:1, :, :1], one).shape[-1])
+
     def check(self, *, heads: int, d_q: int, d_k: int) -> None:
         """Raise a ValueError where this score does not fit queries and keys of these widths."""
         if d_q != d_k:

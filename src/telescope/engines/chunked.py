@@ -92,14 +92,6 @@ def _block(
 def _rows(queries: Tensor, keys: Tensor, attention: Attention, looks: Int[Tensor, "query 2"] | None) -> int:
     """How many queries make a block. Where one sees little, the next ones see something else: then few."""
     widest = keys.shape[-2] if looks is None else int((looks[:, 1] - looks[:, 0]).max())
-    row = queries.shape[0] * queries.shape[1] * widest * _terms(queries, keys, attention)
+    row = queries.shape[0] * queries.shape[1] * widest * attention.score.size(queries, keys)
     most = SCORES.get(queries.device.type, SCORES["cuda"]) // max(1, row)
     return max(1, min(most, queries.shape[-2], max(FEW, widest // 2)))
-
-
-def _terms(queries: Tensor, keys: Tensor, attention: Attention) -> int:
-    """How many numbers a score is made of in memory: one, or all the terms of a sum that is no dot product."""
-    if attention.score.is_dot_product:
-        return 1
-    one = queries[:1, :, :1]
-    return attention.score.terms(one, exact.share_heads(keys[:1, :, :1], one)).shape[-1]

@@ -43,7 +43,7 @@ class Block:
 def blocks(queries: Tensor, keys: Tensor, attention: Attention, most: int) -> Iterator[Block]:
     """Every block in which something is seen, of at most so many scores; of one row, if a row has more."""
     rows = queries.shape[-2]
-    most = most // _terms(queries, keys, attention)
+    most = most // attention.score.size(queries, keys)
     start, stop, whole = _spans(queries, keys, attention)
     for sequences, some in _matrices(queries, keys, attention, most):
         first, last = start[sequences, some].amin((0, 1)), stop[sequences, some].amax((0, 1))
@@ -92,11 +92,3 @@ def _matrices(queries: Tensor, keys: Tensor, attention: Attention, most: int) ->
     for b in range(0, batch, by_batch):
         for h in range(0, heads, max(by_heads, 1)):
             yield slice(b, min(b + by_batch, batch)), slice(h, min(h + by_heads, heads))
-
-
-def _terms(queries: Tensor, keys: Tensor, attention: Attention) -> int:
-    """How many numbers a score is summed up of in memory: one, where a matrix product does it."""
-    if attention.score.is_dot_product or 0 in (*queries.shape, *keys.shape):
-        return 1
-    one = keys[:1, :1, :1].expand(-1, queries.shape[1], -1, -1)
-    return max(1, attention.score.terms(queries[:1, :, :1], one).shape[-1])
