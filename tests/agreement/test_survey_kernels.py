@@ -87,15 +87,16 @@ def test_ties_go_to_the_lower_key():
     assert torch.equal(got.top_keys, truth.top_keys)
 
 
-def test_all_alike():
-    q = torch.zeros(1, 1, 34, 16)
+@pytest.mark.parametrize("n", [34, 100], ids=["few", "more than are compared"])
+def test_all_alike(n):
+    q = torch.zeros(1, 1, n, 16)
     got, _ = surveyed(q, q, ts.Attention(mask=ts.causal), top=2)
     assert got.top_keys[0, 0, :, 0].unique().tolist() == [0]
     assert got.top_keys[0, 0, 1:, 1].unique().tolist() == [1]
 
 
 def test_a_row_with_more_blocks_in_question_than_there_is_room(monkeypatch):
-    monkeypatch.setattr(launch, "room", lambda top: 1)
+    monkeypatch.setattr(launch, "room", lambda top: (1, 64))
     q, k, _ = tensors(Shape(1, 1, 1, 20, 70, 16), dtype=torch.float32)
     got, truth = surveyed(q, k, ts.Attention(mask=ts.causal))
     assert torch.equal(got.top_keys, truth.top_keys)

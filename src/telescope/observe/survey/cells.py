@@ -1,7 +1,8 @@
 """The cells of a map: which of them each query and each key falls into."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,13 +18,24 @@ HOW = ("share", "max")
 class Cells:
     """`share` sums over the keys of a cell and averages over its queries; `max` is the largest weight in it."""
 
-    of_queries: Int[Tensor, "#batch query"]
-    of_keys: Int[Tensor, "#batch key"]
+    numbers: Callable[[], tuple[Tensor, Tensor]]  # asked for only where the sizes do not say it all
     rows: int
     columns: int
     how: str
     row_size: int = 1  # how many queries each row of cells has, where all have the same number; else 1
     key_size: int = 1
+
+    @cached_property
+    def of_each(self) -> tuple[Int[Tensor, "#batch query"], Int[Tensor, "#batch key"]]:
+        return self.numbers()
+
+    @property
+    def of_queries(self) -> Int[Tensor, "#batch query"]:
+        return self.of_each[0]
+
+    @property
+    def of_keys(self) -> Int[Tensor, "#batch key"]:
+        return self.of_each[1]
 
     def averaged(self, summed: Float[Tensor, "batch heads rows columns"]) -> Float[Tensor, "batch heads rows columns"]:
         """Sums over queries and keys, divided by the number of queries in each row of the map."""
@@ -42,12 +54,13 @@ def grid(rows: int, columns: int, how: str, *, of: tuple[int, int], device: torc
             raise TypeError(f"map({name}=...) is a whole number, not {type(count).__name__}")
         if not 1 <= count <= there:
             raise ValueError(f"map({name}={count}) does not fit {there} {what}; it takes 1 to {there}")
-    of_queries, of_keys = (
-        (torch.arange(there, device=device) * count // there)[None]
-        for count, there in zip((rows, columns), of, strict=True)
-    )
+
+    def numbers() -> tuple[Tensor, Tensor]:
+        row, column = (torch.arange(there, device=device) for there in of)
+        return (row * rows // of[0])[None], (column * columns // of[1])[None]
+
     even = (there // count if there % count == 0 else 1 for count, there in zip((rows, columns), of, strict=True))
-    return Cells(of_queries, of_keys, rows, columns, how, *even)
+    return Cells(numbers, rows, columns, how, *even)
 
 
 def segments(ids: Any, how: str, *, of: tuple[int, int], batch: int, device: torch.device) -> Cells:
@@ -67,7 +80,7 @@ def segments(ids: Any, how: str, *, of: tuple[int, int], batch: int, device: tor
         if part.numel() and int(part.min()) < 0:
             raise ValueError(f"segments has the id {int(part.min())}; ids count from 0, one for each row of the map")
     rows, columns = (int(part.max()) + 1 if part.numel() else 0 for part in (of_queries, of_keys))
-    return Cells(of_queries, of_keys, rows, columns, how)
+    return Cells(lambda: (of_queries, of_keys), rows, columns, how)
 
 
 def _known(how: str) -> None:

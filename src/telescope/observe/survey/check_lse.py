@@ -1,6 +1,8 @@
 """Whether an lse that was passed in is the one of these scores: some rows are summed, to see whether they come to 1."""
 
-from math import log
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from math import inf, log
 
 import torch
 from jaxtyping import Float
@@ -9,9 +11,8 @@ from torch import Tensor
 from ...attention import Attention
 from ...attention.values import has_numbers
 from .rows import masked_rows
-from .summary import precision
 
-ROWS = 3  # looked at in the first and in the last head
+ROWS = 3  # or four, looked at in the first and in the last head of the first and the last sequence
 
 
 def check_lse(queries: Tensor, lse: Tensor) -> None:
@@ -27,37 +28,52 @@ def check_lse(queries: Tensor, lse: Tensor) -> None:
         raise ValueError(f"lse is on {lse.device}, queries on {queries.device}; move one of them")
 
 
+def beside(tensor: Tensor) -> AbstractContextManager[object]:
+    """In which a GPU works beside what is queued between this call and entering it, so that nobody waits for that."""
+    if not tensor.is_cuda or not has_numbers(tensor):
+        return nullcontext()
+    stream = _stream(tensor.device)
+    stream.wait_stream(torch.cuda.current_stream(tensor.device))
+    return torch.cuda.stream(stream)
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+
+
 def check_sums(queries: Tensor, keys: Tensor, attention: Attention, lse: Tensor) -> None:
     """Raise a ValueError, one sentence, where the weights of some rows do not sum to one."""
     if not lse.numel() or not keys.shape[-2] or not has_numbers(lse):
         return
-    (batch, heads, rows), exact = lse.shape, precision(queries)
-    some = torch.tensor(sorted({i * (rows - 1) // (ROWS - 1) for i in range(ROWS)}), device=lse.device)
-    corners = ((range(1), range(1)), (range(batch - 1, batch), range(heads - 1, heads)))
-    every = range(keys.shape[-2])
-    parts = [_with_sink(masked_rows(queries, keys, attention, some, every, b, h), attention, h) for b, h in corners]
-    scores = torch.cat(parts)
-    logs = torch.cat([lse[b.start, h.start, some] for b, h in corners]).to(exact)
-
-    seen = scores.amax(-1) > -torch.inf
-    sums, by_two = (torch.exp(scores - unit * logs[:, None]).sum(-1) for unit in (1.0, log(2.0)))
+    batch, heads, rows = (
+        range(0, size, max(1, (size - 1) // apart)) for size, apart in zip(lse.shape, (1, 1, ROWS - 1), strict=True)
+    )
+    some = torch.arange(rows.start, rows.stop, rows.step, device=lse.device)
+    scores = masked_rows(queries, keys, attention, some, range(keys.shape[-2]), batch, heads)
+    scores = _with_sink(scores, attention, heads)
+    logs = lse[:: batch.step, :: heads.step, :: rows.step, None].to(scores.dtype)
+    sums, by_two = (torch.exp(scores - unit * logs).sum(-1) for unit in (1.0, log(2.0)))
     largest = scores.masked_fill(scores == -torch.inf, 0.0).abs().amax(-1)
-    slack = 1e-3 + (8.0 + largest) * max(torch.finfo(lse.dtype).eps, torch.finfo(queries.dtype).eps)
-    wrong, wrong_by_two = (~((total - 1.0).abs() <= slack) & seen for total in (sums, by_two))
-    one = torch.where(wrong, sums, 1.0)[wrong.int().argmax()]
-    is_wrong, total, is_other = torch.stack([wrong.any(), one, wrong_by_two.any()]).tolist()  # one wait for the GPU
-    if is_wrong:
+    told = torch.stack([sums, by_two, largest, scores.amax(-1)]).flatten(1).T.tolist()  # one wait for the GPU
+    rounding = max(torch.finfo(lse.dtype).eps, torch.finfo(queries.dtype).eps)
+    seeing = [(total, other, 1e-3 + (8.0 + most) * rounding) for total, other, most, top in told if top > -inf]
+    wrong = [total for total, _, slack in seeing if not abs(total - 1.0) <= slack]
+    if wrong:
         why = (
-            "it belongs to other queries, keys or another definition; leave lse out and it is computed"
-            if is_other
-            else "it looks like one of base 2: multiply it by ln 2"
+            "it looks like one of base 2: multiply it by ln 2"
+            if all(abs(other - 1.0) <= slack for _, other, slack in seeing)
+            else "it belongs to other queries, keys or another definition; leave lse out and it is computed"
         )
-        raise ValueError(f"with this lse the weights of a row sum to {total:.4g}, not 1; {why}")
+        raise ValueError(f"with this lse the weights of a row sum to {wrong[0]:.4g}, not 1; {why}")
 
 
-def _with_sink(masked: Tensor, attention: Attention, heads: range) -> Float[Tensor, "row key_and_sink"]:
-    """The rows of one head; the sink is one more score."""
+def _with_sink(
+    masked: Float[Tensor, "batch head row key"], attention: Attention, heads: range
+) -> Float[Tensor, "batch head row key_and_sink"]:
+    """The sink is one more score."""
     if attention.sink is None:
-        return masked[0, 0]
+        return masked
     sink = torch.as_tensor(attention.sink, dtype=masked.dtype, device=masked.device).flatten()
-    return torch.cat([masked[0, 0], sink[heads.start % len(sink)].expand(masked.shape[-2], 1)], -1)
+    sink = sink[:: heads.step] if len(sink) > 1 else sink
+    return torch.cat([masked, sink[:, None, None].expand(*masked.shape[:3], 1)], -1)

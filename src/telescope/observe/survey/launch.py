@@ -12,17 +12,20 @@ from torch.nn.functional import pad
 BM, BN = 64, 128  # the rows and keys of a tile
 MAXIMA = torch.bfloat16  # enough to tell where to look
 BUSY = 16  # blocks that may raise a threshold
-SIDE_BY_SIDE = 8  # programs that share the rows which ask for a block of keys
+SIDE_BY_SIDE = 4  # programs that share the rows which ask for a block of keys
+SMALL: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}  # as triton's default, which later versions ask for
 
 
-def room(top: int) -> int:
-    """In how many blocks the top of a row is searched; where a row needs more, it is computed apart."""
-    return max(32, 3 * top)
+def room(top: int) -> tuple[int, int]:
+    """In how many blocks the top of a row is searched, and among how many keys of theirs; a row that needs more is
+    overfull, and searched from its first key to its last."""
+    return max(32, 3 * top), max(64, _power(4 * top))
 
 
 def notes(keys: int, top: int) -> int:
-    """The bytes of a row of one head in which its top is searched: maxima, entries, first keys and marks of blocks."""
-    return -(-keys // BN) * MAXIMA.itemsize + room(top) * (4 + 4 + BN // 8) + 8 * max(32, _power(2 * top))
+    """The bytes of a row of one head in which its top is searched: maxima, entries, and blocks, then keys."""
+    places, slots = room(top)
+    return -(-keys // BN) * MAXIMA.itemsize + places * 4 + slots * 8
 
 
 def tiles(start: Tensor, stop: Tensor, keys: int, *, written: bool) -> Tensor:
@@ -76,6 +79,11 @@ def _strides(table: Tensor | None) -> tuple[int, ...]:
     return tuple(0 if size == 1 else step for size, step in zip(table.shape[:3], table.stride()[:3], strict=True))
 
 
+def _from(first: int, rows: Tensor) -> Tensor:
+    """(batch, heads, row, …) from the band's first row on."""
+    return rows[:, :, first:] if first else rows
+
+
 def _shape(queries: Tensor, keys: Tensor) -> dict[str, Any]:
     """How a tile is computed: wide heads and float32 take more of the memory near the processor."""
     width = max(16, _power(queries.shape[-1]))
@@ -108,7 +116,7 @@ def survey_lse(
     (batch, heads, rows, width), (_, key_heads, columns, _) = queries.shape, keys.shape
     arguments = _arguments(queries, keys, start, stop, tiles, slopes, relative, bias, mask, scale, softcap, shift)
     kernels.log_sum_exp[(-(-rows // (2 * BM)), batch * heads)](
-        *arguments, sinks, lse[:, :, first:], rows, columns, heads, heads // key_heads, width, tiles.shape[-1],
+        *arguments, sinks, _from(first, lse), rows, columns, heads, heads // key_heads, width, tiles.shape[-1],
         lse.shape[-1], PER=2, **_shape(queries, keys) | {"BM": 2 * BM, "BN": BN // 2, "num_warps": 8},
     )  # fmt: skip
 
@@ -121,7 +129,7 @@ def survey_rows(
 ) -> None:  # fmt: skip
     """received and pooled grow by what the band gives; of the others, the rows of the band are written.
 
-    `overfull` says of which rows the top was not found, since too many keys came into question.
+    `overfull` says in which rows too many keys came into question.
     """
     from . import kernels
 
@@ -130,12 +138,12 @@ def survey_rows(
     q, k, rule, of_tiles = _arguments(
         queries, keys, start, stop, tiles, slopes, relative, bias, mask, scale, softcap, shift
     )
-    shape, own = _shape(queries, keys), lse[:, :, first:]
+    shape, own = _shape(queries, keys), _from(first, lse)
     sizes = (rows, columns, heads, heads // key_heads, width, row_tiles)
     maxima = own.new_empty(batch * heads, key_blocks, row_tiles * BM, dtype=MAXIMA) if top else None
     kernels.statistics[(key_blocks, batch * heads)](
-        q, k, own, rule, of_tiles, received, entropy[:, :, first:], maxima, pooled if pooled.numel() else None, *sizes,
-        lse.shape[-1], cell_rows, cell_keys, pooled.shape[-1], pooled[0, 0].numel() if pooled.numel() else 0, first,
+        q, k, own, rule, of_tiles, received, _from(first, entropy), maxima, pooled if pooled.numel() else None, *sizes,
+        lse.shape[-1], cell_rows, cell_keys, pooled.shape[-1], pooled.shape[-2] * pooled.shape[-1], first,
         **shape,
     )  # fmt: skip
     if not top:
@@ -144,31 +152,34 @@ def survey_rows(
     def scratch(*size: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return own.new_empty(batch * heads, row_tiles, *size, dtype=dtype)
 
-    grid, total = (row_tiles, batch * heads), lse.shape[-1]
-    classes, places, slots = max(32, _power(2 * top)), room(top), max(32, _power(2 * top))
+    grid, lines, total = (row_tiles, batch * heads), row_tiles * BM, lse.shape[-1]
+    places, slots = room(top)
     threshold, busy, count = scratch(BM, dtype=torch.float32), scratch(BUSY + 1), scratch(BM)
-    asked = own.new_zeros(batch * heads * key_blocks, dtype=torch.int32)
+    entries, noted = scratch(BM, places), scratch(BM, slots, dtype=torch.int64)
+    zeros = own.new_zeros(batch * heads * (key_blocks + lines), dtype=torch.int32)
+    asked, marked = torch.split(zeros, [batch * heads * key_blocks, batch * heads * lines])
     kernels.candidates[grid](
-        maxima, of_tiles, threshold, asked, count, busy, heads, row_tiles, key_blocks,
-        TOP=top, BM=BM, BN=BN, CLASSES=classes, ROOM=places, MOST_BUSY=BUSY, num_warps=4, enable_fp_fusion=True,
+        maxima, of_tiles, threshold, asked, count, noted, busy, heads, row_tiles, key_blocks,
+        TOP=top, BM=BM, BN=BN, CLASSES=max(32, _power(2 * top)), ROOM=places, SLOTS=slots, MOST_BUSY=BUSY, **SMALL,
     )  # fmt: skip
-    begin = asked.cumsum(0, dtype=torch.int32) - asked
-    end = begin.clone()
-    entries, first_keys, bits = (scratch(BM, places, *more) for more in ((), (), (BN // 32,)))
-    kernels.enlist[grid](
-        maxima, of_tiles, threshold, end, entries, first_keys, heads, row_tiles, key_blocks,
-        BM=BM, BN=BN, CLASSES=classes, ROOM=places, num_warps=4, enable_fp_fusion=True,
+    before = asked.cumsum(0, dtype=torch.int32) - asked
+    kernels.enlist[(lines // 16, batch * heads)](
+        count, noted, before, entries, lines, key_blocks,
+        BM=16, ROOM=places, PLACES=_power(places), SLOTS=slots, **SMALL,
     )  # fmt: skip
     kernels.sharpen[grid](q, k, own, rule, threshold, busy, *sizes, total, TOP=top, MOST_BUSY=BUSY, **shape)
     kernels.mark[(key_blocks, SIDE_BY_SIDE, batch * heads)](
-        q, k, own, rule, threshold, begin, end, entries, bits, *sizes, total, ROOM=places, **shape
+        q, k, own, rule, threshold, before, asked, entries, marked, noted, *sizes, total, SLOTS=slots, **shape
     )
-    kernels.rank[(-(-rows // 8), batch * heads)](
-        q, k, own, rule, first_keys, bits, count, scratch(BM, slots, dtype=torch.int64), weights[:, :, first:],
-        found[:, :, first:], *sizes[:5], row_tiles * BM, total, D=shape["D"], BM=8, TOP=top,
-        TOP_WIDE=_power(top), ROOM=places, WORDS=BN // 32, SLOTS=slots, num_warps=1, enable_fp_fusion=True,
+    results, best = (_from(first, weights), _from(first, found)), {"TOP": top, "TOP_WIDE": _power(top)}
+    kernels.rank[(-(-rows // 4), batch * heads)](
+        q, k, own, rule, count, marked, noted, *results, _from(first, overfull), *sizes[:5], lines, total,
+        D=shape["D"], BM=4, ROOM=places, SLOTS=slots, ABREAST=4, **best, **SMALL | {"num_warps": 1},
     )  # fmt: skip
-    overfull[:, :, first : first + rows] = (count.reshape(batch, heads, -1) > places)[:, :, :rows]
+    kernels.search[(-(-rows // 16), batch * heads)](
+        q, k, own, rule, of_tiles, _from(first, overfull), *results, *sizes[:5], total, PER=BM // 16, **best,
+        **{name: value for name, value in shape.items() if name != "WHOLE"} | {"BM": 16},
+    )  # fmt: skip
 
 
 def survey_map(
@@ -183,7 +194,7 @@ def survey_map(
     q, k, rule, _ = _arguments(queries, keys, start, stop, tiles, slopes, relative, bias, mask, scale, softcap, shift)
     shape = {name: value for name, value in _shape(queries, keys).items() if name != "WHOLE"}
     kernels.pool[(rows_of.shape[-1], batch * heads)](
-        q, k, lse[:, :, first:], rule, tuple(rows_of), tuple(keys_of), key_item, pooled, rows, columns, heads,
+        q, k, _from(first, lse), rule, tuple(rows_of), tuple(keys_of), key_item, pooled, rows, columns, heads,
         heads // key_heads, width, lse.shape[-1], pooled.shape[-1], pooled[0, 0].numel(), SHARE=how == "share", **shape,
     )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from ...attention import Attention, everyone, softmax
 from ...engines import attend, autocast
 from ...engines.check import check, check_without_values
 from .cells import Cells, grid, segments
-from .check_lse import check_lse, check_sums
+from .check_lse import beside, check_lse, check_sums
 from .choose import ENGINES, choose
 from .extend import holds, joined
 from .rows import masked_rows
@@ -186,14 +187,16 @@ def survey(
     queries, keys = (tensor.detach() for tensor in autocast.cast(queries, keys))
     values = None if values is None else autocast.cast(values)[0].detach()
     with autocast.off(queries.device):
+        meanwhile: AbstractContextManager[object] = nullcontext()
         if lse is not None:
             check_lse(queries, lse)
-            lse = lse.detach()
+            lse, meanwhile = lse.detach(), beside(lse)
         chosen = choose(queries, keys, attention, top, engine)
         cells = None if map is None else _cells(queries, keys, *_pair(map), "share", None)
         summary = ENGINES[chosen].summarize(queries, keys, attention, lse, top, cells)
         if lse is not None:
-            check_sums(queries, keys, attention, lse)  # while a GPU is busy with the survey, this costs no time
+            with meanwhile:
+                check_sums(queries, keys, attention, lse)
     context = None if values is None else attend(queries, keys, values, attention)
     return Survey(queries, keys, values, attention, chosen, summary, map, context)
 

@@ -6,7 +6,7 @@ the `top` of a row can be, so only the blocks that reach the bound are looked in
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from importlib.util import find_spec
 from math import log
 from typing import Any
@@ -17,12 +17,10 @@ from torch import Tensor
 
 from ...attention import Attention, Bias, Mask, Pairs, dot, softmax
 from ...attention.biases import Alibi, Relative
-from ...attention.values import has_numbers, tensors
-from . import ranking
+from ...attention.values import tensors
 from .cells import Cells
 from .launch import BM, BN, notes, run, survey_lse, survey_map, survey_rows, tiles
 from .memory import as_it_fits
-from .rows import masked_rows
 from .summary import Summary
 
 MEMORY = 2**29  # bytes that a band of rows may take for its notes, or for a mask or bias that has no shorter form
@@ -35,7 +33,7 @@ def cannot(queries: Tensor, keys: Tensor, attention: Attention, top: int = 0) ->
     """Why this engine cannot run it, or None."""
     if queries.device.type != "cuda":
         return f"it needs a GPU, and the queries are on {queries.device}"
-    if find_spec("triton") is None:
+    if not _installed():
         return "it needs triton: pip install triton"
     if queries.dtype == torch.float64:
         return "it computes in float32, and these are float64"
@@ -50,6 +48,11 @@ def cannot(queries: Tensor, keys: Tensor, attention: Attention, top: int = 0) ->
     if 0 in (*queries.shape, *keys.shape):
         return "there is nothing to compute"
     return None
+
+
+@cache
+def _installed() -> bool:
+    return find_spec("triton") is not None
 
 
 def summarize(
@@ -69,18 +72,21 @@ def _summarize(
 ) -> Summary:
     matrix = Matrix.of(queries, keys, attention, memory)
     lse = _lse(matrix, attention) if lse is None else lse.float().contiguous()
-    received, entropy = lse.new_zeros(*lse.shape[:2], keys.shape[-2]), torch.zeros_like(lse)
-    weights, found = lse.new_empty(*lse.shape, top), lse.new_empty(*lse.shape, top, dtype=torch.int64)
-    overfull = torch.empty_like(lse, dtype=torch.bool)
+    (batch, heads, rows), columns = lse.shape, keys.shape[-2]
     tiled = cells is not None and cells.how == "share" and cells.row_size % BM == 0 == cells.key_size % BN
-    pooled = lse.new_zeros(*lse.shape[:2], cells.rows, cells.columns) if tiled and cells else lse.new_empty(0)
+    map_size = (cells.rows, cells.columns) if tiled and cells else (0, 0)
+    zeros = lse.new_zeros(batch * heads * (columns + rows + map_size[0] * map_size[1]))
+    parts = torch.split(zeros, [batch * heads * count for count in (columns, rows, map_size[0] * map_size[1])])
+    received, entropy, pooled = (
+        part.view(batch, heads, *size) for part, size in zip(parts, ((columns,), (rows,), map_size), strict=True)
+    )
+    weights, found = lse.new_empty(*lse.shape, top), lse.new_empty(*lse.shape, top, dtype=torch.int64)
+    overfull = lse.new_empty(lse.shape if top else (0,), dtype=torch.bool)
     sizes = (cells.row_size, cells.key_size) if tiled and cells else (1, 1)
     for band in matrix.bands(top=top):
         run(survey_rows, *band, lse, received, entropy, weights, found, overfull, pooled, *sizes)
     if cells is not None:
         pooled = cells.averaged(pooled) if tiled else _pool(matrix, lse, cells)
-    if top and has_numbers(overfull) and bool(overfull.any()):
-        _search(queries, keys, attention, lse, overfull, weights, found)
     return Summary(lse, received, entropy, weights, found, None if cells is None else pooled)
 
 
@@ -96,20 +102,6 @@ def pool(
         return _pool(matrix, _lse(matrix, attention) if lse is None else lse.float().contiguous(), cells)
 
     return as_it_fits(run, MEMORY, LEAST, queries, keys)
-
-
-def _search(
-    queries: Tensor, keys: Tensor, attention: Attention, lse: Tensor, rows: Tensor, weights: Tensor, found: Tensor
-) -> None:
-    """The top of these rows, for which too many keys came into question: read off the rows themselves."""
-    columns, top = keys.shape[-2], weights.shape[-1]
-    for b, h in rows.any(-1).nonzero().tolist():
-        for some in torch.split(rows[b, h].nonzero().flatten(), max(1, MEMORY // (16 * columns))):
-            masked = masked_rows(queries, keys, attention, some, range(columns), range(b, b + 1), range(h, h + 1))[0, 0]
-            key = ranking.first(masked, min(top, columns))
-            best = masked.gather(-1, key)
-            weights[b, h, some, : key.shape[-1]] = torch.exp(best - lse[b, h, some, None])
-            found[b, h, some, : key.shape[-1]] = key.masked_fill(best == -torch.inf, -1)
 
 
 def _lse(matrix: "Matrix", attention: Attention) -> Float[Tensor, "batch heads query"]:
@@ -200,12 +192,8 @@ class Matrix:
         height = max(self.memory // max(self._row_bytes(some, top), 1) // BM * BM, BM)
         for first in range(0, rows, height):
             band = range(first, min(first + height, rows))
-            own, of_tiles = slice(band.start, band.stop), slice(first // BM, -(-band.stop // BM))
             yield (
-                self.queries[batch, :, own],
-                self.keys[batch],
-                *(spans[batch if len(spans) > 1 else slice(None), own] for spans in (self.start, self.stop)),
-                self.tiles[:, batch if self.tiles.shape[1] > 1 else slice(None), of_tiles],
+                *self._part(batch, band),
                 self.slopes,
                 self.relative,
                 None if self.bias is None else self._table(self.bias, band, some).float(),
@@ -215,6 +203,15 @@ class Matrix:
                 self.keys.shape[-2] - rows + first,
                 first,
             )
+
+    def _part(self, batch: slice, band: range) -> tuple[Tensor, ...]:
+        """Queries, keys and spans of these sequences and rows."""
+        if batch == slice(None) and len(band) == self.queries.shape[-2]:
+            return self.queries, self.keys, self.start, self.stop, self.tiles
+        own, of_tiles = slice(band.start, band.stop), slice(band.start // BM, -(-band.stop // BM))
+        start, stop = (spans[batch if len(spans) > 1 else slice(None), own] for spans in (self.start, self.stop))
+        tiles = self.tiles[:, batch if self.tiles.shape[1] > 1 else slice(None), of_tiles]
+        return self.queries[batch, :, own], self.keys[batch], start, stop, tiles
 
     def _row_bytes(self, batch: range, top: int) -> int:
         """What a row of a band takes: the notes of each head, and its part of a mask and a bias."""

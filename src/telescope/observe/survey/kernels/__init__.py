@@ -3,7 +3,7 @@
 from .map import pool
 from .sums import log_sum_exp, statistics
 from .tiles import Heads, Rule, Tiles
-from .top import candidates, enlist, mark, rank, sharpen
+from .top import candidates, enlist, mark, rank, search, sharpen
 
 __all__ = [
     "Heads",
@@ -15,6 +15,7 @@ __all__ = [
     "mark",
     "pool",
     "rank",
+    "search",
     "sharpen",
     "statistics",
 ]
