@@ -93,7 +93,7 @@ def _kernel(
     """The context, and beside it what is asked for."""
     here: Attention = moved(attention, queries.device)
     d_v, scale = values.shape[-1], attention.scale_for(keys.shape[-1])
-    queries, keys = here.score.as_dot(queries, keys)
+    queries, keys = (features.to(values.dtype) for features in here.score.as_dot(queries, keys))
     if not torch.is_grad_enabled():
         queries, keys, values = queries.detach(), keys.detach(), values.detach()  # on a CPU it refuses what could learn
     ahead = keys.shape[-2] - queries.shape[-2]  # how far the first query stands from the first key
@@ -163,7 +163,8 @@ def _listed(blocks: Bool[Tensor, "batch head rows columns"]) -> tuple[Tensor, Te
 
 @cache
 def _compiled() -> Callable[..., Any]:
-    return torch.compile(flex_attention, fullgraph=True)
+    """Once for each size: with sizes and numbers left open, torch 2.11 finds no kernel for some definitions."""
+    return torch.compile(flex_attention, fullgraph=True, dynamic=False)
 
 
 def _fused(*inputs: Tensor, **how: Any) -> Any:

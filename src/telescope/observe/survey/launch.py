@@ -160,7 +160,8 @@ def survey_rows(
     asked, marked = torch.split(zeros, [batch * heads * key_blocks, batch * heads * lines])
     kernels.candidates[grid](
         maxima, of_tiles, threshold, asked, count, noted, busy, heads, row_tiles, key_blocks,
-        TOP=top, BM=BM, BN=BN, CLASSES=max(32, _power(2 * top)), ROOM=places, SLOTS=slots, MOST_BUSY=BUSY, **SMALL,
+        TOP=top, BM=BM, BN=BN, CLASSES=max(32, _power(2 * top)), ROOM=places, SLOTS=slots, MOST_BUSY=BUSY, maxnreg=128,
+        **SMALL,
     )  # fmt: skip
     before = asked.cumsum(0, dtype=torch.int32) - asked
     kernels.enlist[(lines // 16, batch * heads)](

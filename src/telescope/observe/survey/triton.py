@@ -6,7 +6,7 @@ the `top` of a row can be, so only the blocks that reach the bound are looked in
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from math import log
 from typing import Any
@@ -27,13 +27,14 @@ MEMORY = 2**29  # bytes that a band of rows may take for its notes, or for a mas
 LEAST = 2**22  # with less there is hardly a tile of rows at a time
 MOST = 64  # the longest top a row is searched for
 LOG2_E = 1.0 / log(2.0)
+INSTALLED = find_spec("triton") is not None  # asked once, not with every survey
 
 
 def cannot(queries: Tensor, keys: Tensor, attention: Attention, top: int = 0) -> str | None:
     """Why this engine cannot run it, or None."""
     if queries.device.type != "cuda":
         return f"it needs a GPU, and the queries are on {queries.device}"
-    if not _installed():
+    if not INSTALLED:
         return "it needs triton: pip install triton"
     if queries.dtype == torch.float64:
         return "it computes in float32, and these are float64"
@@ -48,11 +49,6 @@ def cannot(queries: Tensor, keys: Tensor, attention: Attention, top: int = 0) ->
     if 0 in (*queries.shape, *keys.shape):
         return "there is nothing to compute"
     return None
-
-
-@cache
-def _installed() -> bool:
-    return find_spec("triton") is not None
 
 
 def summarize(

@@ -133,6 +133,12 @@ def _how_many(bits):
 
 
 @triton.jit
+def _first(count):
+    """A word in which the first bits are set, so many."""
+    return tl.where(count >= 32, -1, (1 << tl.minimum(tl.maximum(count, 0), 31)) - 1)
+
+
+@triton.jit
 def mark(
     q, k, LSE, rule, THRESHOLD, FIRST, ASKED, ENTRIES, MARKED, NOTED,
     rows, keys, heads, group, width, row_tiles, lse_head,
@@ -169,8 +175,12 @@ def mark(
             threshold = tl.maximum(threshold - 1e-4 - tl.abs(threshold) / 128 - 1e-6 * tl.abs(lse), NOWHERE)
             product = tl.dot(asked, offered, input_precision=PRECISION)
             x = log2_weights(product, lse, row, key, b, h, rule, rows, keys)
-            x = hide(x, row, key, b, h, rule, rows, keys)
+            if rule.mask is not None:
+                x = hide(x, row, key, b, h, rule, rows, keys)
             words = tl.sum(tl.reshape(tl.where(x >= threshold, bit[None, :], 0), [BM, BN // 32, 32]), 2)
+            begin = tl.load(rule.start + b * rule.span_batch + row, mask=row < rows, other=0)
+            end = tl.load(rule.stop + b * rule.span_batch + row, mask=row < rows, other=0)
+            words &= _first(end - word) & ~_first(begin - word)
             marks = _how_many(words)
             before = tl.atomic_add(MARKED + line + rm, tl.sum(marks, 1), mask=rm < rows, sem="relaxed")
             slot = before[:, None] + tl.cumsum(marks, 1) - marks
