@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from math import sqrt
 
 import torch
@@ -57,7 +57,7 @@ def _on_gpu(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Callable[[], object]]:
         "forward: cudnn": lambda: _cudnn(q, k, v),
         "forward: flash": lambda: _sdpa(SDPBackend.FLASH_ATTENTION, q, k, v),
         "forward: efficient": lambda: _sdpa(SDPBackend.EFFICIENT_ATTENTION, q, k, v),
-        "forward: flex": lambda: _flex()(q, k, v, block_mask=_flex_mask(q.shape[-2], q.device)),
+        "forward: flex": lambda: ts.attend(q, k, v, CAUSAL, engine="flex"),
         "survey top=0, map, lse": lambda: ts.survey(q, k, CAUSAL, top=0, map=MAP, lse=lse),
         "survey top=8, lse": lambda: ts.survey(q, k, CAUSAL, lse=lse),
         "survey top=8, map, lse": lambda: ts.survey(q, k, CAUSAL, map=MAP, lse=lse),
@@ -88,20 +88,6 @@ def _cudnn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
 def _sdpa(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     with sdpa_kernel(backend):
         return scaled_dot_product_attention(q, k, v, is_causal=True)
-
-
-@cache
-def _flex() -> Callable[..., Tensor]:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention)
-
-
-@cache
-def _flex_mask(length: int, device: torch.device) -> object:
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    return create_block_mask(lambda b, h, i, j: i >= j, None, None, length, length, device=device, _compile=True)
 
 
 def _cpu_length(quick: bool) -> int:

@@ -114,6 +114,7 @@ def test_chunked_agrees_on_a_gpu():
     )
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_compiled_and_fake():
     q, k = inputs((1, 2, 2, 256, 256, 64), torch.bfloat16)
     attention = ts.Attention(mask=ts.causal)

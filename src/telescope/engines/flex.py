@@ -109,7 +109,7 @@ def _kernel(
         block_mask=None if attention.mask == everyone else _blocks(attention.mask, queries, keys),
         scale=scale,
         enable_gqa=queries.shape[1] != keys.shape[1],
-        kernel_options=_precision(queries),
+        kernel_options=_options(queries, here),
         return_aux=asked,
     )
     return told[..., :d_v] if asked is None else (told[0][..., :d_v], told[1])
@@ -161,29 +161,43 @@ def _listed(blocks: Bool[Tensor, "batch head rows columns"]) -> tuple[Tensor, Te
     return blocks.sum(-1, dtype=torch.int32), blocks.int().argsort(dim=-1, descending=True, stable=True).int()
 
 
+def _flex(*inputs: Tensor, **how: Any) -> Any:
+    """FlexAttention under a name of our own: torch counts compilations by function, and whoever else compiles it too
+    often would take ours along to the n x n weights."""
+    flex: Callable[..., Any] = flex_attention
+    return flex(*inputs, **how)
+
+
 @cache
 def _compiled() -> Callable[..., Any]:
     """Once for each size: with sizes and numbers left open, torch 2.11 finds no kernel for some definitions."""
-    return torch.compile(flex_attention, fullgraph=True, dynamic=False)
+    return torch.compile(_flex, fullgraph=True, dynamic=False)
 
 
 def _fused(*inputs: Tensor, **how: Any) -> Any:
-    fused: Callable[..., Any] = flex_attention
     if torch.compiler.is_compiling():
-        return fused(*inputs, **how)
+        return _flex(*inputs, **how)
     with torch._dynamo.config.patch(recompile_limit=DEFINITIONS):
         return _compiled()(*inputs, **how)
 
 
-def _precision(queries: Tensor) -> dict[str, str] | None:
+def _options(queries: Tensor, attention: Attention) -> dict[str, Any] | None:
+    """What torch would choose otherwise, and wrongly."""
+    if queries.device.type != "cuda":
+        return None
+    options: dict[str, Any] = {}
+    if queries.shape[-2] > 1:  # for few queries in groups of heads its decoding kernel has no size that fits
+        options["BACKEND"] = "TRITON"
+    if queries.dtype != torch.float32 and any(True for _ in tensors(attention.bias)):
+        options |= {"BLOCK_N": 64, "num_stages": 2}  # a bias that is read takes as much room as the scores themselves
+    if queries.dtype == torch.float32 and not _less_precise():
+        options["FLOAT32_PRECISION"] = "'ieee'"
+    return options
+
+
+def _less_precise() -> bool:
     """float32 is float32, unless the user allows less: torch 2.9 to 2.12 take TF32 unasked (pytorch#161022)."""
-    if (
-        queries.dtype == torch.float32
-        and queries.device.type == "cuda"
-        and torch.get_float32_matmul_precision() == "highest"
-    ):
-        return {"FLOAT32_PRECISION": "'ieee'"}
-    return None
+    return not torch.compiler.is_compiling() and torch.get_float32_matmul_precision() != "highest"
 
 
 def _wide_enough(tensor: Float[Tensor, "batch heads position d"]) -> Float[Tensor, "batch heads position width"]:
