@@ -194,10 +194,11 @@ def test_it_compiles_whole(small_blocks, unchecked, attention):
         assert_near(gradient, slope, backward=True)
 
 
-def test_choosing_compiles_too(small_blocks, unchecked, monkeypatch):
+@pytest.mark.parametrize(("engine", "softcap"), [("sdpa", None), ("chunked", 2.0)])
+def test_choosing_compiles_too(small_blocks, unchecked, monkeypatch, engine, softcap):
     monkeypatch.setattr(choose, "SMALL", 0)
-    attention = ts.Attention(mask=ts.causal & ts.window(3))
+    attention = ts.Attention(mask=ts.causal & ts.window(3), softcap=softcap)
     q, k, v = tensors(Shape(1, 2, 1, 11, 11), dtype=torch.float32)
-    assert ts.plan(q, k, v, attention).engine == "chunked"
+    assert ts.plan(q, k, v, attention).engine == engine
     compiled = torch.compile(ts.attend, fullgraph=True, backend="eager")
     assert_near(compiled(q, k, v, attention), reference.attend(q.double(), k.double(), v.double(), attention))
