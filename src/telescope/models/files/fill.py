@@ -1,0 +1,88 @@
+"""Weights into a model that has none yet: everything is checked first, so that nothing is half-loaded."""
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from .errors import LoadError
+from .table import Row, rows_for, weights_of
+from .tensors import Tensors
+
+
+def fill(
+    model: nn.Module,
+    tensors: Tensors,
+    table: Iterable[Row],
+    *,
+    unused: Iterable[str] = (),
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Give a model on "meta" the tensors of a file, by the table; `unused` are patterns of names that may be left over.
+
+    A tensor keeps the dtype it has in the file unless another is asked for. Where several rows have one tensor of ours
+    (an embedding that is also the head), one of theirs is enough, and if there are more they have to be equal.
+    """
+    weights = weights_of(model)
+    rows = rows_for(table, weights)
+    uncovered = weights.keys() - {row.ours for row in rows}
+    assert not uncovered, f"no row of the table says where {sorted(uncovered)} come from"
+    chosen = [row for row in rows if any(name in tensors for name in row.theirs)]
+    _complete(rows, chosen, tensors)
+    _nothing_more(rows, tensors, unused)
+    for row in chosen:
+        _fits(model, row, weights, tensors)
+
+    filled: dict[str, Tensor] = {}
+    with tensors.opened() as read:
+        for row in chosen:
+            kept = dtype or tensors[row.theirs[0]].dtype
+            whole = torch.empty(weights[row.ours].shape, device=device, dtype=kept)
+            for name, part in row.parts(model, whole).items():
+                part.copy_(read(name))
+            if not torch.equal(whole, filled.setdefault(row.ours, whole)):
+                twins = [twin.theirs[0] for twin in chosen if twin.ours == row.ours]
+                raise LoadError(
+                    f'{tensors[twins[1]].file}: tensors "{twins[0]}" and "{twins[1]}" should be one and the same, '
+                    "as config.json ties them, but their numbers differ"
+                )
+    _assign(model, filled)
+
+
+def _complete(rows: list[Row], chosen: list[Row], tensors: Tensors) -> None:
+    found = {row.ours for row in chosen}
+    for row in (*chosen, *(row for row in rows if row.ours not in found)):
+        for name in row.theirs:
+            if name not in tensors:
+                raise LoadError(f'{tensors.source}: tensor "{name}" is missing')
+
+
+def _nothing_more(rows: list[Row], tensors: Tensors, unused: Iterable[str]) -> None:
+    known = {name for row in rows for name in row.theirs}
+    for name, entry in tensors.items():
+        if name not in known and not any(fnmatchcase(name, pattern) for pattern in unused):
+            raise LoadError(f'{entry.file}: tensor "{name}" has no place in the model that config.json describes')
+
+
+def _fits(model: nn.Module, row: Row, weights: Mapping[str, Tensor], tensors: Tensors) -> None:
+    for name, part in row.parts(model, weights[row.ours]).items():
+        entry = tensors[name]
+        if entry.shape != part.shape:
+            raise LoadError(
+                f'{entry.file}: tensor "{name}" has shape {list(entry.shape)}; '
+                f"in the model that config.json describes it has {list(part.shape)}"
+            )
+        _ = entry.dtype  # refuses what is not a floating-point number
+
+
+def _assign(model: nn.Module, filled: Mapping[str, Tensor]) -> None:
+    """In place of the empty tensors; what is shared stays shared."""
+    full = {id(empty): _like(empty, filled[name]) for name, empty in weights_of(model).items()}
+    everywhere = model.state_dict(keep_vars=True)
+    model.load_state_dict({name: full[id(empty)] for name, empty in everywhere.items()}, assign=True)
+
+
+def _like(empty: Tensor, filled: Tensor) -> Tensor:
+    return nn.Parameter(filled, empty.requires_grad) if isinstance(empty, nn.Parameter) else filled

@@ -1,0 +1,54 @@
+"""Saving: a model's config, its weights and its tokenizer, as one folder."""
+
+import os
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+
+from ..model import Model
+from .build import empty
+from .kinds import FORMAT, KINDS
+from .table import weights_of
+from .tensors import SINGLE
+from .whole import WRITTEN_BY, write_json, written_whole
+
+
+def save(model: Model, path: str | os.PathLike[str]) -> None:
+    must_be_its_config(model)
+    weights = {name: tensor.detach().contiguous() for name, tensor in weights_of(model).items()}
+    with written_whole(path) as folder:
+        write_json(
+            folder / "config.json",
+            {"telescope": FORMAT, "model": type(model).__name__, "config": model.config.to_dict()},
+        )
+        save_file(weights, folder / SINGLE, metadata=WRITTEN_BY)
+        write_tokenizer(model, folder)
+
+
+def write_tokenizer(model: Model, folder: os.PathLike[str]) -> None:
+    if isinstance(model.tokenizer, Tokenizer):
+        model.tokenizer.save(os.path.join(folder, "tokenizer.json"))
+    elif model.tokenizer is not None:
+        raise TypeError(f"model.tokenizer is a {type(model.tokenizer).__name__}; what is saved is a tokenizers.Tokenizer")
+
+
+def must_be_its_config(model: Model) -> None:
+    """What is loaded again is built from the config: refuse a model that is more than that."""
+    kind = KINDS.get(type(model).__name__)
+    if kind is not type(model):
+        raise TypeError(f"{type(model).__name__} is not a model that can be loaded again; these are: {', '.join(KINDS)}")
+    twin = empty(kind, model.config)
+    ours, its = weights_of(model), weights_of(twin)
+    for name in ours.keys() ^ its.keys():
+        raise ValueError(f'"{name}" is not in the model that the config describes; the model was changed after it was made')
+    for name, tensor in ours.items():
+        if tensor.is_meta or tensor.shape != its[name].shape:
+            has = "no numbers, it is on meta" if tensor.is_meta else f"shape {list(tensor.shape)}"
+            raise ValueError(f'"{name}" has {has}; the config describes a tensor of shape {list(its[name].shape)}')
+    for (name, module), other in zip(model.named_modules(), twin.modules(), strict=True):
+        given, said = getattr(module, "attention", None), getattr(other, "attention", None)
+        if given != said:
+            raise ValueError(
+                f"{name}.attention is {given!r}, but its config says {said!r}, and that is what would be loaded again"
+            )
