@@ -1,6 +1,20 @@
 """Whole models, made of layers: each with a config, its attention, a cache to decode with, and a loss to learn by."""
 
+from .files.errors import LoadError
+from .files.huggingface import export
+from .files.load import load
 from .gpt import GPT, GPTConfig
+from .model import Model
 from .transformer import Transformer, TransformerCache, TransformerConfig
 
-__all__ = ["GPT", "GPTConfig", "Transformer", "TransformerCache", "TransformerConfig"]
+__all__ = [
+    "GPT",
+    "GPTConfig",
+    "LoadError",
+    "Model",
+    "Transformer",
+    "TransformerCache",
+    "TransformerConfig",
+    "export",
+    "load",
+]

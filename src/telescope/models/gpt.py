@@ -25,6 +25,7 @@ from ..layers import (
 from ..layers.feed_forward import Activation
 from . import config as fits
 from .config import Config
+from .model import Model
 from .parts import Norm, check_ids, normaliser
 
 
@@ -79,12 +80,14 @@ class GPTConfig(Config):
         fits.heads(self.d_model, self.heads, self.key_heads, self.d_k)
 
 
-class GPT(nn.Module):
+class GPT(Model):
     """ids → embedding ⊕ positions → blocks → norm → head → logits of the next token.
 
     `attention` is that of every block; the config's unless given, causal with its window. Say its mask:
     GPT(config, attention=ts.Attention(mask=ts.causal, softcap=30.0)).
     """
+
+    config: GPTConfig
 
     def __init__(self, config: GPTConfig = GPTConfig(), *, attention: Attention | None = None) -> None:
         super().__init__()

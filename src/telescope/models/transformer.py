@@ -27,6 +27,7 @@ from ..layers.multi_head import KeysAndValues
 from ..layers.stack import Stack
 from . import config as fits
 from .config import Config
+from .model import Model
 from .parts import Norm, check_ids, normaliser
 
 
@@ -100,11 +101,13 @@ class TransformerCache(Cache):
         return self.memory[0][0].shape[0]
 
 
-class Transformer(nn.Module):
+class Transformer(Model):
     """source → encoder blocks → z; target → decoder blocks, which look back, and at z → head → logits.
 
     `attention` is that of every block: in the encoder as it is, in the decoder looking back only, and between the two.
     """
+
+    config: TransformerConfig
 
     def __init__(self, config: TransformerConfig = TransformerConfig(), *, attention: Attention = Attention()) -> None:
         super().__init__()

@@ -53,7 +53,7 @@ def in_folder(folder: Path) -> Path:
     return the_file(folder / found[0])
 
 
-# ------------------------------------------------------------------------------------------------------------ the weights
+# -------------------------------------------------------------------------------------------------- the weights
 
 TABLE: list[Row] = [
     row("embedding.weight", "embedding"),
@@ -109,7 +109,7 @@ def _weights(file: Path, sizes: dict[str, int]) -> Tensors:
         said = ", ".join(f"{name}={value}" for name, value in sizes.items())
         raise LoadError(f"{file} has {size:,} bytes; a model of llama2.c with {said} has {expected:,}")
     numbers = torch.from_numpy(np.fromfile(file, dtype="<f4", offset=HEADER.size))
-    parts = numbers.split([prod(shape) for shape in shapes.values()])
+    parts = numbers.split_with_sizes([prod(shape) for shape in shapes.values()])
     whole = {name: part.view(shape) for part, (name, shape) in zip(parts, shapes.items(), strict=True)}
     apart = {f"{name}.{layer}": whole[name][layer] for name in stacked for layer in range(layers)}
     return InMemory(file, {name: tensor for name, tensor in whole.items() if name not in stacked} | apart)
@@ -135,7 +135,7 @@ def _config(sizes: dict[str, int]) -> GPTConfig:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------- the tokenizer
+# -------------------------------------------------------------------------------------------------- the tokenizer
 
 
 def _beside(file: Path, vocabulary: int) -> Tokenizer | None:

@@ -2,7 +2,6 @@
 
 import os
 
-import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
@@ -30,18 +29,24 @@ def write_tokenizer(model: Model, folder: os.PathLike[str]) -> None:
     if isinstance(model.tokenizer, Tokenizer):
         model.tokenizer.save(os.path.join(folder, "tokenizer.json"))
     elif model.tokenizer is not None:
-        raise TypeError(f"model.tokenizer is a {type(model.tokenizer).__name__}; what is saved is a tokenizers.Tokenizer")
+        raise TypeError(
+            f"model.tokenizer is a {type(model.tokenizer).__name__}; what is saved is a tokenizers.Tokenizer"
+        )
 
 
 def must_be_its_config(model: Model) -> None:
     """What is loaded again is built from the config: refuse a model that is more than that."""
     kind = KINDS.get(type(model).__name__)
     if kind is not type(model):
-        raise TypeError(f"{type(model).__name__} is not a model that can be loaded again; these are: {', '.join(KINDS)}")
+        raise TypeError(
+            f"{type(model).__name__} is not a model that can be loaded again; these are: {', '.join(KINDS)}"
+        )
     twin = empty(kind, model.config)
     ours, its = weights_of(model), weights_of(twin)
     for name in ours.keys() ^ its.keys():
-        raise ValueError(f'"{name}" is not in the model that the config describes; the model was changed after it was made')
+        raise ValueError(
+            f'"{name}" is not in the model that the config describes; the model was changed after it was made'
+        )
     for name, tensor in ours.items():
         if tensor.is_meta or tensor.shape != its[name].shape:
             has = "no numbers, it is on meta" if tensor.is_meta else f"shape {list(tensor.shape)}"

@@ -24,7 +24,7 @@ class Row:
     def parts(self, model: nn.Module, whole: Tensor) -> dict[str, Tensor]:
         """Our tensor as theirs: views, so that what is written into them is written into ours."""
         heights = [len(whole)] if len(self.theirs) == 1 else _heights(model, self.ours)
-        parts = dict(zip(self.theirs, whole.split(heights), strict=True))
+        parts = dict(zip(self.theirs, whole.split_with_sizes(heights), strict=True))
         return parts if self.view is None else {name: self.view(part) for name, part in parts.items()}
 
 

@@ -159,7 +159,9 @@ def _span(tensor: str, entry: Any, available: int) -> tuple[int, int]:
     if start > past:
         raise LoadError(f"{tensor} is said to lie from byte {start:,} to {past:,}")
     if past > available:
-        raise LoadError(f"{tensor} should end at byte {past:,}, but only {available:,} are there: the file is truncated")
+        raise LoadError(
+            f"{tensor} should end at byte {past:,}, but only {available:,} are there: the file is truncated"
+        )
     if prod(shape) * BYTES[kind] != past - start:
         raise LoadError(
             f"{tensor} is said to be {kind} of shape {list(shape)}, {prod(shape) * BYTES[kind]:,} bytes, "

@@ -12,7 +12,10 @@ from safetensors import SafetensorError, safe_open
 
 from .tensors import SINGLE
 
-WRITTEN_BY = {"format": "pt", "written_by": "telescope"}  # in the header of the weights; "pt" is what transformers asks for
+WRITTEN_BY = {
+    "format": "pt",
+    "written_by": "telescope",
+}  # in the header of the weights; "pt" is what transformers asks for
 
 
 @contextmanager

@@ -6,20 +6,26 @@ from typing import Any
 
 from ..errors import LoadError
 
-# Fields that say nothing about the numbers: how the model was trained, how its text is generated, who wrote the file.
-HARMLESS = frozenset(
-    """
-    architectures bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward classif_dropout classifier_dropout
-    custom_pipelines decoder_start_token_id diversity_penalty do_sample dtype early_stopping
-    encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id
-    forced_eos_token_id gradient_checkpointing id2label init_std initializer_range is_encoder_decoder label2id
-    length_penalty max_length min_length model_type name_or_path no_repeat_ngram_size num_beam_groups num_beams
-    num_labels num_return_sequences output_attentions output_hidden_states output_past output_scores pad_token_id
-    prefix pretraining_tp problem_type remove_invalid_values repetition_penalty return_dict return_dict_in_generate
-    sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p torch_dtype
-    torchscript transformers_version typical_p use_cache
-    """.split()
-)
+# Fields that do not change the numbers of a model.
+# fmt: off
+HARMLESS = frozenset({
+    # how it was trained and is fine-tuned
+    "architectures", "classif_dropout", "classifier_dropout", "finetuning_task", "gradient_checkpointing", "id2label",
+    "init_std", "initializer_range", "label2id", "num_labels", "pretraining_tp", "problem_type",
+    "task_specific_params",
+    # how text is generated
+    "bad_words_ids", "begin_suppress_tokens", "bos_token_id", "decoder_start_token_id", "diversity_penalty",
+    "do_sample", "early_stopping", "encoder_no_repeat_ngram_size", "eos_token_id", "exponential_decay_length_penalty",
+    "forced_bos_token_id", "forced_eos_token_id", "length_penalty", "max_length", "min_length",
+    "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences", "pad_token_id", "prefix",
+    "remove_invalid_values", "repetition_penalty", "sep_token_id", "suppress_tokens", "temperature",
+    "tokenizer_class", "top_k", "top_p", "typical_p", "use_cache",
+    # how it was written, and what its calls return
+    "chunk_size_feed_forward", "custom_pipelines", "dtype", "name_or_path", "output_attentions",
+    "output_hidden_states", "output_past", "output_scores", "return_dict", "return_dict_in_generate",
+    "tf_legacy_loss", "torch_dtype", "torchscript", "transformers_version",
+})
+# fmt: on
 
 
 class Fields:
@@ -38,9 +44,10 @@ class Fields:
 
     def optional(self, name: str, default: int | None = None) -> int | None:
         """A whole number, or null."""
-        if self._rest.get(name, default) is None:
-            return self._rest.pop(name, None)
-        return self.whole(name, default)
+        if self._rest.get(name, default) is not None:
+            return self.whole(name, default)
+        self._rest.pop(name, None)
+        return None
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self._take(name, default)

@@ -30,9 +30,7 @@ def table(config: GPTConfig) -> list[Row]:
 def read_llama(fields: Fields, names: Collection[str]) -> GPTConfig:
     config = _read(fields)
     attention_bias = fields.flag("attention_bias", False)
-    return replace(
-        config, bias=fields.flag("mlp_bias", False), attention_bias=attention_bias, out_bias=attention_bias
-    )
+    return replace(config, bias=fields.flag("mlp_bias", False), attention_bias=attention_bias, out_bias=attention_bias)
 
 
 def read_mistral(fields: Fields, names: Collection[str]) -> GPTConfig:

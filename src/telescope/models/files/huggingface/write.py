@@ -1,7 +1,6 @@
 """One of our models as a folder of Hugging Face's."""
 
 import os
-from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
