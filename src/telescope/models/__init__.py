@@ -5,6 +5,7 @@ from .files.huggingface import export
 from .files.load import load
 from .gpt import GPT, GPTConfig
 from .model import Model
+from .special import Special
 from .transformer import Transformer, TransformerCache, TransformerConfig
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "GPTConfig",
     "LoadError",
     "Model",
+    "Special",
     "Transformer",
     "TransformerCache",
     "TransformerConfig",

@@ -1,4 +1,4 @@
-"""What every model has beside its layers: a config that says all of its shape, a tokenizer perhaps, and `save`."""
+"""What every model has beside its layers: a config that says all of its shape, what its ids mean, and `save`."""
 
 import os
 
@@ -6,16 +6,18 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from .config import Config
+from .special import Special
 
 
 class Model(nn.Module):
-    """The base of all models. `tokenizer` turns text into its ids; None where there is none."""
+    """The base of all models. `tokenizer` turns text into its ids, if there is one; `special` are ids of no word."""
 
     config: Config
     tokenizer: Tokenizer | None = None
+    special: Special = Special()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write config.json, model.safetensors and, if there is one, tokenizer.json into the folder `path`.
+        """Write config.json, model.safetensors and, if there is a tokenizer, tokenizer.json into the folder `path`.
 
         The folder is there whole or not at all. One that was saved before is replaced; any other is left alone.
         """

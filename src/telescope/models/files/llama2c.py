@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 
 from ..gpt import GPT, GPTConfig
 from ..model import Model
+from ..special import Special
 from . import paths
 from .build import described
 from .errors import LoadError
@@ -30,6 +31,7 @@ def load(file: Path, *, device: torch.device | str | None = None, dtype: torch.d
     there = _weights(file, sizes)
     model = described(GPT, lambda: _config(sizes), file, there)
     fill(model, there, TABLE, unused=("rope_*",), device=device, dtype=dtype)
+    model.special = Special(start=BEGIN, end=(BEGIN, END))  # the next text begins where one ends
     model.tokenizer = _beside(file, abs(sizes["vocab_size"]))
     return model.eval()
 

@@ -14,6 +14,7 @@ from .build import described
 from .errors import LoadError
 from .fill import fill
 from .kinds import CONFIGS, FORMAT, KINDS
+from .special import special
 from .table import same, weights_of
 
 
@@ -47,15 +48,18 @@ def _ours(
     folder: Path, config: dict[str, Any], *, device: torch.device | str | None, dtype: torch.dtype | None
 ) -> Model:
     file = folder / "config.json"
-    version, name, fields = config.pop("telescope"), config.pop("model", None), config.pop("config", None)
-    if version != FORMAT:
-        raise LoadError(f"{file} is of format {version!r}; this version of Telescope reads {FORMAT}")
-    if not isinstance(name, str) or name not in KINDS:
-        raise LoadError(f'{file}: there is no model "{name}"; {hint(str(name), KINDS)}')
-    if config or not isinstance(fields, dict):
-        raise LoadError(f'{file} should hold "telescope", "model" and "config", and nothing else')
+    if config.get("telescope") != FORMAT:
+        raise LoadError(f"{file} is of format {config['telescope']!r}; this version of Telescope reads {FORMAT}")
+    match config:
+        case {"model": str(name), "config": dict(fields), "special": dict(ids)} if len(config) == 4:
+            pass
+        case _:
+            raise LoadError(f'{file} should say "telescope", "model", "config" and "special", and nothing else')
+    if name not in KINDS:
+        raise LoadError(f'{file}: there is no model "{name}"; {hint(name, KINDS)}')
     there = tensors.in_folder(folder)
     model = described(KINDS[name], lambda: CONFIGS[KINDS[name]].from_dict(fields), file, there)
+    model.special = special(ids, file)
     fill(model, there, same(weights_of(model)), device=device, dtype=dtype)
     return model
 

@@ -1,6 +1,7 @@
 """Saving: a model's config, its weights and its tokenizer, as one folder."""
 
 import os
+from dataclasses import asdict
 
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
@@ -16,11 +17,14 @@ from .whole import WRITTEN_BY, write_json, written_whole
 def save(model: Model, path: str | os.PathLike[str]) -> None:
     must_be_its_config(model)
     weights = {name: tensor.detach().contiguous() for name, tensor in weights_of(model).items()}
+    config = {
+        "telescope": FORMAT,
+        "model": type(model).__name__,
+        "config": model.config.to_dict(),
+        "special": asdict(model.special),
+    }
     with written_whole(path) as folder:
-        write_json(
-            folder / "config.json",
-            {"telescope": FORMAT, "model": type(model).__name__, "config": model.config.to_dict()},
-        )
+        write_json(folder / "config.json", config)
         save_file(weights, folder / SINGLE, metadata=WRITTEN_BY)
         write_tokenizer(model, folder)
 

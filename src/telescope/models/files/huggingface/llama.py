@@ -74,6 +74,8 @@ def _read(fields: Fields) -> GPTConfig:
         activation=fields.one_of("hidden_act", "silu", ACTIVATIONS),
         gated=True,
         bias=False,
+        attention_bias=False,
+        out_bias=False,
         tied=fields.flag("tie_word_embeddings", False),
         attention_dropout=fields.number("attention_dropout", 0.0),
     )

@@ -129,9 +129,7 @@ def check_positions(config: TransformerConfig, tensors: Tensors) -> None:
             entry = tensors[name]
             off = torch.finfo(entry.dtype).eps
             if entry.shape != computed.shape or (read(name).float() - computed).abs().max() > off:
-                raise LoadError(
-                    f'{entry.file}: tensor "{entry.name}" is not the sines and cosines of Marian'
-                )
+                raise LoadError(f'{entry.file}: tensor "{entry.name}" is not the sines and cosines of Marian')
 
 
 POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")

@@ -9,10 +9,13 @@ from typing import Any
 import torch
 
 from ...model import Model
-from .. import tensors
+from ...special import Special
+from ...transformer import Transformer
+from .. import paths, tensors
 from ..build import described
 from ..errors import LoadError
 from ..fill import fill
+from ..special import special
 from ..tensors import Tensors
 from .families import FAMILIES
 from .family import Family
@@ -29,6 +32,7 @@ def load(
     if dtype is None:
         _must_be_of_one_dtype(there, family.unused)
     model = described(family.model, lambda: family.config(fields, there), file, there)
+    model.special = _special(folder, config, model)
     family.check(model.config, there)
     fill(model, there, family.table(model.config), unused=family.unused, device=device, dtype=dtype)
     return model
@@ -39,6 +43,18 @@ def _family(file: Path, name: Any) -> Family:
         what = "has no model_type" if name is None else f"is of model_type {json.dumps(name)}"
         raise LoadError(f"{file} {what}; models of {', '.join(FAMILIES)} can be loaded, and folders of model.save")
     return FAMILIES[name]
+
+
+def _special(folder: Path, config: dict[str, Any], model: Model) -> Special:
+    """Those of generation_config.json, where it has them, are newer than those of config.json."""
+    names = {"start": "bos_token_id", "end": "eos_token_id", "pad": "pad_token_id"}
+    if isinstance(model, Transformer):
+        names["start"] = "decoder_start_token_id"
+    newer = folder / "generation_config.json"
+    said = config | (paths.read_json(newer) if newer.name in paths.names(folder) else {})
+    sizes = model.config.to_dict()
+    vocabulary = sizes.get("target_vocabulary") or sizes["vocabulary"]
+    return special({ours: said.get(theirs) for ours, theirs in names.items()}, folder / "config.json", vocabulary)
 
 
 def _named(family: Family, there: Tensors) -> Tensors:

@@ -1,6 +1,7 @@
 """One of our models as a folder of Hugging Face's."""
 
 import os
+from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -18,28 +19,19 @@ from .gpt2 import GPT2
 from .marian import MARIAN
 
 
-def export(
-    model: Model,
-    path: str | os.PathLike[str],
-    *,
-    start: int | None = None,
-    end: int | None = None,
-    pad: int | None = None,
-) -> None:
+def export(model: Model, path: str | os.PathLike[str]) -> None:
     """Write a folder that `transformers` loads, as GPT-2, Llama, Mistral, Qwen2, BERT or Marian, with equal logits.
 
-    `start`, `end` and `pad` are the ids with which it begins and ends a text and fills a batch. A model that
-    transformers has no counterpart for is refused, with the reason. Dropout is as in ours where theirs has it.
+    A model that has no counterpart there is refused, with the reason.
     """
     must_be_its_config(model)
     family = counterpart(model)
-    beginning = "decoder_start_token_id" if isinstance(model, Transformer) else "bos_token_id"
     config = {
         "architectures": [family.architecture],
         "model_type": family.name,
         **family.write(model.config),
+        **_special(model),
         "torch_dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
-        **{beginning: start, "eos_token_id": end, "pad_token_id": pad},
     }
     with written_whole(path) as folder:
         write_json(folder / "config.json", config)
@@ -66,3 +58,13 @@ def theirs(model: Model, family: Family) -> dict[str, Tensor]:
         for ours, row in once.items()
         for name, part in row.parts(model, weights[ours]).items()
     }
+
+
+def _special(model: Model) -> dict[str, Any]:
+    start, end, pad = model.special.start, list(model.special.end), model.special.pad
+    ids = {"eos_token_id": end[0] if len(end) == 1 else end or None, "pad_token_id": pad}
+    if not isinstance(model, Transformer):
+        return ids | {"bos_token_id": start}
+    if start is None:
+        raise ValueError("a Marian starts with some token: say model.special = ts.models.Special(start=...)")
+    return ids | {"decoder_start_token_id": start, "forced_eos_token_id": None}
