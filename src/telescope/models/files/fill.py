@@ -7,28 +7,27 @@ import torch
 from torch import Tensor, nn
 
 from .errors import LoadError
-from .table import Row, rows_for, weights_of
+from .table import Row, weights_of
 from .tensors import Tensors
 
 
 def fill(
     model: nn.Module,
     tensors: Tensors,
-    table: Iterable[Row],
+    rows: list[Row],
     *,
     unused: Iterable[str] = (),
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Give a model on "meta" the tensors of a file, by the table; `unused` are patterns of names that may be left over.
+    """Give a model on "meta" the tensors of a file, row by row; `unused` are patterns of names that may be left over.
 
     A tensor keeps the dtype it has in the file unless another is asked for. Where several rows have one tensor of ours
     (an embedding that is also the head), one of theirs is enough, and if there are more they have to be equal.
     """
     weights = weights_of(model)
-    rows = rows_for(table, weights)
     uncovered = weights.keys() - {row.ours for row in rows}
-    assert not uncovered, f"no row of the table says where {sorted(uncovered)} come from"
+    assert not uncovered, f"no row says where {sorted(uncovered)} come from"
     chosen = [row for row in rows if any(name in tensors for name in row.theirs)]
     _complete(rows, chosen, tensors)
     _nothing_more(rows, tensors, unused)

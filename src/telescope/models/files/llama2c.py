@@ -15,7 +15,7 @@ from . import paths
 from .build import described
 from .errors import LoadError
 from .fill import fill
-from .table import Row, row
+from .table import Row, row, rows_for
 from .tensors import InMemory, Tensors
 
 HEADER = struct.Struct("<7i")
@@ -30,7 +30,7 @@ def load(file: Path, *, device: torch.device | str | None = None, dtype: torch.d
     sizes = _sizes(file)
     there = _weights(file, sizes)
     model = described(GPT, lambda: _config(sizes), file, there)
-    fill(model, there, TABLE, unused=("rope_*",), device=device, dtype=dtype)
+    fill(model, there, rows_for(TABLE, model), unused=("rope_*",), device=device, dtype=dtype)
     model.special = Special(start=BEGIN, end=(BEGIN, END))  # the next text begins where one ends
     model.tokenizer = _beside(file, abs(sizes["vocab_size"]))
     return model.eval()

@@ -15,7 +15,7 @@ from .errors import LoadError
 from .fill import fill
 from .kinds import CONFIGS, FORMAT, KINDS
 from .special import special
-from .table import same, weights_of
+from .table import same
 
 
 def load(
@@ -60,7 +60,7 @@ def _ours(
     there = tensors.in_folder(folder)
     model = described(KINDS[name], lambda: CONFIGS[KINDS[name]].from_dict(fields), file, there)
     model.special = special(ids, file)
-    fill(model, there, same(weights_of(model)), device=device, dtype=dtype)
+    fill(model, there, same(model), device=device, dtype=dtype)
     return model
 
 

@@ -1,7 +1,7 @@
 """Names in a model beside the names in a file: a table that is read one way to load and the other way to export."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
@@ -40,15 +40,15 @@ def linear(ours: str, *theirs: str, view: Callable[[Tensor], Tensor] | None = No
     )
 
 
-def same(names: Iterable[str]) -> list[Row]:
-    """The table of our own files."""
-    return [row(name, name) for name in names]
+def same(model: nn.Module) -> list[Row]:
+    """The rows of our own files."""
+    return [row(name, name) for name in weights_of(model)]
 
 
-def rows_for(table: Iterable[Row], weights: Mapping[str, Tensor]) -> list[Row]:
+def rows_for(table: Iterable[Row], model: nn.Module) -> list[Row]:
     """The rows of what a model has, layer by layer. The rows of what it does not have are left out."""
     layers: dict[str, list[str]] = {}
-    for name in weights:
+    for name in weights_of(model):
         number = re.search(r"(?<=\.)\d+(?=\.)", name)
         pattern = name if number is None else f"{name[: number.start()]}{{n}}{name[number.end() :]}"
         layers.setdefault(pattern, []).append("" if number is None else number[0])

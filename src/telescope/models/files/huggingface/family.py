@@ -4,11 +4,16 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from ...config import Config
 from ...model import Model
-from ..table import Row
+from ..table import Row, weights_of
 from ..tensors import Tensors
 from .fields import Fields
+
+Reader = Callable[[Fields, Collection[str]], Config]
+Writer = Callable[[Any], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -23,10 +28,11 @@ class Family:
     model: type[Model]
     prefix: str
     table: Callable[[Any], list[Row]]
-    read: Callable[[Fields, Collection[str]], Config]
-    write: Callable[[Any], dict[str, Any]]
+    read: Reader
+    write: Writer
     unused: tuple[str, ...] = ()  # what may be in a file too: buffers that can be computed, heads that ours has not
     check: Callable[[Any, Tensors], None] = lambda config, tensors: None  # what only the numbers can tell
+    weights: Callable[[Model], dict[str, Tensor]] = weights_of  # ours, in the order of features that theirs have
 
     def config(self, fields: Fields, names: Collection[str]) -> Config:
         config = self.read(fields, names)

@@ -4,9 +4,14 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from ....layers import MultiHeadAttention
 from ...gpt import GPT, GPTConfig
-from ..table import Row, linear, row
-from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, only
+from ...model import Model
+from ..table import Row, linear, row, weights_of
+from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Reader, Writer, only
 from .fields import Fields
 
 
@@ -54,18 +59,18 @@ def read_qwen2(fields: Fields, names: Collection[str]) -> GPTConfig:
 
 
 def _read(fields: Fields) -> GPTConfig:
-    heads = fields.whole("num_attention_heads")
+    d_model, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     fields.always(is_decoder=False, is_encoder_decoder=False)
     fields.ignore("is_llama_config")  # SmolLM2
     max_positions = fields.whole("max_position_embeddings")
     return GPTConfig(
         vocabulary=fields.whole("vocab_size"),
         max_positions=max_positions,
-        d_model=fields.whole("hidden_size"),
+        d_model=d_model,
         blocks=fields.whole("num_hidden_layers"),
         heads=heads,
         key_heads=fields.optional("num_key_value_heads") or heads,
-        d_k=fields.optional("head_dim"),
+        d_k=fields.optional("head_dim") or d_model // heads,
         d_hidden=fields.whole("intermediate_size"),
         positions="rotary",
         **_rotary(fields, max_positions),
@@ -158,6 +163,24 @@ def write_qwen2(config: GPTConfig) -> dict[str, Any]:
     return _write(config) | (window if config.window else {"use_sliding_window": False})
 
 
+def in_halves(model: Model) -> dict[str, Tensor]:
+    """The weights with rotary pairs that are halves of a head, as transformers has them.
+
+    Where they are neighbours, the features of queries and keys change places in every head: q·k stays what it is.
+    """
+    weights = weights_of(model)
+    assert isinstance(model, GPT)
+    if model.config.rotary_pairs == "neighbours":
+        for name, module in model.named_modules():
+            if isinstance(module, MultiHeadAttention):
+                heads = module.heads + module.key_heads
+                for part in {f"{name}.W_qkv.weight", f"{name}.W_qkv.bias"} & weights.keys():
+                    asking, values = weights[part].tensor_split([heads * module.d_k])
+                    halves = asking.reshape(heads, -1, 2, *asking.shape[1:]).transpose(1, 2).flatten(0, 2)
+                    weights[part] = torch.cat([halves, values])
+    return weights
+
+
 def like(config: GPTConfig) -> Family:
     """Which of them a model is: biases of queries, keys and values alone are Qwen2's, a window is Mistral's."""
     if _biases(config) == (True, False, False):
@@ -165,7 +188,11 @@ def like(config: GPTConfig) -> Family:
     return LLAMA if config.window is None else MISTRAL
 
 
-UNUSED = ("model.layers.*.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq")
-LLAMA = Family("llama", "LlamaForCausalLM", GPT, "model.", table, read_llama, write_llama, UNUSED)
-MISTRAL = Family("mistral", "MistralForCausalLM", GPT, "model.", table, read_mistral, write_mistral, UNUSED)
-QWEN2 = Family("qwen2", "Qwen2ForCausalLM", GPT, "model.", table, read_qwen2, write_qwen2, UNUSED)
+def _family(name: str, architecture: str, read: Reader, write: Writer) -> Family:
+    unused = ("model.layers.*.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq")
+    return Family(name, architecture, GPT, "model.", table, read, write, unused, weights=in_halves)
+
+
+LLAMA = _family("llama", "LlamaForCausalLM", read_llama, write_llama)
+MISTRAL = _family("mistral", "MistralForCausalLM", read_mistral, write_mistral)
+QWEN2 = _family("qwen2", "Qwen2ForCausalLM", read_qwen2, write_qwen2)

@@ -16,6 +16,7 @@ from ..build import described
 from ..errors import LoadError
 from ..fill import fill
 from ..special import special
+from ..table import rows_for
 from ..tensors import Tensors
 from .families import FAMILIES
 from .family import Family
@@ -34,7 +35,7 @@ def load(
     model = described(family.model, lambda: family.config(fields, there), file, there)
     model.special = _special(folder, config, model)
     family.check(model.config, there)
-    fill(model, there, family.table(model.config), unused=family.unused, device=device, dtype=dtype)
+    fill(model, there, rows_for(family.table(model.config), model), unused=family.unused, device=device, dtype=dtype)
     return model
 
 

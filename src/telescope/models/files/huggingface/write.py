@@ -10,7 +10,7 @@ from ...gpt import GPT
 from ...model import Model
 from ...transformer import Transformer
 from ..save import must_be_its_config, write_tokenizer
-from ..table import rows_for, weights_of
+from ..table import rows_for
 from ..tensors import SINGLE
 from ..whole import WRITTEN_BY, write_json, written_whole
 from . import llama
@@ -51,8 +51,8 @@ def counterpart(model: Model) -> Family:
 
 def theirs(model: Model, family: Family) -> dict[str, Tensor]:
     """Our tensors under their names; one that has several names there is written once."""
-    weights = weights_of(model)
-    once = {row.ours: row for row in reversed(rows_for(family.table(model.config), weights))}
+    weights = family.weights(model)
+    once = {row.ours: row for row in reversed(rows_for(family.table(model.config), model))}
     return {
         name: part.detach().contiguous()
         for ours, row in once.items()
