@@ -32,4 +32,5 @@ def described(kind: type[Model], config: Callable[[], Config], file: Path, tenso
     try:
         return empty(kind, says)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise LoadError(f"{file} does not describe a model that can be built: {error}") from None
+        reason = str(error).splitlines()[0]
+        raise LoadError(f"{file} does not describe a model that can be built: {reason}") from None

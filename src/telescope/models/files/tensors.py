@@ -176,10 +176,12 @@ def _of_shards(folder: Path) -> Tensors:
     where = paths.read_json(index).get("weight_map")
     if not isinstance(where, dict) or not where or not all(isinstance(shard, str) for shard in where.values()):
         raise LoadError(f'{index} has no "weight_map" that says in which file each tensor lies')
-    entries: dict[str, Entry] = {}
-    for shard in sorted(set(where.values())):
+    shards = sorted(set(where.values()))
+    for shard in shards:
         if shard in (".", "..") or {"/", "\\", "\0"} & set(shard) or not shard.endswith(".safetensors"):
             raise LoadError(f"{index} names {shard!r}, which is not a safetensors file in the same folder")
+    entries: dict[str, Entry] = {}
+    for shard in shards:
         for name, entry in in_file(folder / shard).items():
             if name in entries:
                 raise LoadError(f'tensor "{name}" is in two files, {entries[name].file} and {folder / shard}')
