@@ -3,8 +3,11 @@
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ..config import Config
 from ..model import Model
@@ -14,8 +17,17 @@ from .tensors import Tensors
 
 def empty(kind: type[Model], config: Config) -> Model:
     """On "meta", where tensors have a shape and take no memory."""
-    with torch.device("meta"):
+    with torch.device("meta"), _NothingDrawn():
         return kind(config)
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Where there are no numbers none need be drawn: to do so torch would import its compiler, which takes seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.normal_ or func is nn.init.normal_:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def described(kind: type[Model], config: Callable[[], Config], file: Path, tensors: Tensors) -> Model:

@@ -1,6 +1,6 @@
 """Weights into a model that has none yet: everything is checked first, so that nothing is half-loaded."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 
 import torch
@@ -37,16 +37,13 @@ def fill(
     filled: dict[str, Tensor] = {}
     with tensors.opened() as read:
         for row in chosen:
+            if row.ours in filled:
+                _same(next(first for first in chosen if first.ours == row.ours), row, tensors, read)
+                continue
             kept = dtype or tensors[row.theirs[0]].dtype
-            whole = torch.empty(weights[row.ours].shape, device=device, dtype=kept)
-            for name, part in row.parts(model, whole).items():
+            filled[row.ours] = torch.empty(weights[row.ours].shape, device=device, dtype=kept)
+            for name, part in row.parts(model, filled[row.ours]).items():
                 part.copy_(read(name))
-            if not torch.equal(whole, filled.setdefault(row.ours, whole)):
-                twins = [twin.theirs[0] for twin in chosen if twin.ours == row.ours]
-                raise LoadError(
-                    f'{tensors[twins[1]].file}: tensors "{twins[0]}" and "{twins[1]}" should be one and the same, '
-                    "as config.json ties them, but their numbers differ"
-                )
     _assign(model, filled)
 
 
@@ -74,6 +71,15 @@ def _fits(model: nn.Module, row: Row, weights: Mapping[str, Tensor], tensors: Te
                 f"in the model that config.json describes it has {list(part.shape)}"
             )
         _ = entry.dtype  # refuses what is not a floating-point number
+
+
+def _same(first: Row, second: Row, tensors: Tensors, read: Callable[[str], Tensor]) -> None:
+    for one, other in zip(first.theirs, second.theirs, strict=True):
+        if not torch.equal(read(one).contiguous().view(torch.uint8), read(other).contiguous().view(torch.uint8)):
+            raise LoadError(
+                f'{tensors[other].file}: tensors "{one}" and "{other}" should be one and the same, '
+                "as config.json ties them, but their numbers differ"
+            )
 
 
 def _assign(model: nn.Module, filled: Mapping[str, Tensor]) -> None:

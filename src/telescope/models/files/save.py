@@ -33,31 +33,25 @@ def write_tokenizer(model: Model, folder: os.PathLike[str]) -> None:
     if isinstance(model.tokenizer, Tokenizer):
         model.tokenizer.save(os.path.join(folder, "tokenizer.json"))
     elif model.tokenizer is not None:
-        raise TypeError(
-            f"model.tokenizer is a {type(model.tokenizer).__name__}; what is saved is a tokenizers.Tokenizer"
-        )
+        raise TypeError(f"model.tokenizer is a {type(model.tokenizer).__name__}; a tokenizers.Tokenizer can be saved")
 
 
 def must_be_its_config(model: Model) -> None:
-    """What is loaded again is built from the config: refuse a model that is more than that."""
+    """What is loaded again is built from the config: refuse a model that is anything more."""
     kind = KINDS.get(type(model).__name__)
     if kind is not type(model):
-        raise TypeError(
-            f"{type(model).__name__} is not a model that can be loaded again; these are: {', '.join(KINDS)}"
-        )
+        raise TypeError(f"{type(model).__name__} is not a model that can be loaded again; there are {', '.join(KINDS)}")
     twin = empty(kind, model.config)
-    ours, its = weights_of(model), weights_of(twin)
-    for name in ours.keys() ^ its.keys():
-        raise ValueError(
-            f'"{name}" is not in the model that the config describes; the model was changed after it was made'
-        )
-    for name, tensor in ours.items():
-        if tensor.is_meta or tensor.shape != its[name].shape:
+    weights, usual = weights_of(model), weights_of(twin)
+    parts, usual_parts = dict(model.named_modules()), dict(twin.named_modules())
+    for name in (*(weights.keys() ^ usual.keys()), *(parts.keys() ^ usual_parts.keys())):
+        raise ValueError(f'"{name}" is not what its config describes; the model was changed after it was made')
+    for name, tensor in weights.items():
+        if tensor.is_meta or tensor.shape != usual[name].shape:
             has = "no numbers, it is on meta" if tensor.is_meta else f"shape {list(tensor.shape)}"
-            raise ValueError(f'"{name}" has {has}; the config describes a tensor of shape {list(its[name].shape)}')
-    for (name, module), other in zip(model.named_modules(), twin.modules(), strict=True):
-        given, said = getattr(module, "attention", None), getattr(other, "attention", None)
-        if given != said:
-            raise ValueError(
-                f"{name}.attention is {given!r}, but its config says {said!r}, and that is what would be loaded again"
-            )
+            raise ValueError(f'"{name}" has {has}; its config describes a tensor of shape {list(usual[name].shape)}')
+    for name, part in parts.items():
+        for what in ("attention", "rotary"):
+            given, said = (getattr(module, what, None) for module in (part, usual_parts[name]))
+            if given != said:
+                raise ValueError(f"{name}.{what} is {given!r}; by its config, {said!r} is what would be loaded again")
