@@ -11,7 +11,7 @@ from jaxtyping import config, install_import_hook
 
 ENGINES = [f"telescope.engines.{name}" for name in ("chunked", "exact", "flex", "reference", "sdpa")]
 SURVEY = [f"telescope.observe.survey.{name}" for name in ("reference", "chunked", "triton", "ranking", "cells")]
-MODELS = [f"telescope.models.{name}" for name in ("gpt", "transformer")]
+MODELS = [f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong", "parts", "transformer")]
 HOOKED = ("telescope.attention", *ENGINES, *SURVEY, "telescope.layers", *MODELS)
 install_import_hook(HOOKED, "checking.typechecker")
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 import huggingface
@@ -25,6 +26,11 @@ def gpt(request, tmp_path_factory):
 @pytest.fixture(scope="module", params=huggingface.MARIANS)
 def marian(request, tmp_path_factory):
     return both(huggingface.marian(request.param), tmp_path_factory)
+
+
+@pytest.fixture(scope="module", params=huggingface.BERTS)
+def bert(request, tmp_path_factory):
+    return both(huggingface.bert(request.param), tmp_path_factory)
 
 
 def both(theirs, tmp_path_factory):
@@ -123,6 +129,60 @@ def test_exported_marian_gives_our_logits(marian, tmp_path):
     assert_close(back(input_ids=source, decoder_input_ids=target).logits, ours(source, target), **CLOSE)
 
 
+# -------------------------------------------------------------------------------------------------------------- BERT
+
+
+def test_bert_gives_their_states(bert):
+    theirs, ours = bert
+    ids, types = draw(2, 19), draw(2, 19, seed=1, low=0, high=2)
+    expected = theirs(ids, token_type_ids=types)
+    hidden = ours(ids, types=types)
+    assert hidden.std() > 0.3
+    assert_close(hidden, expected.last_hidden_state, **CLOSE)
+    assert_close(ours.pool(hidden), expected.pooler_output, **CLOSE)
+    assert_close(ours(ids), theirs(ids).last_hidden_state, **CLOSE)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_bert_gives_their_states_when_padded(bert, side):
+    theirs, ours = bert
+    lengths = torch.tensor([12, 5, 1])[:, None]
+    keep = torch.arange(12) >= 12 - lengths if side == "left" else torch.arange(12) < lengths
+    positions = (keep.cumsum(-1) - 1).clamp(min=0)
+    ids = draw(3, 12) * keep
+    expected = theirs(ids, attention_mask=keep.long(), position_ids=positions).last_hidden_state
+    hidden = ours(ids, mask=ts.padding(keep=keep), positions=positions)
+    assert_close(hidden[keep], expected[keep], **CLOSE)
+
+
+def test_exported_bert_gives_our_states(bert, tmp_path):
+    _, ours = bert
+    ts.export(ours, tmp_path / "exported")
+    back = transformers.AutoModel.from_pretrained(tmp_path / "exported")
+    ids = draw(2, 19)
+    assert_close(back(ids).last_hidden_state, ours(ids), **CLOSE)
+    assert_close(back(ids).pooler_output, ours.pool(ours(ids)), **CLOSE)
+
+
+@pytest.mark.parametrize("kind", ["BertForMaskedLM", "BertForPreTraining"])
+def test_bert_with_a_head_is_bert(kind, tmp_path_factory):
+    theirs, ours = both(huggingface.bert("bert", kind), tmp_path_factory)
+    ids = draw(2, 19)
+    assert_close(ours(ids), theirs.bert(ids).last_hidden_state, **CLOSE)
+    assert ours.config.pooling == ("bert" if kind == "BertForPreTraining" else "mean")
+
+
+def test_bert_with_names_of_2018_is_bert(bert, tmp_path):
+    theirs, ours = bert
+    theirs.save_pretrained(tmp_path)
+    weights = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+        for name, tensor in load_file(tmp_path / "model.safetensors").items()
+    }
+    save_file(weights, tmp_path / "model.safetensors")
+    assert_close(ts.load(tmp_path)(draw(2, 9)), ours(draw(2, 9)), atol=0.0, rtol=0.0)
+
+
 # ------------------------------------------------------------------------------------------------------- there and back
 
 
@@ -133,6 +193,11 @@ def test_every_model_stays_what_it_is_there_and_back(gpt, tmp_path):
 
 def test_marian_stays_what_it_is_there_and_back(marian, tmp_path):
     _, ours = marian
+    must_stay(ours, tmp_path)
+
+
+def test_bert_stays_what_it_is_there_and_back(bert, tmp_path):
+    _, ours = bert
     must_stay(ours, tmp_path)
 
 

@@ -8,7 +8,16 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import telescope as ts
-from telescope.models import GPT, GPTConfig, Special, Transformer, TransformerConfig
+from telescope.models import (
+    GPT,
+    Encoder,
+    EncoderConfig,
+    GPTConfig,
+    LuongTranslator,
+    Special,
+    Transformer,
+    TransformerConfig,
+)
 
 SIZES = {"vocabulary": 11, "max_positions": 8, "d_model": 8, "blocks": 2, "heads": 2}
 LLAMA = {"positions": "rotary", "norm": "rms", "gated": True, "activation": "silu", "bias": False, "tied": False}
@@ -17,6 +26,7 @@ MODELS = {
     "llama": GPT(GPTConfig(**SIZES, **LLAMA)),
     "mistral": GPT(GPTConfig(**SIZES, **LLAMA, window=3)),
     "qwen2": GPT(GPTConfig(**SIZES, **LLAMA, attention_bias=True)),
+    "bert": Encoder(EncoderConfig(**SIZES, pooling="bert")),
     "marian": Transformer(
         TransformerConfig(
             vocabulary=11,
@@ -134,6 +144,10 @@ def test_option_that_is_off_and_notes_of_tools_are_fine(folder, family):
         ),
         ("qwen2", {"layer_types": ["linear_attention"] * 2}, ["linear_attention"]),
         ("qwen2", {"layer_types": "full_attention"}, ["layer_types", "a list"]),
+        ("bert", {"position_embedding_type": "relative_key"}, ['position_embedding_type="relative_key"', '"absolute"']),
+        ("bert", {"add_cross_attention": True}, ["add_cross_attention=true"]),
+        ("bert", {"hidden_act": "mish"}, ['hidden_act="mish"']),
+        ("bert", {"type_vocab_size": 0}, ["type_vocab_size=0"]),
         ("marian", {"static_position_embeddings": False}, ["static_position_embeddings=false"]),
         ("marian", {"normalize_before": True}, ["normalize_before=true"]),
         ("marian", {"normalize_embedding": True}, ["normalize_embedding=true"]),
@@ -177,6 +191,13 @@ def test_option_that_ours_does_not_have_is_refused_by_name(folder, family, field
         ("llama", {"model__norm__weight": torch.zeros(8).half()}, ["F32", "F16", "dtype="]),
         ("llama", {"model__norm__weight": torch.zeros(8, dtype=torch.int8)}, ["model.norm.weight", "is I8"]),
         ("qwen2", {"model__layers__1__self_attn__q_proj__bias": None}, ["layers.1.self_attn.q_proj.bias", "missing"]),
+        ("bert", {"bert__pooler__dense__bias": None}, ["bert.pooler.dense.bias", "missing"]),
+        ("bert", {"classifier__weight": torch.zeros(2, 8)}, ["classifier.weight", "no place"]),
+        (
+            "bert",
+            {"bert__embeddings__LayerNorm__gamma": torch.zeros(8)},
+            ["bert.embeddings.LayerNorm.weight", "bert.embeddings.LayerNorm.gamma", "two names of one"],
+        ),
         ("marian", {"model__shared__weight": None}, ["model.shared.weight", "missing"]),
         (
             "marian",
@@ -268,6 +289,28 @@ def test_special_ids_outside_the_vocabulary_stand_for_nothing(folder):
     assert ts.load(place).special == Special(start=2, end=(5,))
 
 
+@pytest.mark.parametrize(
+    ("said", "pooling"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+        ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, "mean"),
+        ({"pooling_mode": "cls"}, "cls"),
+        ({"pooling_mode": ["mean"]}, "mean"),
+        ({"pooling_mode_max_tokens": True}, None),
+        ({"pooling_mode": ["mean", "cls"]}, None),
+        ({}, None),
+    ],
+)
+def test_pooling_is_what_sentence_transformers_says(folder, said, pooling):
+    place = folder("bert")
+    (place / "1_Pooling").mkdir()
+    (place / "1_Pooling" / "config.json").write_text(json.dumps(said))
+    if pooling is None:
+        says(place, "1_Pooling/config.json: pooling by", "is not supported")
+    else:
+        assert ts.load(place).config.pooling == pooling
+
+
 def test_older_ways_to_say_rope(folder):
     place = folder("llama")
     said = ts.load(configure(place, rope_theta=77.0, rope_scaling=None)).config
@@ -310,6 +353,16 @@ def test_model_without_a_counterpart_is_not_exported(tmp_path, options, parts):
 
 @pytest.mark.parametrize(
     ("options", "part"),
+    [({"types": 0}, "types=0"), ({"norm": "rms"}, "norm='rms'"), ({"pooling": "cls"}, "pooling='cls'")],
+)
+def test_encoder_without_a_counterpart_is_not_exported(tmp_path, options, part):
+    with pytest.raises(ValueError, match="has no counterpart in BERT") as caught:
+        ts.export(Encoder(EncoderConfig(**SIZES | options)), tmp_path / "exported")
+    assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
     [
         ({"positions": "sinusoidal"}, "positions='sinusoidal'"),
         ({"positions": "learned"}, "positions='learned'"),
@@ -330,6 +383,11 @@ def test_marian_needs_to_know_where_to_start(tmp_path):
     model = Transformer(TransformerConfig(positions="sinusoidal_halves"))
     with pytest.raises(ValueError, match=r"model.special = ts.models.Special\(start=...\)"):
         ts.export(model, tmp_path / "exported")
+
+
+def test_lstm_has_no_counterpart(tmp_path):
+    with pytest.raises(ValueError, match="LuongTranslator has no counterpart in transformers"):
+        ts.export(LuongTranslator(), tmp_path / "exported")
 
 
 def test_what_is_no_model_is_not_exported(tmp_path):

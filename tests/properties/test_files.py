@@ -12,7 +12,17 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import llama2c
 import telescope as ts
-from telescope.models import GPT, GPTConfig, Special, Transformer, TransformerConfig
+from telescope.models import (
+    GPT,
+    Encoder,
+    EncoderConfig,
+    GPTConfig,
+    LuongConfig,
+    LuongTranslator,
+    Special,
+    Transformer,
+    TransformerConfig,
+)
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -110,6 +120,28 @@ def test_transformer_is_loaded_as_it_was_saved(options, dtype, folder):
 
 def test_synthesizer_is_loaded_as_it_was_saved(folder):
     must_come_back(small(attention="synthesizer", synthesizer_block=6), folder / "synthesizer", torch.tensor([[1, 2]]))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "bert"])
+@pytest.mark.parametrize("types", [0, 2])
+def test_encoder_is_loaded_as_it_was_saved(folder, pooling, types):
+    config = EncoderConfig(vocabulary=11, max_positions=8, types=types, d_model=8, blocks=2, heads=2, pooling=pooling)
+    must_come_back(Encoder(config), folder / "encoder", torch.tensor([[1, 2, 3]]))
+
+
+@pytest.mark.parametrize("score", ["dot", "general", "concat"])
+@pytest.mark.parametrize("both_ways", [True, False])
+def test_luong_is_loaded_as_it_was_saved(folder, score, both_ways):
+    config = LuongConfig(
+        vocabulary=11,
+        target_vocabulary=13,
+        d_embedding=6,
+        d_model=8,
+        bidirectional=both_ways,
+        score=score,
+        input_feeding=not both_ways,
+    )
+    must_come_back(LuongTranslator(config), folder / "luong", torch.tensor([[1, 2, 3]]), torch.tensor([[4, 12]]))
 
 
 def must_come_back(model, place, *inputs):

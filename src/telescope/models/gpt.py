@@ -25,6 +25,7 @@ from ..layers import (
 from ..layers.feed_forward import Activation
 from . import config as fits
 from .config import Config
+from .loss import cross_entropy
 from .model import Model
 from .parts import Norm, check_ids, normaliser
 
@@ -160,6 +161,20 @@ class GPT(Model):
             cache.advance(n)
         y: Tensor = self.norm(x)
         return y
+
+    def loss(
+        self,
+        ids: Int[Tensor, "batch n"],
+        targets: Int[Tensor, "batch n"],
+        mask: Mask | None = None,
+        positions: Int[Tensor, "*batch n"] | None = None,
+        *,
+        ignore: int = -100,
+        label_smoothing: float = 0.0,
+    ) -> Float[Tensor, ""]:
+        """How badly it guesses `targets`, what comes after each of the ids: the mean over all but `ignore`."""
+        hidden = self.hidden(ids, mask, positions)
+        return cross_entropy(hidden, self.head_weight, targets, ignore=ignore, label_smoothing=label_smoothing)
 
     def logits(self, hidden: Float[Tensor, "batch n d_model"]) -> Float[Tensor, "batch n vocabulary"]:
         return linear(hidden, self.head_weight)

@@ -27,6 +27,7 @@ from ..layers.multi_head import KeysAndValues
 from ..layers.stack import Stack
 from . import config as fits
 from .config import Config
+from .loss import cross_entropy
 from .model import Model
 from .parts import Norm, check_ids, normaliser
 
@@ -208,6 +209,22 @@ class Transformer(Model):
             cache.advance(target.shape[1])
         y: Tensor = self.decoder_norm(x)
         return y
+
+    def loss(
+        self,
+        source: Int[Tensor, "batch n"],
+        target: Int[Tensor, "batch m"],
+        targets: Int[Tensor, "batch m"],
+        source_mask: Mask | None = None,
+        target_mask: Mask | None = None,
+        *,
+        ignore: int = -100,
+        label_smoothing: float = 0.0,
+    ) -> Float[Tensor, ""]:
+        """How badly it guesses `targets`, what comes after each of `target`: the mean over all but `ignore`."""
+        hidden = self.decode(target, self.encode(source, source_mask), target_mask, source_mask)
+        W, b = self.head_weight, self.head_bias
+        return cross_entropy(hidden, W, targets, b, ignore=ignore, label_smoothing=label_smoothing)
 
     def logits(self, hidden: Float[Tensor, "batch m d_model"]) -> Float[Tensor, "batch m vocabulary"]:
         return linear(hidden, self.head_weight, self.head_bias)

@@ -1,6 +1,6 @@
 """What is known of a family of Hugging Face's: its config, its tensors, and what becomes of them here."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +12,13 @@ from ..table import Row, weights_of
 from ..tensors import Tensors
 from .fields import Fields
 
-Reader = Callable[[Fields, Collection[str]], Config]
+Reader = Callable[[Fields, Tensors], Config]
 Writer = Callable[[Any], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Family:
-    """`read` makes our config of theirs, given the names of the tensors; `write` makes theirs of ours.
+    """`read` makes our config of theirs, given the tensors that there are; `write` makes theirs of ours.
 
     The names of the table are those of a model with its head; the file of one without leaves the `prefix` out.
     """
@@ -34,8 +34,8 @@ class Family:
     check: Callable[[Any, Tensors], None] = lambda config, tensors: None  # what only the numbers can tell
     weights: Callable[[Model], dict[str, Tensor]] = weights_of  # ours, in the order of features that theirs have
 
-    def config(self, fields: Fields, names: Collection[str]) -> Config:
-        config = self.read(fields, names)
+    def config(self, fields: Fields, there: Tensors) -> Config:
+        config = self.read(fields, there)
         fields.done()
         return config
 

@@ -1,12 +1,12 @@
 """GPT-2: learned positions, LayerNorm before each sublayer, linear layers kept as (in, out)."""
 
-from collections.abc import Collection
 from typing import Any
 
 from torch import Tensor
 
 from ...gpt import GPT, GPTConfig
 from ..table import Row, linear, row
+from ..tensors import Tensors
 from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, only
 from .fields import Fields
 
@@ -27,7 +27,7 @@ def table(config: GPTConfig) -> list[Row]:
     ]
 
 
-def read(fields: Fields, names: Collection[str]) -> GPTConfig:
+def read(fields: Fields, there: Tensors) -> GPTConfig:
     fields.always(
         scale_attn_weights=True,
         scale_attn_by_inverse_layer_idx=False,

@@ -1,6 +1,5 @@
 """Llama and what is built like it: rotary positions, RMSNorm before each sublayer, a gated feed-forward network."""
 
-from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +10,7 @@ from ....layers import MultiHeadAttention
 from ...gpt import GPT, GPTConfig
 from ...model import Model
 from ..table import Row, linear, row, weights_of
+from ..tensors import Tensors
 from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Reader, Writer, only
 from .fields import Fields
 
@@ -32,17 +32,17 @@ def table(config: GPTConfig) -> list[Row]:
     ]
 
 
-def read_llama(fields: Fields, names: Collection[str]) -> GPTConfig:
+def read_llama(fields: Fields, there: Tensors) -> GPTConfig:
     config = _read(fields)
     attention_bias = fields.flag("attention_bias", False)
     return replace(config, bias=fields.flag("mlp_bias", False), attention_bias=attention_bias, out_bias=attention_bias)
 
 
-def read_mistral(fields: Fields, names: Collection[str]) -> GPTConfig:
+def read_mistral(fields: Fields, there: Tensors) -> GPTConfig:
     return replace(_read(fields), window=fields.optional("sliding_window", 4096))
 
 
-def read_qwen2(fields: Fields, names: Collection[str]) -> GPTConfig:
+def read_qwen2(fields: Fields, there: Tensors) -> GPTConfig:
     """Queries, keys and values have a bias. The window, if it is used, is that of the layers from some number on."""
     config = _read(fields)
     used, window = fields.flag("use_sliding_window", False), fields.optional("sliding_window", 4096)

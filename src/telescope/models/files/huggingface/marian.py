@@ -1,6 +1,5 @@
 """Marian: the Transformer of the paper, with sines in the first half of the features and cosines in the second."""
 
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -54,7 +53,7 @@ def _as_row(bias: Tensor) -> Tensor:
     return bias[None]
 
 
-def read(fields: Fields, names: Collection[str]) -> TransformerConfig:
+def read(fields: Fields, there: Tensors) -> TransformerConfig:
     fields.always(
         static_position_embeddings=True,
         extra_pos_embeddings=0,
@@ -85,7 +84,7 @@ def read(fields: Fields, names: Collection[str]) -> TransformerConfig:
         decoder_d_hidden=fields.whole("decoder_ffn_dim"),
         shared=shared,
         tied=shared or fields.flag("tie_word_embeddings", True),
-        head_bias="final_logits_bias" in names,
+        head_bias="final_logits_bias" in there,
         scaled=fields.flag("scale_embedding", False),
         positions="sinusoidal_halves",
         activation=fields.one_of("activation_function", "gelu", ACTIVATIONS),

@@ -6,6 +6,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ...encoder import Encoder
 from ...gpt import GPT
 from ...model import Model
 from ...transformer import Transformer
@@ -14,6 +15,7 @@ from ..table import rows_for
 from ..tensors import SINGLE
 from ..whole import WRITTEN_BY, write_json, written_whole
 from . import llama
+from .bert import BERT
 from .family import Family
 from .gpt2 import GPT2
 from .marian import MARIAN
@@ -46,6 +48,8 @@ def counterpart(model: Model) -> Family:
         return GPT2 if model.config.positions == "learned" else llama.like(model.config)
     if isinstance(model, Transformer):
         return MARIAN
+    if isinstance(model, Encoder):
+        return BERT
     raise ValueError(f"{type(model).__name__} has no counterpart in transformers, so it cannot be exported")
 
 
