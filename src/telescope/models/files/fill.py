@@ -87,6 +87,9 @@ def _assign(model: nn.Module, filled: Mapping[str, Tensor]) -> None:
     full = {id(empty): _like(empty, filled[name]) for name, empty in weights_of(model).items()}
     everywhere = model.state_dict(keep_vars=True)
     model.load_state_dict({name: full[id(empty)] for name, empty in everywhere.items()}, assign=True)
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()  # side by side in memory, as a GPU wants them
 
 
 def _like(empty: Tensor, filled: Tensor) -> Tensor:
