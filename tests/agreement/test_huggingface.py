@@ -78,6 +78,24 @@ def test_gpt_step_by_step_gives_their_logits(gpt):
     assert_close(torch.cat(steps, dim=1), theirs(ids).logits, **CLOSE)
 
 
+def test_gpt_in_several_files_is_the_same(tmp_path):
+    theirs = huggingface.gpt("llama")
+    theirs.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    assert_close(ts.load(tmp_path)(draw(2, 23)), theirs(draw(2, 23)).logits, **CLOSE)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gpt_keeps_its_dtype_both_ways(tmp_path, dtype):
+    theirs = huggingface.gpt("llama").to(dtype)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = ts.load(tmp_path / "theirs")
+    ts.export(ours, tmp_path / "exported")
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+    assert {p.dtype for p in (*ours.parameters(), *back.parameters())} == {dtype}
+    assert all(torch.equal(p, q) for p, q in zip(theirs.parameters(), back.parameters(), strict=True))
+
+
 def test_exported_gpt_gives_our_logits(gpt, tmp_path):
     theirs, ours = gpt
     ts.export(ours, tmp_path / "exported")

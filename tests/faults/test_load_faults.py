@@ -133,6 +133,10 @@ def edit(saved, **fields):
             ['there is no model "GTP"', 'did you mean "GPT"?'],
         ),
         ('{"telescope": 1, "model": "GPT", "config": {}, "special": {"end": "x"}}', ["special id for end is 'x'"]),
+        (
+            '{"telescope": 1, "model": "GPT", "config": {}, "special": {"strat": 1}}',
+            ['"strat"', 'did you mean "start"?'],
+        ),
         ('{"model_type": "mamba"}', ['"mamba"', "gpt2, llama, mistral, qwen2", "marian"]),
         ('{"hidden_size": 4}', ["has no model_type", "gpt2, llama"]),
         ('{"model_type": 7}', ["is of model_type 7"]),

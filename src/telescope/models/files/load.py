@@ -29,7 +29,7 @@ def load(
 
     Nothing in a file is ever executed. What does not fit is a LoadError, one sentence, and nothing is half-loaded.
     """
-    if dtype is not None and not dtype.is_floating_point:
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ValueError(f"dtype={dtype} is not a dtype of weights; there are torch.float32, torch.bfloat16, ...")
     place = paths.existing(path)
     if not paths.is_folder(place):

@@ -86,7 +86,6 @@ def parse_json(contents: bytes, name: str) -> dict[str, Any]:
 
 
 def reason(error: Exception) -> str:
-    """Permission denied; No space left on device; ..."""
     if isinstance(error, PermissionError):
         return "no permission"
     if isinstance(error, OSError):

@@ -44,7 +44,7 @@ class Entry:
 
 
 class Tensors(Mapping[str, Entry]):
-    """What lies in the files, by name; `read` gives the numbers."""
+    """What lies in the files, by name; `opened` gives the numbers."""
 
     def __init__(self, source: Path, entries: dict[str, Entry]) -> None:
         self.source = source  # the file that names them all

@@ -12,10 +12,9 @@ from safetensors import SafetensorError, safe_open
 
 from .tensors import SINGLE
 
-WRITTEN_BY = {
-    "format": "pt",
-    "written_by": "telescope",
-}  # in the header of the weights; "pt" is what transformers asks for
+# In the header of the weights, by which a folder of ours is known. Of a "format" older versions of transformers ask.
+WRITTEN_BY = {"format": "pt", "written_by": "telescope"}
+OUR_FILES = {SINGLE, "config.json", "tokenizer.json", "tokenizer_config.json"}
 
 
 @contextmanager
@@ -67,9 +66,6 @@ def _must_be_ours(place: Path) -> None:
             raise ValueError(f"{place} holds a model that Telescope did not write; save into another folder")
     elif place.exists():
         raise ValueError(f"{place} is a file; a model is saved as a folder")
-
-
-OUR_FILES = {SINGLE, "config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"}
 
 
 def _written_by_us(weights: Path) -> bool:

@@ -51,7 +51,7 @@ class Fields:
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self._take(name, default)
-        if type(value) not in (int, float):
+        if type(value) not in (int, float) or abs(value) > 1e300:
             raise self.wrong(name, value, "a number")
         return float(value)
 
