@@ -128,7 +128,7 @@ class Cache:
         """Who may be seen: not the padding in front."""
         if self.pads is None:
             return beside
-        real = ~padding(self.pads)
+        real = padding(left=self.pads)
         return real if beside is None else beside & real
 
     def advance(self, n: int) -> None:
