@@ -14,11 +14,10 @@ HARMLESS = frozenset({
     "init_std", "initializer_range", "label2id", "num_labels", "pretraining_tp", "problem_type",
     "task_specific_params",
     # how text is generated
-    "bad_words_ids", "begin_suppress_tokens", "bos_token_id", "decoder_start_token_id", "diversity_penalty",
-    "do_sample", "early_stopping", "encoder_no_repeat_ngram_size", "eos_token_id", "exponential_decay_length_penalty",
-    "forced_bos_token_id", "forced_eos_token_id", "length_penalty", "max_length", "min_length",
-    "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences", "pad_token_id", "prefix",
-    "remove_invalid_values", "repetition_penalty", "sep_token_id", "suppress_tokens", "temperature",
+    "bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample", "early_stopping",
+    "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "length_penalty", "max_length",
+    "max_new_tokens", "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences",
+    "prefix", "remove_invalid_values", "renormalize_logits", "repetition_penalty", "suppress_tokens", "temperature",
     "tokenizer_class", "top_k", "top_p", "typical_p", "use_cache",
     # how it was written, and what its calls return
     "chunk_size_feed_forward", "custom_pipelines", "dtype", "name_or_path", "output_attentions",
@@ -94,10 +93,11 @@ class Fields:
             self._rest.pop(name, None)
 
     def done(self) -> None:
-        """Nothing is left that could change the numbers: an option that is off, or the note of some tool, cannot."""
+        """Nothing is left that could change the numbers: an option that is off, an id, a note of some tool cannot."""
         for name, value in self._rest.items():
             off = value is None or value in (False, [], {})
-            if not (off or name in HARMLESS or name.startswith("_") or "." in name):
+            note = name.endswith("_token_id") or name.startswith(("_", "unsloth_")) or "." in name
+            if not (off or note or name in HARMLESS):
                 raise LoadError(
                     f"{self.file}: {name}={json.dumps(value)} is no option of {self.family} that is known here; "
                     "if it does not change the numbers, take it out of the file"

@@ -56,7 +56,6 @@ def _as_row(bias: Tensor) -> Tensor:
 def read(fields: Fields, there: Tensors) -> TransformerConfig:
     fields.always(
         static_position_embeddings=True,
-        extra_pos_embeddings=0,
         normalize_before=False,
         normalize_embedding=False,
         add_final_layer_norm=False,
@@ -66,7 +65,7 @@ def read(fields: Fields, there: Tensors) -> TransformerConfig:
         is_decoder=False,
         is_encoder_decoder=True,
     )
-    fields.ignore("num_hidden_layers")
+    fields.ignore("num_hidden_layers", "extra_pos_embeddings")
     vocabulary = fields.whole("vocab_size")
     shared = fields.flag("share_encoder_decoder_embeddings", True)
     if shared:
