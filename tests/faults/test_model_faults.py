@@ -1,5 +1,9 @@
 """Whoever makes a mistake with a model reads one sentence: the argument, what came, what fits."""
 
+import pickle
+from copy import deepcopy
+from dataclasses import replace
+
 import jaxtyping
 import pytest
 import torch
@@ -75,6 +79,12 @@ def says(call, *parts):
 )
 def test_configs(kind, given, parts):
     says(lambda: kind.from_dict(given), *parts)
+    says(lambda: kind(**given), *parts)
+
+
+def test_a_config_is_copied_and_sent_like_any_value():
+    config = GPTConfig(heads=4, norm="rms")
+    assert pickle.loads(pickle.dumps(config)) == deepcopy(config) == replace(GPTConfig(heads=4), norm="rms") == config
 
 
 def test_a_config_cannot_be_changed():

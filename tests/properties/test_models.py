@@ -158,6 +158,22 @@ def test_a_model_learns(name):
     assert losses[-1] < 0.35 < 2.5 < losses[0]
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, while it traces
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("name", ["llama", "transformer"])
+def test_training_compiles_whole(name):
+    torch._dynamo.reset()
+    kind, config, inputs = MODELS[name]
+    one = {"blocks": 1} if kind is GPT else {"encoder_blocks": 1}
+    model, given = kind(replace(config, **one)), (*inputs, inputs[-1].flip(0))
+    step = torch.compile(model.loss, backend="eager", fullgraph=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected, actual = model.loss(*given), step(*given)
+    assert_close(actual, expected)
+    theirs, mine = (torch.autograd.grad(loss, list(model.parameters())) for loss in (expected, actual))
+    assert_close(mine, theirs)
+
+
 @pytest.mark.parametrize("name", ["gpt", "transformer", "luong"])
 def test_the_loss_is_the_mean_of_what_is_not_ignored(name):
     model, inputs = made(name)
