@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from ..attention import Attention, Mask
 from ..layers import LuongAttention
+from ..layers.check import sizes
 from . import config as fits
 from .config import Config
 from .loss import cross_entropy
@@ -178,6 +179,7 @@ class LuongTranslator(Model):
 
         With `beams`, that many targets of each source stand below each other, and share its states.
         """
+        sizes(beams=beams)
         hidden, cell = (state.repeat_interleave(beams, dim=1) for state in (memory.hidden, memory.cell))
         fed = hidden.new_zeros(hidden.shape[1], 1, self.config.d_model)
         return LuongCache(memory, memory_mask, hidden, cell, fed)

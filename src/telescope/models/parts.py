@@ -37,7 +37,5 @@ def real_tokens(mask: Mask | None, x: Tensor) -> Bool[Tensor, "batch n"]:
     if mask is None:
         return torch.ones(batch, n, dtype=torch.bool, device=x.device)
     if not mask.keys_alone:
-        raise ValueError(
-            f"the mask {mask!r} differs from query to query; only one of padding says which tokens are real"
-        )
+        raise ValueError(f"mask={mask!r} differs from query to query; only ts.padding says which tokens are real")
     return mask.block(range(n - 1, n), n, of=(n, n), batch=batch, device=x.device)[:, 0, 0].expand(batch, n)
