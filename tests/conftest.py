@@ -12,11 +12,12 @@ from jaxtyping import config, install_import_hook
 # not normalizers: softmax is told apart by identity, which `unchecked` would change under those who hold it
 ATTENTION = [
     f"telescope.attention.{name}"
-    for name in ("biases", "definition", "mask", "masks", "pairs", "positions", "scores", "spans", "values")
+    for name in ("biases", "definition", "mask", "masks", "pairs", "positions", "scores", "spans", "values", "written")
 ]
 ENGINES = [f"telescope.engines.{name}" for name in ("chunked", "exact", "reference", "sdpa")]  # flex compiles
 SURVEY = [f"telescope.observe.survey.{name}" for name in ("reference", "chunked", "triton", "ranking", "cells")]
-HOOKED = (*ATTENTION, *ENGINES, *SURVEY, "telescope.layers")
+MODELS = [f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong", "parts", "transformer")]
+HOOKED = (*ATTENTION, *ENGINES, *SURVEY, "telescope.layers", *MODELS)
 install_import_hook(HOOKED, "checking.typechecker")
 
 torch.set_num_threads(1)  # the tests run side by side
@@ -31,10 +32,12 @@ def unchecked(monkeypatch):
     classes = [kind for module in modules for kind in vars(module).values() if isinstance(kind, type)]
     for place in {*modules, *(kind for kind in classes if kind.__module__.startswith(HOOKED))}:
         for name, checked in list(vars(place).items()):
-            function = checked.__func__ if isinstance(checked, classmethod) else checked
+            kind = (
+                type(checked) if isinstance(checked, classmethod | staticmethod | property) else lambda written: written
+            )
+            function = getattr(checked, "__func__", getattr(checked, "fget", checked))
             if isinstance(function, FunctionType) and function.__module__.startswith(HOOKED):
-                written = unwrap(function)
-                monkeypatch.setattr(place, name, classmethod(written) if function is not checked else written)
+                monkeypatch.setattr(place, name, kind(unwrap(function)))
     monkeypatch.setattr(config, "jaxtyping_disable", True)
 
 

@@ -1,6 +1,6 @@
 """Look inside attention while it runs at full speed: one definition, `Attention`, and verbs that share its meaning."""
 
-from . import layers
+from . import layers, models
 from .attention import (
     Attention,
     Bias,
@@ -27,6 +27,7 @@ from .attention import (
     window,
 )
 from .engines import Plan, attend, plan
+from .models import LoadError, export, load
 from .observe import Row, Survey, Trace, survey, trace
 
 __version__ = "0.1.0"
@@ -34,6 +35,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Attention",
     "Bias",
+    "LoadError",
     "Mask",
     "Pairs",
     "Plan",
@@ -49,11 +51,14 @@ __all__ = [
     "documents",
     "dot",
     "everyone",
+    "export",
     "from_additive",
     "from_forbidden",
     "from_tensor",
     "general",
     "layers",
+    "load",
+    "models",
     "padding",
     "plan",
     "prefix",

@@ -4,8 +4,15 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
+def near(given: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like the given one, if any is."""
+    names = {name.lower(): name for name in known}
+    found = get_close_matches(given.lower(), names, n=1, cutoff=0.5)
+    return names[found[0]] if found else None
+
+
 def hint(given: str, known: Iterable[str]) -> str:
     """did you mean "journey"? Or, where nothing is near, all there are."""
-    names = {name.lower(): name for name in known}
-    near = get_close_matches(given.lower(), names, n=1, cutoff=0.5)
-    return f'did you mean "{names[near[0]]}"?' if near else f"there are {', '.join(names.values())}"
+    names = list(known)
+    meant = near(given, names)
+    return f'did you mean "{meant}"?' if meant else f"there are {', '.join(names)}"

@@ -1,0 +1,1 @@
+"""Models in files: loaded, saved, imported from Hugging Face and exported to it. Safetensors and JSON, never pickle."""

@@ -1,0 +1,48 @@
+"""A model without numbers yet: its shape, from its config."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ..config import Config
+from ..model import Model
+from .errors import LoadError
+from .tensors import Tensors
+
+
+def empty(kind: type[Model], config: Config) -> Model:
+    """On "meta", where tensors have a shape and take no memory."""
+    with torch.device("meta"), _NothingDrawn():
+        return kind(config)
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Where there are no numbers none need be drawn: to do so torch would import its compiler, which takes seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.normal_ or func is nn.init.normal_:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+def described(kind: type[Model], config: Callable[[], Config], file: Path, tensors: Tensors) -> Model:
+    """The model that a config.json describes, if it describes one that these tensors could be."""
+    try:
+        says = config()
+    except LoadError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise LoadError(f"{file}: {error}") from None
+    for name, count in asdict(says).items():  # building a billion blocks would take a while, even without numbers
+        if name.endswith(("blocks", "layers")) and count > len(tensors):
+            raise LoadError(f"{file}: {name}={count}, but {tensors.source} holds only {len(tensors)} tensors")
+    try:
+        return empty(kind, says)
+    except (ValueError, TypeError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise LoadError(f"{file} does not describe a model that can be built: {reason}") from None

@@ -1,0 +1,17 @@
+"""The models that a folder can hold, by the name that its config.json says, and their configs."""
+
+from ..config import Config
+from ..encoder import Encoder, EncoderConfig
+from ..gpt import GPT, GPTConfig
+from ..luong import LuongConfig, LuongTranslator
+from ..model import Model
+from ..transformer import Transformer, TransformerConfig
+
+CONFIGS: dict[type[Model], type[Config]] = {
+    GPT: GPTConfig,
+    Transformer: TransformerConfig,
+    Encoder: EncoderConfig,
+    LuongTranslator: LuongConfig,
+}
+KINDS = {kind.__name__: kind for kind in CONFIGS}
+FORMAT = 1  # of config.json; a later one is refused by name

