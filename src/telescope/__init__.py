@@ -27,7 +27,7 @@ from .attention import (
     window,
 )
 from .engines import Plan, attend, plan
-from .observe import Row, Survey, Trace, survey, trace
+from .observe import Recording, Row, Survey, Trace, survey, trace, watch
 
 __version__ = "0.1.0"
 
@@ -37,6 +37,7 @@ __all__ = [
     "Mask",
     "Pairs",
     "Plan",
+    "Recording",
     "Row",
     "Score",
     "Survey",
@@ -63,5 +64,6 @@ __all__ = [
     "softmax",
     "survey",
     "trace",
+    "watch",
     "window",
 ]
