@@ -12,7 +12,8 @@ from jaxtyping import config, install_import_hook
 ENGINES = [f"telescope.engines.{name}" for name in ("chunked", "exact", "flex", "reference", "sdpa")]
 SURVEY = [f"telescope.observe.survey.{name}" for name in ("reference", "chunked", "triton", "ranking", "cells")]
 OBSERVE = [f"telescope.observe.{name}" for name in ("ran", "follow", "growing", "kept", "recording")]
-HOOKED = ("telescope.attention", *ENGINES, *SURVEY, *OBSERVE, "telescope.layers")
+MODELS = [f"telescope.models.{name}" for name in ("gpt", "transformer")]
+HOOKED = ("telescope.attention", *ENGINES, *SURVEY, *OBSERVE, "telescope.layers", *MODELS)
 install_import_hook(HOOKED, "checking.typechecker")
 
 torch.set_num_threads(1)  # the tests run side by side

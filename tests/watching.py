@@ -12,6 +12,7 @@ from telescope.layers import (
     FeedForward,
     LuongAttention,
     MultiHeadAttention,
+    Place,
     SelfAttention,
     SynthesizerAttention,
 )
@@ -92,15 +93,15 @@ class Translator(nn.Module):
 
 def look_back(at: MultiHeadAttention, buffer: Tensor, new: slice, mask: ts.Mask | None, x: Tensor) -> Tensor:
     """Self-attention with a cache: what is new is written into the buffer, and a view of it is looked at."""
-    buffer[0, :, :, new], buffer[1, :, :, new] = at.keys_and_values(x, new.start)
+    buffer[0, :, :, new], buffer[1, :, :, new] = at.keys_and_values(x, Place(new.start))
     keys, values = buffer[:, :, :, : new.stop]
-    return look_across(at, keys, values, mask, x, new.start)
+    return look_across(at, keys, values, mask, x, Place(new.start))
 
 
 def look_across(
-    at: MultiHeadAttention, keys: Tensor, values: Tensor, mask: ts.Mask | None, x: Tensor, start: int = 0
+    at: MultiHeadAttention, keys: Tensor, values: Tensor, mask: ts.Mask | None, x: Tensor, place: Place = Place()
 ) -> Tensor:
-    return at.W_O(join_heads(at.attend(at.queries(x, start), keys, values, at.attention.seeing(mask))))
+    return at.W_O(join_heads(at.attend(at.queries(x, place), keys, values, at.attention.seeing(mask))))
 
 
 class Museum(nn.Module):

@@ -1,6 +1,6 @@
 """Look inside attention while it runs at full speed: one definition, `Attention`, and verbs that share its meaning."""
 
-from . import layers
+from . import layers, models
 from .attention import (
     Attention,
     Bias,
@@ -55,6 +55,7 @@ __all__ = [
     "from_tensor",
     "general",
     "layers",
+    "models",
     "padding",
     "plan",
     "prefix",

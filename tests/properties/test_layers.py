@@ -21,6 +21,7 @@ from telescope.layers import (
     LearnedPositions,
     LuongAttention,
     MultiHeadAttention,
+    Place,
     SelfAttention,
     SinusoidalPositions,
     SynthesizerAttention,
@@ -276,9 +277,9 @@ def heads_apart(layer, x):
         head = SelfAttention(layer.d_model, layer.d_k, layer.d_v, bias=True, attention=layer.attention).to(x.dtype)
         g = s // (layer.heads // layer.key_heads)
         for own, whole, i, d in (
-            (head.W_q, layer.W_q, s, layer.d_k),
-            (head.W_k, layer.W_k, g, layer.d_k),
-            (head.W_v, layer.W_v, g, layer.d_v),
+            (head.W_q, layer.weights()["W_q"], s, layer.d_k),
+            (head.W_k, layer.weights()["W_k"], g, layer.d_k),
+            (head.W_v, layer.weights()["W_v"], g, layer.d_v),
         ):
             own.weight.data, own.bias.data = whole.weight[i * d : (i + 1) * d], whole.bias[i * d : (i + 1) * d]
         contexts.append(head(x))
@@ -309,12 +310,13 @@ def test_multi_head_is_its_heads_apart(batch, n, groups, key_heads, d_model, d_k
 def test_grouped_queries_are_repeated_key_heads(key_heads):
     grouped = filled(MultiHeadAttention(7, 6, key_heads=key_heads, d_k=3, d_v=5))
     full = MultiHeadAttention(7, 6, d_k=3, d_v=5).double()
-    weights = grouped.state_dict()
-    for name, d in (("W_k", 3), ("W_v", 5)):
-        for kind in ("weight", "bias"):
-            heads = weights[f"{name}.{kind}"].unflatten(0, (key_heads, d))
-            weights[f"{name}.{kind}"] = heads.repeat_interleave(6 // key_heads, dim=0).flatten(0, 1)
-    full.load_state_dict(weights)
+    full.W_O.load_state_dict(grouped.W_O.state_dict())
+    with torch.no_grad():
+        for name, W in grouped.weights().items():
+            for some, every in zip(W, full.weights()[name], strict=True):
+                served = len(every) // len(some)
+                heads = some.unflatten(0, (6 // served, -1)).repeat_interleave(served, dim=0)
+                every.copy_(heads.flatten(0, 1))
     x = sequence(N, 7)
     assert_close(grouped(x), full(x), **CLOSE)
 
@@ -340,10 +342,10 @@ def test_rotary_depends_on_distances_alone(pairs):
     layer = filled(MultiHeadAttention(6, 3, d_k=4, attention=causal, rotary=ts.rotary(pairs=pairs)))
     x = sequence(N, 6)
     *_, context = seen_by(layer.attend, lambda: layer(x))
-    for start in (1, 1000):
-        elsewhere = ts.attend(layer.queries(x, start), *layer.keys_and_values(x, start), causal)
+    for at in (Place(1), Place(1000)):
+        elsewhere = ts.attend(layer.queries(x, at), *layer.keys_and_values(x, at), causal)
         assert_close(elsewhere, context, rtol=1e-9, atol=1e-9)
-    apart = ts.attend(layer.queries(x, 1), *layer.keys_and_values(x), causal)
+    apart = ts.attend(layer.queries(x, Place(1)), *layer.keys_and_values(x), causal)
     assert not torch.allclose(apart, context, atol=1e-3)
 
 
@@ -357,11 +359,12 @@ def test_rotary_tells_order_and_without_it_there_is_none():
 @pytest.mark.parametrize("rotary", [None, ts.rotary()], ids=["plain", "rotary"])
 def test_keys_and_values_can_be_kept_and_asked_token_by_token(rotary):
     layer, x = filled(MultiHeadAttention(6, 3, key_heads=1, attention=causal, rotary=rotary)), sequence(N, 6)
-    kept = [layer.keys_and_values(x[:, i : i + 1], start=i) for i in range(N)]
+    kept = [layer.keys_and_values(x[:, i : i + 1], Place(i)) for i in range(N)]
     keys, values = (torch.cat(parts, dim=2) for parts in zip(*kept, strict=True))
     *_, context = seen_by(layer.attend, lambda: layer(x))
     for i in range(N):
-        step = layer.attend(layer.queries(x[:, i : i + 1], i), keys[:, :, : i + 1], values[:, :, : i + 1], causal)
+        queries = layer.queries(x[:, i : i + 1], Place(i))
+        step = layer.attend(queries, keys[:, :, : i + 1], values[:, :, : i + 1], causal)
         assert_close(step, context[:, :, i : i + 1], **CLOSE)
 
 

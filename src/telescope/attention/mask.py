@@ -31,6 +31,10 @@ class Mask(Value):
         """Whether all queries see the same keys: such a mask is one row, whatever the number of queries."""
         return False
 
+    def of_last_query(self) -> "Mask":
+        """The same for the last query alone, which may be simpler: the last one sees all there is of a causal mask."""
+        return self
+
     def spans(self, at: Pairs, keys: int) -> Spans:
         """Where each query of `at` looks among all `keys`, so that the rest is skipped; unless said, anywhere."""
         return Spans.unknown(at, keys)
@@ -90,6 +94,9 @@ class Both(Combination):
             seen = seen & mask.sees(at)
         return seen
 
+    def of_last_query(self) -> Mask:
+        return reduce(and_, (mask.of_last_query() for mask in self.masks))
+
     def spans(self, at: Pairs, keys: int) -> Spans:
         return reduce(and_, (mask.spans(at, keys) for mask in self.masks))
 
@@ -105,6 +112,9 @@ class Either(Combination):
         for mask in self.masks[1:]:
             seen = seen | mask.sees(at)
         return seen
+
+    def of_last_query(self) -> Mask:
+        return reduce(or_, (mask.of_last_query() for mask in self.masks))
 
     def spans(self, at: Pairs, keys: int) -> Spans:
         return reduce(or_, (mask.spans(at, keys) for mask in self.masks))
@@ -142,8 +152,9 @@ def _join(kind: type[Combination], left: Mask, right: Mask) -> Mask:
         raise TypeError(
             f"a mask combines with masks, not with {type(right).__name__}; a bool tensor becomes one by ts.from_tensor"
         )
-    if kind is Both and everyone in (left, right):
-        return right if left == everyone else left
+    if everyone in (left, right):
+        rest = right if left == everyone else left
+        return rest if kind is Both else everyone
     parts = [part for mask in (left, right) for part in (mask.masks if type(mask) is kind else (mask,))]
     return kind(tuple(parts))
 

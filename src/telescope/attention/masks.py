@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from .mask import Mask
+from .mask import Mask, everyone
 from .pairs import Pairs, must_fit, pick
 from .spans import Spans
 from .values import has_numbers, size
@@ -20,6 +20,9 @@ class Causal(Mask):
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
         return at.key <= at.query
+
+    def of_last_query(self) -> Mask:
+        return everyone
 
     def spans(self, at: Pairs, keys: int) -> Spans:
         return Spans.between(torch.zeros_like(at.query), at.query + 1, keys)

@@ -1,6 +1,6 @@
 """The one door to the engines: `attend` runs an attention, `plan` says on which engine and why."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from types import ModuleType
 
@@ -55,6 +55,7 @@ def attend(
     if not 0.0 <= dropout <= 1.0:
         raise ValueError(f"dropout={dropout} is a probability, from 0 to 1")
     queries, keys, values = autocast.cast(queries, keys, values)
+    attention = _simplest(queries, attention)
     with autocast.off(queries.device):
         chosen, _ = _choose(queries, keys, values, attention, dropout, engine)
         context: Tensor = ENGINES[chosen].attend(queries, keys, values, attention, dropout)
@@ -75,7 +76,7 @@ def plan(
     """Which engine `attend` takes for these, and why: print it."""
     check(queries, keys, values, attention)
     queries, keys, values = autocast.cast(queries, keys, values)
-    chosen, obstacles = _choose(queries, keys, values, attention, dropout, engine)
+    chosen, obstacles = _choose(queries, keys, values, _simplest(queries, attention), dropout, engine)
     formula, weights = attention.formula(keys.shape[-1]), f"{queries.shape[-2]} x {keys.shape[-2]}"
     why = f"because {' and '.join(obstacles)}" if obstacles else "as asked for"
     if chosen == "sdpa":
@@ -107,6 +108,14 @@ def _choose(
     formula = attention.formula(keys.shape[-1])
     way = f'leave engine out, or use "{last}"'
     raise ValueError(f'engine="{engine}" cannot run {formula}: {obstacles[0].partition(": ")[2]}; {way}')
+
+
+def _simplest(queries: Tensor, attention: Attention) -> Attention:
+    """One query, as when decoding with a cache, is the last one: a causal mask hides nothing from it."""
+    if queries.shape[-2] != 1:
+        return attention
+    mask = attention.mask.of_last_query()
+    return attention if mask is attention.mask else replace(attention, mask=mask)
 
 
 def _exact(queries: Tensor, keys: Tensor) -> str:

@@ -3,6 +3,7 @@
 from .add_norm import AddNorm
 from .attend import Attend
 from .blocks import DecoderBlock, EncoderBlock
+from .cache import Cache, Place, Room
 from .feed_forward import FeedForward, GatedFeedForward
 from .from_torch import from_torch
 from .luong import LuongAttention
@@ -14,6 +15,7 @@ from .synthesizer import SynthesizerAttention
 __all__ = [
     "AddNorm",
     "Attend",
+    "Cache",
     "DecoderBlock",
     "EncoderBlock",
     "FeedForward",
@@ -21,6 +23,8 @@ __all__ = [
     "LearnedPositions",
     "LuongAttention",
     "MultiHeadAttention",
+    "Place",
+    "Room",
     "SelfAttention",
     "SinusoidalPositions",
     "SynthesizerAttention",

@@ -1,12 +1,14 @@
 """The blocks of the Transformer, made of the layers given to them."""
 
 from collections.abc import Callable
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..attention import Mask
 from .add_norm import AddNorm
+from .multi_head import KeysAndValues
 
 
 class EncoderBlock(nn.Module):
@@ -32,9 +34,10 @@ class EncoderBlock(nn.Module):
         self.add_norm_2 = AddNorm(d_model, pre_norm=pre_norm, norm=norm, dropout=dropout)
 
     def forward(
-        self, x: Float[Tensor, "batch n d_model"], mask: Mask | None = None
+        self, x: Float[Tensor, "batch n d_model"], mask: Mask | None = None, **how: Any
     ) -> Float[Tensor, "batch n d_model"]:
-        x = self.add_norm_1(x, lambda x: self.self_attention(x, mask=mask))
+        """`how` goes on to the self-attention: its cache, and where x stands."""
+        x = self.add_norm_1(x, lambda x: self.self_attention(x, mask=mask, **how))
         y: Tensor = self.add_norm_2(x, self.feed_forward)
         return y
 
@@ -72,12 +75,16 @@ class DecoderBlock(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "batch n d_model"],
-        memory: Float[Tensor, "batch key d_memory"],
+        memory: Float[Tensor, "batch key d_memory"] | KeysAndValues,
         mask: Mask | None = None,
         memory_mask: Mask | None = None,
+        **how: Any,
     ) -> Float[Tensor, "batch n d_model"]:
-        """`mask` is for the self-attention, `memory_mask` for what is seen of the encoder's z, the memory."""
-        x = self.add_norm_1(x, lambda x: self.self_attention(x, mask=mask))
+        """`mask` is for the self-attention, `memory_mask` for what is seen of the encoder's z, the memory.
+
+        `how` goes on to the self-attention: its cache, and where x stands.
+        """
+        x = self.add_norm_1(x, lambda x: self.self_attention(x, mask=mask, **how))
         x = self.add_norm_2(x, lambda x: self.cross_attention(x, memory, mask=memory_mask))
         y: Tensor = self.add_norm_3(x, self.feed_forward)
         return y

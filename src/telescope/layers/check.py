@@ -23,6 +23,14 @@ def per_head(d_model: int, heads: int) -> int:
     return d_model // heads
 
 
+def groups(heads: int, key_heads: int) -> int:
+    """heads / key_heads, how many heads of queries share one of keys."""
+    if heads % key_heads:
+        divisors = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+        raise ValueError(f"key_heads={key_heads} does not divide heads={heads}; these do: {divisors}")
+    return heads // key_heads
+
+
 def one_of(name: str, choice: str, choices: Iterable[str]) -> None:
     """The choice is among the choices; a misspelt one is answered with the nearest."""
     known = list(choices)

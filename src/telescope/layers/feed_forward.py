@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import gelu, relu, silu
 
 from . import check
+
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": relu,

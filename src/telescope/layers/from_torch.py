@@ -56,12 +56,14 @@ def _multi_head(theirs: nn.MultiheadAttention) -> MultiHeadAttention:
             attention=Attention(sink=0.0 if theirs.add_zero_attn else None),  # a key and a value of zeros
             dropout=theirs.dropout,
         )
-    apart = (theirs.q_proj_weight, theirs.k_proj_weight, theirs.v_proj_weight)
-    W_q, W_k, W_v = apart if theirs.in_proj_weight is None else theirs.in_proj_weight.chunk(3)
-    b_q, b_k, b_v = (None,) * 3 if theirs.in_proj_bias is None else theirs.in_proj_bias.chunk(3)
-    _copy(ours.W_q, W_q, b_q)
-    _copy(ours.W_k, W_k, b_k)
-    _copy(ours.W_v, W_v, b_v)
+    if theirs.in_proj_weight is not None:  # below each other, as here
+        _copy(ours.W_qkv, theirs.in_proj_weight, theirs.in_proj_bias)
+    else:
+        W_q, W_kv = theirs.q_proj_weight, torch.cat([theirs.k_proj_weight, theirs.v_proj_weight])
+        bias = theirs.in_proj_bias
+        b_q, b_kv = (None, None) if bias is None else bias.split([len(W_q), len(W_kv)])
+        _copy(ours.W_q, W_q, b_q)
+        _copy(ours.W_kv, W_kv, b_kv)
     _copy(ours.W_O, theirs.out_proj.weight, theirs.out_proj.bias)
     return ours.train(theirs.training)
 

@@ -1,5 +1,6 @@
 """Multi-head attention: several perspectives at once, within a sequence or from one sequence on another."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -7,7 +8,11 @@ from ..attention import Attention, Mask
 from ..attention.positions import Rotary
 from . import check
 from .attend import Attend
+from .cache import Place, Room
 from .heads import join_heads, split_heads
+from .stack import Affine, Stack
+
+KeysAndValues = tuple[Float[Tensor, "sources key_heads key d_k"], Float[Tensor, "sources key_heads key d_v"]]
 
 
 class MultiHeadAttention(nn.Module):
@@ -16,6 +21,8 @@ class MultiHeadAttention(nn.Module):
     The memory M is X itself (self-attention), or another sequence of width d_memory (encoder-decoder attention).
     d_k is d_model / heads, and d_v is d_k, unless given. Fewer key_heads are grouped queries: each serves heads /
     key_heads of the queries' heads. `rotary` turns the queries and keys of self-attention by their positions.
+    W_q, W_k and W_v stand below each other in one matrix W_qkv, so that self-attention takes one product; `weights()`
+    has them apart. (A memory of another width has W_q and W_kv.)
     """
 
     def __init__(
@@ -43,51 +50,106 @@ class MultiHeadAttention(nn.Module):
         self.d_v = self.d_k if d_v is None else d_v
         self.d_memory = d_model if d_memory is None else d_memory
         self.d_out = d_model if d_out is None else d_out
-        if heads % self.key_heads:
-            divisors = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
-            raise ValueError(f"key_heads={key_heads} does not divide heads={heads}; these do: {divisors}")
-
+        check.groups(heads, self.key_heads)
         self.attention = attention
         self.rotary = rotary
-        self.W_q = nn.Linear(d_model, heads * self.d_k, bias)
-        self.W_k = nn.Linear(self.d_memory, self.key_heads * self.d_k, bias)
-        self.W_v = nn.Linear(self.d_memory, self.key_heads * self.d_v, bias)
+        W_q = {"W_q": heads * self.d_k}
+        W_kv = {"W_k": self.key_heads * self.d_k, "W_v": self.key_heads * self.d_v}
+        if self.d_memory == d_model:
+            self.W_qkv = Stack(d_model, W_q | W_kv, bias)
+        else:
+            self.W_q, self.W_kv = Stack(d_model, W_q, bias), Stack(self.d_memory, W_kv, bias)
         self.W_O = nn.Linear(heads * self.d_v, self.d_out, bias if out_bias is None else out_bias)
         self.attend = Attend(dropout)
+
+    def weights(self) -> dict[str, Affine]:
+        """W_q, W_k and W_v apart: views of the stack in which they stand below each other."""
+        asking, asked = self._stacks()
+        return {"W_q": asking["W_q"], "W_k": asked["W_k"], "W_v": asked["W_v"]}
 
     def forward(
         self,
         x: Float[Tensor, "batch query d_model"],
-        memory: Float[Tensor, "batch key d_memory"] | None = None,
+        memory: Float[Tensor, "sources key d_memory"] | KeysAndValues | None = None,
         mask: Mask | None = None,
+        *,
+        at: Place = Place(),
+        cache: Room | None = None,
     ) -> Float[Tensor, "batch query d_out"]:
-        """Every x looks at the memory or, without one, at every x. `mask` is for this call, beside the definition's."""
-        self._check(memory)
-        queries = self.queries(x)
-        keys, values = self.keys_and_values(x if memory is None else memory)
-        context: Tensor = self.attend(queries, keys, values, self.attention.seeing(mask))
+        """Every x looks at the memory or, without one, at every x. `mask` is for this call, beside the definition's.
+
+        memory  another sequence, or what `keys_and_values` made of it once, for many calls. Such a one serves several
+                sequences of x each: a batch of 6 and a memory of 2 are three beams for every source.
+        at      where x stands; x goes behind what is in the `cache`, and sees that too
+        """
+        self._check(memory, cache)
+        attention = self.attention.seeing(mask)
+        if memory is None:
+            queries, keys, values = self._all(x, at)
+            if cache is not None:
+                keys, values = cache.append(keys, values, at.start)
+                attention = cache.seen(attention, at.start)
+        else:
+            queries = self.queries(x)
+            keys, values = self.keys_and_values(memory) if isinstance(memory, Tensor) else memory
+        context = self._attend(queries, keys, values, attention)
         y: Tensor = self.W_O(join_heads(context))
         return y
 
     def queries(
-        self, x: Float[Tensor, "batch query d_model"], start: int = 0
+        self, x: Float[Tensor, "batch query d_model"], at: Place = Place()
     ) -> Float[Tensor, "batch heads query d_k"]:
-        """X W_q, head by head; the first stands at position `start`."""
+        """X W_q, head by head."""
         check.features(self, "x", x, "d_model")
-        return self._turn(split_heads(self.W_q(x), self.heads), start)
+        return self._turn(split_heads(self._stacks()[0].only(x, "W_q"), self.heads), at)
 
-    def keys_and_values(
-        self, memory: Float[Tensor, "batch key d_memory"], start: int = 0
-    ) -> tuple[Float[Tensor, "batch key_heads key d_k"], Float[Tensor, "batch key_heads key d_v"]]:
+    def keys_and_values(self, memory: Float[Tensor, "sources key d_memory"], at: Place = Place()) -> KeysAndValues:
         """M W_k and M W_v, head by head: all that later queries need of a memory, so it can be kept."""
         check.features(self, "memory", memory, "d_memory")
-        keys, values = split_heads(self.W_k(memory), self.key_heads), split_heads(self.W_v(memory), self.key_heads)
-        return self._turn(keys, start), values
+        both = self._stacks()[1].only(memory, "W_k", "W_v")
+        keys, values = torch.split(both, [self.key_heads * self.d_k, self.key_heads * self.d_v], dim=-1)
+        return self._turn(split_heads(keys, self.key_heads), at), split_heads(values, self.key_heads)
 
-    def _turn(self, features: Tensor, start: int) -> Tensor:
-        return features if self.rotary is None else self.rotary(features, start)
+    def room(self, batch: int, room: int) -> Room:
+        """Room for the keys and values of so many tokens, in the dtype and on the device of the weights."""
+        check.sizes(batch=batch, room=room)
+        front = (batch, self.key_heads, room)
+        like = self.W_O.weight.detach()
+        return Room(like.new_empty(*front, self.d_k), like.new_empty(*front, self.d_v))
 
-    def _check(self, memory: Tensor | None) -> None:
+    def _all(self, x: Tensor, at: Place) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of x in one product; queries and keys are turned together."""
+        check.features(self, "x", x, "d_model")
+        turned = (self.heads + self.key_heads) * self.d_k
+        asked, values = torch.split(self.W_qkv(x), [turned, self.key_heads * self.d_v], dim=-1)
+        asked = self._turn(split_heads(asked, self.heads + self.key_heads), at)
+        queries, keys = torch.split(asked, [self.heads, self.key_heads], dim=1)
+        return queries, keys, split_heads(values, self.key_heads)
+
+    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, attention: Attention) -> Tensor:
+        """Beams of one source ask side by side, as queries of one sequence: where they stand means nothing to it."""
+        (batch, heads, n, _), sources = queries.shape, keys.shape[0]
+        alike = attention.mask.keys_alone and attention.bias is None
+        if batch == sources or not sources or batch % sources or not alike:
+            context: Tensor = self.attend(queries, keys, values, attention)
+            return context
+        beams = batch // sources
+        side_by_side = queries.reshape(sources, beams, heads, n, -1).transpose(1, 2).flatten(2, 3)
+        context = self.attend(side_by_side, keys, values, attention)
+        return context.reshape(sources, heads, beams, n, -1).transpose(1, 2).flatten(0, 1)
+
+    def _stacks(self) -> tuple[Stack, Stack]:
+        """Where W_q is, and where W_k and W_v are."""
+        return (self.W_qkv, self.W_qkv) if self.d_memory == self.d_model else (self.W_q, self.W_kv)
+
+    def _turn(self, features: Tensor, at: Place) -> Tensor:
+        if self.rotary is None:
+            return features
+        if at.rotation is not None:
+            return at.rotation(features)
+        return self.rotary(features, at.start if at.positions is None else at.positions)
+
+    def _check(self, memory: Tensor | KeysAndValues | None, cache: Room | None) -> None:
         if memory is None and self.d_memory != self.d_model:
             raise ValueError(
                 f"memory is missing: a layer with d_model={self.d_model} and d_memory={self.d_memory} "
@@ -97,4 +159,9 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(
                 "memory is another sequence, so there is no distance for rotary to turn by; "
                 "build the layer with rotary=None, or leave the memory out"
+            )
+        if memory is not None and cache is not None:
+            raise ValueError(
+                "cache is for the keys and values of x; those of a memory are kept by passing "
+                "memory=layer.keys_and_values(memory)"
             )

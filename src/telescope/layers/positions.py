@@ -1,10 +1,12 @@
 """Positions added to embeddings: learned, or sines and cosines. (Rotary positions are MultiHeadAttention's.)"""
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import embedding
 
 from ..attention import sinusoidal
+from ..attention.positions import Pairing
 from . import check
 
 
@@ -18,8 +20,13 @@ class LearnedPositions(nn.Module):
         self.d_model = d_model
         self.P = nn.Parameter(torch.empty(max_positions, d_model).normal_(std=0.02))
 
-    def forward(self, x: Float[Tensor, "batch n d_model"], start: int = 0) -> Float[Tensor, "batch n d_model"]:
+    def forward(
+        self, x: Float[Tensor, "batch n d_model"], start: int | Int[Tensor, "*batch n"] = 0
+    ) -> Float[Tensor, "batch n d_model"]:
+        """`start` is the position of the first, or a tensor with the position of each."""
         check.features(self, "x", x, "d_model")
+        if not isinstance(start, int):
+            return x + embedding(start, self.P)
         stop = start + x.shape[1]
         if start < 0 or stop > self.max_positions:
             raise ValueError(
@@ -32,13 +39,17 @@ class LearnedPositions(nn.Module):
 class SinusoidalPositions(nn.Module):
     """x_i + PE(start + i); see `sinusoidal`. Nothing is learned, and no position is too far."""
 
-    def __init__(self, d_model: int) -> None:
+    def __init__(self, d_model: int, *, pairs: Pairing = "neighbours") -> None:
         super().__init__()
         check.sizes(d_model=d_model)
-        sinusoidal(1, d_model)  # an odd width is said now, not at the first sentence
+        sinusoidal(1, d_model, pairs=pairs)  # an odd width is said now, not at the first sentence
         self.d_model = d_model
+        self.pairs = pairs
 
-    def forward(self, x: Float[Tensor, "batch n d_model"], start: int = 0) -> Float[Tensor, "batch n d_model"]:
+    def forward(
+        self, x: Float[Tensor, "batch n d_model"], start: int | Int[Tensor, "*batch n"] = 0
+    ) -> Float[Tensor, "batch n d_model"]:
+        """`start` is the position of the first, or a tensor with the position of each."""
         check.features(self, "x", x, "d_model")
-        positions = torch.arange(start, start + x.shape[1], device=x.device)
-        return x + sinusoidal(positions, self.d_model, dtype=x.dtype)
+        positions = torch.arange(start, start + x.shape[1], device=x.device) if isinstance(start, int) else start
+        return x + sinusoidal(positions, self.d_model, pairs=self.pairs, dtype=x.dtype)

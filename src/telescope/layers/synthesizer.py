@@ -8,6 +8,7 @@ from torch.nn.functional import pad, relu
 from ..attention import Attention, Mask, causal
 from . import check
 from .attend import Attend
+from .cache import Place, Room
 from .heads import join_heads, split_heads
 
 
@@ -44,16 +45,22 @@ class SynthesizerAttention(nn.Module):
         self.attend = Attend(dropout)
 
     def forward(
-        self, x: Float[Tensor, "batch n d_model"], mask: Mask | None = None
+        self,
+        x: Float[Tensor, "batch n d_model"],
+        mask: Mask | None = None,
+        *,
+        at: Place = Place(),
+        cache: Room | None = None,
     ) -> Float[Tensor, "batch n d_model"]:
+        """`mask` is for this call, beside the definition's; x stands `at` its place, behind what is in the `cache`."""
         check.features(self, "x", x, "d_model")
-        if x.shape[1] > self.block:
-            raise ValueError(
-                f"x has {x.shape[1]} positions; a SynthesizerAttention with block={self.block} takes at most that many"
-            )
-        queries, keys = self.queries(x), self.keys(x)
+        attention = self.attention.seeing(mask)
+        queries, keys = self.queries(x), self.keys(x, at)
         values = split_heads(self.V(x), self.heads)
-        context: Tensor = self.attend(queries, keys, values, self.attention.seeing(mask))
+        if cache is not None:
+            keys, values = cache.append(keys, values, at.start)
+            attention = cache.seen(attention, at.start)
+        context: Tensor = self.attend(queries, keys, values, attention)
         y: Tensor = self.W_O(join_heads(context))
         return y
 
@@ -61,7 +68,25 @@ class SynthesizerAttention(nn.Module):
         queries = split_heads(relu(self.A(x)), self.heads)
         return queries if self.b2 is None else pad(queries, (0, 1), value=1.0)
 
-    def keys(self, x: Float[Tensor, "batch n d_model"]) -> Float[Tensor, "batch heads n d_k"]:
-        """The same for every sequence, as long as x."""
+    def keys(self, x: Float[Tensor, "batch n d_model"], at: Place = Place()) -> Float[Tensor, "batch heads n d_k"]:
+        """The columns of the table where x stands: the same for every sequence that stands there."""
         columns = self.B if self.b2 is None else torch.cat([self.B, self.b2], dim=1)
-        return columns[..., : x.shape[1]].mT.expand(x.shape[0], self.heads, -1, -1)
+        where = at.start if at.positions is None else at.positions
+        if isinstance(where, int):
+            if where + x.shape[1] > self.block:
+                raise ValueError(
+                    f"x has {where + x.shape[1]} positions; "
+                    f"a SynthesizerAttention with block={self.block} takes at most that many"
+                )
+            mine = columns[..., where : where + x.shape[1]].mT
+        else:
+            mine = columns.mT[:, where]  # (tables, n, d_k) or (tables, batch, n, d_k)
+            mine = mine if where.ndim == 1 else mine.transpose(0, 1)
+        return mine.expand(x.shape[0], self.heads, -1, -1)
+
+    def room(self, batch: int, room: int) -> Room:
+        """Room for the columns and values of so many tokens, in the dtype and on the device of the weights."""
+        check.sizes(batch=batch, room=room)
+        d_k = self.d_model // self.heads
+        front, like = (batch, self.heads, room), self.W_O.weight.detach()
+        return Room(like.new_empty(*front, d_k + (self.b2 is not None)), like.new_empty(*front, d_k))

@@ -20,7 +20,7 @@ def follows(before: Attention, old: Size, ran: Ran) -> bool:
     queries, keys = ran.size
     now, whole = ran.attention, (old[0] + queries, keys)
     if keys == old[1] + queries:
-        return _fits(now, whole, ran) and holds(before, now, old, whole, ran.queries, ran.keys)
+        return ran.fits(*whole) and holds(before, now, old, whole, ran.queries, ran.keys)
     return (
         (queries, keys) == (1, old[1])
         and now == before
@@ -28,15 +28,6 @@ def follows(before: Attention, old: Size, ran: Ran) -> bool:
         and now.bias is None
         and now.mask.keys_alone
     )
-
-
-def _fits(attention: Attention, size: Size, ran: Ran) -> bool:
-    batch, heads, _, d_q = ran.queries.shape
-    try:
-        attention.check(batch=batch, heads=heads, queries=size[0], keys=size[1], d_q=d_q, d_k=ran.keys.shape[-1])
-    except ValueError:  # it holds numbers for each query of its own call
-        return False
-    return True
 
 
 def same(one: Shaped[Tensor, "..."], other: Shaped[Tensor, "..."]) -> bool:

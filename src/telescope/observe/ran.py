@@ -1,5 +1,6 @@
 """A call of an attention as it ran: what a hook sees of it."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from ..attention import Attention
 from ..attention.heads import key_heads_of, of_heads
+from ..attention.written import WrittenBias, WrittenMask
 from .survey.extend import Size
 
 
@@ -31,6 +33,25 @@ class Ran(NamedTuple):
         """What does not change while a sequence grows."""
         batch, heads, _, d_q = self.queries.shape
         return batch, heads, d_q, self.queries.dtype, self.queries.device, self.heads, self.dropout
+
+    def of_written(self) -> "Ran":
+        """Without the room that a cache of fixed shape has behind its keys."""
+        mask, bias = self.attention.mask, self.attention.bias
+        if not isinstance(mask, WrittenMask):
+            return self
+        attention = replace(self.attention, mask=mask.mask, bias=bias.bias if isinstance(bias, WrittenBias) else bias)
+        filled = mask.keys - int(mask.behind)
+        ran = self._replace(keys=self.keys[:, :, :filled], values=self.values[:, :, :filled], attention=attention)
+        return ran if ran.fits(*ran.size) else self  # a mask of the whole room
+
+    def fits(self, queries: int, keys: int) -> bool:
+        """Whether its definition would fit so many queries and keys."""
+        batch, heads, _, d_q = self.queries.shape
+        try:
+            self.attention.check(batch=batch, heads=heads, queries=queries, keys=keys, d_q=d_q, d_k=self.keys.shape[-1])
+        except ValueError:
+            return False
+        return True
 
     def of_heads(self, numbers: tuple[int, ...]) -> "Ran":
         """What these heads did, with the keys and values that serve them."""

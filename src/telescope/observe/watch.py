@@ -72,7 +72,7 @@ class Eye:
         if self.heads is not None and max(self.heads) >= heads:
             raise ValueError(f'heads={[*self.heads]}: "{name}" has {heads}, counted from 0')
         with torch.inference_mode(False), torch.no_grad(), autocast.off(queries.device):
-            ran = Ran(queries, keys, values, given["attention"], tuple(range(heads)), dropout)
+            ran = Ran(queries, keys, values, given["attention"], tuple(range(heads)), dropout).of_written()
             call = self.recording.record(name, ran if self.heads is None else ran.of_heads(self.heads))
         if self.around and isinstance(call, Steps) and call not in self.around[-1][2]:
             self.around[-1][2].append(call)

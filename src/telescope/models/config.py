@@ -1,0 +1,74 @@
+"""What all configs share: flat, frozen, checked when made, and as JSON."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from types import NoneType, UnionType
+from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+
+from ..layers.check import groups, one_of, per_head
+from ..words import hint
+
+
+@dataclass(frozen=True)
+class Config:
+    """The base of all configs. A field that does not exist or does not fit is one sentence."""
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self)).items():
+            _must_be(name, getattr(self, name), kind)
+        self.check()
+
+    def check(self) -> None:
+        """Raise a ValueError where the fields do not fit together."""
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Self:
+        """A config from JSON. What is left out has its default."""
+        known = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise ValueError(f'{cls.__name__} has no field "{name}"; {hint(str(name), known)}')
+        return cls(**given)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def at_least_one(config: Config, *names: str) -> None:
+    for name in names:
+        size = getattr(config, name)
+        if size is not None and size < 1:
+            raise ValueError(f"{name}={size} must be at least 1")
+
+
+def probabilities(config: Config, *names: str) -> None:
+    for name in names:
+        p = getattr(config, name)
+        if p is not None and not 0.0 <= p < 1.0:
+            raise ValueError(f"{name}={p} is a probability: from 0, below 1")
+
+
+def positive(config: Config, *names: str) -> None:
+    for name in names:
+        number = getattr(config, name)
+        if number is not None and not 0.0 < number < float("inf"):
+            raise ValueError(f"{name}={number} must be a number above zero")
+
+
+def heads(d_model: int, heads: int, key_heads: int | None = None, d_k: int | None = None) -> None:
+    if d_k is None:
+        per_head(d_model, heads)
+    groups(heads, heads if key_heads is None else key_heads)
+
+
+def _must_be(name: str, value: Any, hint: Any) -> None:
+    """A number, a truth, None, or one of the words of a Literal, whichever the field says."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    if words and isinstance(value, str):
+        one_of(name, value, words)
+        return
+    plain = {float: (float, int), int: (int,), bool: (bool,), str: (str,), NoneType: (NoneType,)}
+    if not any(type(value) in plain.get(kind, ()) for kind in kinds):
+        wanted = [*words, *(plain[kind][0].__name__.replace("NoneType", "None") for kind in kinds if kind in plain)]
+        raise TypeError(f"{name}={value!r} is {type(value).__name__}; it takes {' or '.join(wanted)}")

@@ -1,0 +1,29 @@
+"""What the models have in common: their normalisers, and a look at the ids they are given."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..attention.values import has_numbers
+
+Norm = Literal["layer", "rms"]
+
+
+def normaliser(norm: Norm, eps: float, bias: bool = True) -> Callable[[int], nn.Module]:
+    """What makes the normaliser of a width."""
+    return partial(nn.RMSNorm, eps=eps) if norm == "rms" else partial(nn.LayerNorm, eps=eps, bias=bias)
+
+
+def check_ids(name: str, ids: Tensor, vocabulary: int) -> None:
+    """Whole numbers (batch, n) from 0 to vocabulary - 1; on a GPU only the form is looked at, the rest would wait."""
+    if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32) or ids.ndim != 2:
+        what = f"{ids.dtype} of shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
+        raise ValueError(f"{name} is {what}; a model takes whole numbers (batch, n), one for each token")
+    if ids.numel() and ids.device.type == "cpu" and has_numbers(ids):
+        low, high = (int(end) for end in ids.aminmax())
+        if low < 0 or high >= vocabulary:
+            stranger = low if low < 0 else high
+            raise ValueError(f"{name} has the id {stranger}; the vocabulary is 0 to {vocabulary - 1}")
