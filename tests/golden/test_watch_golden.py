@@ -27,7 +27,7 @@ class Two(nn.Module):
             [EncoderBlock(3, look, FeedForward(3, 3), pre_norm=pre_norm, norm=lambda _: norm())]
         )
         with torch.no_grad():
-            for feature, W in enumerate((look.W_q, look.W_k, look.W_v)):
+            for feature, W in enumerate(look.weights().values()):
                 W.weight.copy_(torch.eye(3)[feature : feature + 1])
             look.W_O.weight.copy_(torch.eye(3)[:, 2:])
         self.double()

@@ -235,7 +235,10 @@ class Steps(QueriesKeys):
         if kept is None:
             raise ValueError(f'"{self.name}" stands in no residual stream: it was not called by an AddNorm')
         if kept.size != self.size[0]:
-            raise ValueError(f'"{self.name}" was interrupted: {kept.size} of {self.size[0]} positions went through')
+            raise ValueError(
+                f'"{self.name}": {kept.size} positions of the residual stream do not fit its {self.size[0]} queries; '
+                "beams ask side by side, and a call that was interrupted has no stream"
+            )
         return kept.tensor
 
 
