@@ -128,7 +128,8 @@ ASKED = {
         ValueError,
         "extend needs",
     ),
-    "more than the top": (lambda: watched(top=2)["encoder.0.self"].survey(top=3), ValueError, "the top 2", "top=3"),
+    "more than the top": (lambda: watched(top=2)["encoder.0.self"].survey(top=3), ValueError, "the top 2", "not 3"),
+    "less than no top": (lambda: watched()["encoder.0.self"].survey(top=-1), ValueError, "not -1"),
     "a head there is not": (lambda: watched()["encoder.0.self"].head(4), ValueError, "no head 4", "0, 1, 2, 3"),
     "a head that was left out": (
         lambda: watched(heads=[1, 0], layers="encoder.*")["encoder.0.self"].head(2),

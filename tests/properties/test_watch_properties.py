@@ -1,7 +1,7 @@
 """Watching changes nothing: not the outputs, not the gradients, not the dice, and nothing is left behind."""
 
 import threading
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import pytest
 import torch
@@ -11,8 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import telescope as ts
 from telescope.attention.values import tensors
-from telescope.layers import LuongAttention, MultiHeadAttention
-from telescope.observe.growing import Growing
+from telescope.layers import AddNorm, Attend, LuongAttention, MultiHeadAttention
 from watching import KEEPS, D, Museum, Translator, causal, filled, hooks_of, sequence
 
 every_keep = pytest.mark.parametrize("keep", KEEPS)
@@ -68,8 +67,8 @@ def test_what_is_kept_has_no_gradient(keep, make):
     with ts.watch(model, keep=keep) as recording:
         assert model(sequence(5), sequence(4, seed=1)).requires_grad
     for watched in recording.values():
-        kept = [part.memory for part in vars(watched.call).values() if isinstance(part, Growing)]
-        assert len(kept) >= 2
+        kept = [part.memory for part in watched.call._parts()]
+        assert len(kept) >= 3
         assert not any(tensor.requires_grad for tensor in [*kept, *tensors(watched.call.attention)])
 
 
@@ -121,6 +120,29 @@ def test_an_exception_that_is_caught_inside_leaves_the_residual_stream_right():
         _ = half.before
     assert torch.equal(whole.before, model.encoder[0](source))
     assert torch.equal(whole.after, model.encoder[1].add_norm_1(whole.before, model.encoder[1].self_attention))
+
+
+def test_an_exception_that_the_model_catches_leaves_the_residual_stream_right():
+    class Second(nn.Module):
+        """Looks, after something within its add & norm has failed."""
+
+        def __init__(self):
+            super().__init__()
+            self.outer, self.inner, self.look_attention = AddNorm(D), AddNorm(D), MultiHeadAttention(D, 2)
+
+        def forward(self, x):
+            return self.outer(x, self.find)
+
+        def find(self, x):
+            with suppress(ZeroDivisionError):
+                self.inner(x, lambda _: 1 / 0)
+            return self.look_attention(x)
+
+    model, x = filled(Second()), sequence(3)
+    with ts.watch(model, keep="steps") as recording:
+        y = model(x)
+    assert torch.equal(recording["look"].before, x)
+    assert torch.equal(recording["look"].after, y)
 
 
 # -------------------------------------------------------------------------------------------- several at the same time
@@ -234,6 +256,19 @@ def test_training_goes_on_and_the_recording_stays(keep, score):
         assert_close(recording["attention"].survey().rows([0, 1, 2]), expected.weights)
     if keep == "steps":
         assert_close(recording["attention"].trace().context, expected.context)
+
+
+def test_a_survey_in_hand_stays_what_it_is_while_decoding_goes_on():
+    q, attend = torch.rand(1, 1, 4, 2, dtype=torch.float64), Attend()
+    with ts.watch(attend) as recording:
+        attend(q[:, :, :2], q[:, :, :2], q[:, :, :2], causal)
+        attend(q[:, :, 2:3], q[:, :, :3], q[:, :, :3], causal)
+        early = recording["attention"].survey()
+        before = early.received.clone(), early.entropy.clone()
+        attend(q[:, :, 3:], q, q, causal)
+    assert recording["attention"].call.size == (4, 4)
+    assert torch.equal(early.received, before[0])
+    assert torch.equal(early.entropy, before[1])
 
 
 def test_dropout_is_told():

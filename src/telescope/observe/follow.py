@@ -8,8 +8,6 @@ from ..attention import Attention, softmax
 from .ran import Ran
 from .survey.extend import Size, holds
 
-KEYS = 2**14  # how many are marked at once
-
 
 def follows(before: Attention, old: Size, ran: Ran) -> bool:
     """Whether one attention of all the queries means the same as the two calls, if the keys are the same so far.
@@ -31,17 +29,21 @@ def follows(before: Attention, old: Size, ran: Ran) -> bool:
 
 
 def same(one: Shaped[Tensor, "..."], other: Shaped[Tensor, "..."]) -> bool:
-    """Bit by bit: what nobody wrote yet may be NaN."""
-    return one.dtype == other.dtype and torch.equal(_bits(one), _bits(other))
+    """Bit by bit: a NaN is itself, which it does not say of itself."""
+    return torch.equal(_bits(one), _bits(other))
 
 
-def marks(keys: Float[Tensor, "batch key_heads key d_k"]) -> Int[Tensor, "batch key_heads key"]:
-    """A number for each key by which it is known again when the key itself is gone: 64 bits, of all its bits."""
-    odd = torch.Generator().manual_seed(0)
-    factors = torch.randint(-(2**62), 2**62, (keys.shape[-1],), generator=odd).to(keys.device) * 2 + 1
-    parts = [(_bits(part).long() * factors).sum(-1) for part in torch.split(keys, KEYS, dim=-2)]
-    return torch.cat(parts, -1)
+def marks(tensor: Float[Tensor, "batch key_heads key d"]) -> Int[Tensor, "batch key_heads key"]:
+    """A number for each key by which it is known again when it is gone: of 64 bits, made of all of its bits.
+
+    Every feature's bits count by an odd factor of its own, so that one that changes always shows.
+    """
+    bits = _bits(tensor)
+    factors = torch.randint(-(2**62), 2**62, bits.shape[-1:], generator=torch.Generator().manual_seed(0)) * 2 + 1
+    return (bits.long() * factors.to(bits.device)).sum(-1)
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    return tensor.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+    """Whole numbers of at most 32 bits: of 64, the factors would leave little where only the first few bits differ."""
+    kind = torch.int16 if tensor.element_size() == 2 else torch.int32
+    return tensor.view(kind) if tensor.element_size() < 8 else tensor.contiguous().view(kind)

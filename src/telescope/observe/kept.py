@@ -24,10 +24,12 @@ class Call(ABC):
     """What was kept of one call of an attention. Calls that go on with a sequence, as decoding does, are one call."""
 
     keep: ClassVar[str]
+    whole: ClassVar[tuple[bool, bool]]  # whether keys and values are kept, or only marks to know them by
 
     def __init__(self, name: str, ran: Ran) -> None:
         self.name, self.kind, self.size = name, ran.kind, ran.size
         self.heads, self.dropout, self.attention = ran.heads, ran.dropout, _copied(ran.attention)
+        self._known = [Growing(tensor, 2) for tensor in self._of(ran, slice(None))]
 
     def goes_on_with(self, ran: Ran, *, in_one_run: bool) -> bool:
         """Whether that call is the rest of this one. From another run it is only with new keys, not to the same."""
@@ -35,16 +37,24 @@ class Call(ABC):
             ran.kind == self.kind
             and (in_one_run or ran.size[1] > self.size[1])
             and follows(self.attention, self.size, ran)
-            and self._knows(ran)
+            and all(map(same, (known.tensor for known in self._known), self._of(ran, slice(self.size[1]))))
         )
 
     def go_on_with(self, ran: Ran) -> None:
+        self._put(ran)
+        for known, new in zip(self._known, self._of(ran, slice(self.size[1], None)), strict=True):
+            known.append(new)
         self.size = (self.size[0] + ran.size[0], ran.size[1])
         self.attention = self.attention if ran.attention == self.attention else _copied(ran.attention)
 
     @abstractmethod
-    def _knows(self, ran: Ran) -> bool:
-        """Whether that call has the same keys (and values) as this one, as far as this one has any."""
+    def _put(self, ran: Ran) -> None:
+        """What those queries say, to what is here. (Keys and values follow.)"""
+
+    def _of(self, ran: Ran, some: slice) -> list[Tensor]:
+        """Of some of a call's keys and values what is kept of them."""
+        both = zip(self.whole, (ran.keys[:, :, some], ran.values[:, :, some]), strict=True)
+        return [tensor if whole else marks(tensor) for whole, tensor in both]
 
     # -------------------------------------------------------------------------------------------------- what to ask
 
@@ -87,7 +97,10 @@ class Call(ABC):
     @property
     def nbytes(self) -> int:
         """How much memory it takes."""
-        return sum(part.memory.nbytes for part in vars(self).values() if isinstance(part, Growing))
+        return sum(part.memory.nbytes for part in self._parts())
+
+    def _parts(self) -> list[Growing]:
+        return [part for part in (*vars(self).values(), *self._known) if isinstance(part, Growing)]
 
     def _not_kept(self, what: str, keep: str) -> ValueError:
         return ValueError(f'"{self.name}" has no {what}: keep="{self.keep}" did not keep it, keep="{keep}" does')
@@ -96,7 +109,7 @@ class Call(ABC):
 class Summaries(Call):
     """The numbers of a survey, computed while the model runs. Queries and keys are let go."""
 
-    keep = "summaries"
+    keep, whole = "summaries", (False, False)
 
     def __init__(self, name: str, ran: Ran, *, top: int = TOP, map: MapSize | None = None) -> None:
         super().__init__(name, ran)
@@ -104,20 +117,15 @@ class Summaries(Call):
         seen = survey(ran.queries, ran.keys, ran.attention, top=top, map=fitting)
         summary, self.engine, self.recorded, self.pooled = seen.summary, seen.engine, fitting, seen.summary.map
         self.widths, self.dtype = (ran.queries.shape[-1], *ran.keys.shape[1::2]), ran.queries.dtype
-        self.marks = Growing(marks(ran.keys), 2)
         self.lse = None if summary.lse is None else Growing(summary.lse, 2)
         self.received = Growing(summary.received.double(), 2)  # a sum of as many numbers as there are calls
         self.entropy = Growing(summary.entropy, 2)
         self.top_weights, self.top_keys = Growing(summary.top_weights, 2), Growing(summary.top_keys, 2)
 
-    def _knows(self, ran: Ran) -> bool:
-        return same(self.marks.tensor, marks(ran.keys[:, :, : self.size[1]]))
-
-    def go_on_with(self, ran: Ran) -> None:
+    def _put(self, ran: Ran) -> None:
         more = survey(ran.queries, ran.keys, ran.attention, top=self.top_keys.tensor.shape[-1]).summary
         assert self.lse is not None
         assert more.lse is not None
-        self.marks.append(marks(ran.keys[:, :, self.size[1] :]))
         self.lse.append(more.lse)
         self.received.append(torch.zeros_like(more.received[:, :, self.size[1] :]))
         self.received.tensor.add_(more.received)
@@ -125,13 +133,12 @@ class Summaries(Call):
         self.top_weights.append(more.top_weights)
         self.top_keys.append(more.top_keys)
         self.recorded = self.pooled = None  # rows of a map would have to be cut anew
-        super().go_on_with(ran)
 
     def survey(self, *, top: int | None = None, map: MapSize | None = None) -> Survey:
         kept, (d_q, key_heads, d_k) = self.top_keys.tensor.shape[-1], self.widths
         top = kept if top is None else top
-        if top > kept:
-            raise ValueError(f'"{self.name}" has the top {kept} of each query; watch(..., top={top}) keeps more')
+        if not 0 <= top <= kept:
+            raise ValueError(f'"{self.name}" has the top {kept} of each query, not {top}; watch(..., top=...) says it')
         if map is not None and map != self.recorded:
             raise self._not_kept(f"map of {map[0]} x {map[1]}", "queries-keys")
         batch, heads = self.entropy.tensor.shape[:2]
@@ -143,7 +150,7 @@ class Summaries(Call):
             engine=self.engine,
             summary=Summary(
                 lse=None if self.lse is None else self.lse.tensor,
-                received=self.received.tensor.to(self.entropy.tensor.dtype),
+                received=self.received.tensor.to(self.entropy.tensor.dtype, copy=True),  # it is added to in place
                 entropy=self.entropy.tensor,
                 top_weights=self.top_weights.tensor[..., :top],
                 top_keys=self.top_keys.tensor[..., :top],
@@ -157,28 +164,24 @@ class Summaries(Call):
 class QueriesKeys(Call):
     """Queries and keys: surveys, rows and maps are computed when they are asked for."""
 
-    keep = "queries-keys"
+    keep, whole = "queries-keys", (True, False)
 
     def __init__(self, name: str, ran: Ran) -> None:
         super().__init__(name, ran)
-        self._queries, self._keys = Growing(ran.queries, 2), Growing(ran.keys, 2)
-        self._surveys: dict[object, Survey] = {}
+        self._queries = Growing(ran.queries, 2)
+        self._surveys: dict[int, Survey] = {}
 
-    def _knows(self, ran: Ran) -> bool:
-        return same(self.keys, ran.keys[:, :, : self.size[1]])
-
-    def go_on_with(self, ran: Ran) -> None:
+    def _put(self, ran: Ran) -> None:
         self._queries.append(ran.queries)
-        self._keys.append(ran.keys[:, :, self.size[1] :])
         self._surveys.clear()
-        super().go_on_with(ran)
 
     def survey(self, *, top: int | None = None, map: MapSize | None = None) -> Survey:
         top = TOP if top is None else top
-        if (top, map) not in self._surveys:
-            with autocast.off(self.queries.device):
-                self._surveys[top, map] = survey(self.queries, self.keys, self.attention, top=top, map=map)
-        return self._surveys[top, map]
+        if map is None and top in self._surveys:
+            return self._surveys[top]
+        with autocast.off(self.queries.device):
+            seen = self._surveys[top] = survey(self.queries, self.keys, self.attention, top=top, map=map)
+        return seen
 
     @property
     def queries(self) -> Float[Tensor, "batch heads query d_q"]:
@@ -186,26 +189,18 @@ class QueriesKeys(Call):
 
     @property
     def keys(self) -> Float[Tensor, "batch key_heads key d_k"]:
-        return self._keys.tensor
+        return self._known[0].tensor
 
 
 class Steps(QueriesKeys):
     """Queries, keys and values, from which every step is computed when it is asked for, and the residual stream."""
 
-    keep = "steps"
+    keep, whole = "steps", (True, True)
 
     def __init__(self, name: str, ran: Ran) -> None:
         super().__init__(name, ran)
-        self._values = Growing(ran.values, 2)
         self._before: Growing | None = None
         self._after: Growing | None = None
-
-    def _knows(self, ran: Ran) -> bool:
-        return super()._knows(ran) and same(self.values, ran.values[:, :, : self.size[1]])
-
-    def go_on_with(self, ran: Ran) -> None:
-        self._values.append(ran.values[:, :, self.size[1] :])
-        super().go_on_with(ran)
 
     def stood_between(self, before: Float[Tensor, "batch n d_model"], after: Float[Tensor, "batch n d_model"]) -> None:
         """The residual stream around the last of it."""
@@ -221,7 +216,7 @@ class Steps(QueriesKeys):
 
     @property
     def values(self) -> Float[Tensor, "batch key_heads key d_v"]:
-        return self._values.tensor
+        return self._known[1].tensor
 
     @property
     def before(self) -> Float[Tensor, "batch query d_model"]:
