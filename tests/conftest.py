@@ -12,7 +12,7 @@ from jaxtyping import config, install_import_hook
 ENGINES = [f"telescope.engines.{name}" for name in ("chunked", "exact", "flex", "reference", "sdpa")]
 SURVEY = [f"telescope.observe.survey.{name}" for name in ("reference", "chunked", "triton", "ranking", "cells")]
 OBSERVE = [f"telescope.observe.{name}" for name in ("ran", "follow", "growing", "kept", "recording")]
-MODELS = [f"telescope.models.{name}" for name in ("gpt", "transformer")]
+MODELS = [f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong", "parts", "transformer")]
 HOOKED = ("telescope.attention", *ENGINES, *SURVEY, *OBSERVE, "telescope.layers", *MODELS)
 install_import_hook(HOOKED, "checking.typechecker")
 
@@ -28,10 +28,12 @@ def unchecked(monkeypatch):
     classes = [kind for module in modules for kind in vars(module).values() if isinstance(kind, type)]
     for place in {*modules, *(kind for kind in classes if kind.__module__.startswith(HOOKED))}:
         for name, checked in list(vars(place).items()):
-            function = checked.__func__ if isinstance(checked, classmethod) else checked
+            kind = (
+                type(checked) if isinstance(checked, classmethod | staticmethod | property) else lambda written: written
+            )
+            function = getattr(checked, "__func__", getattr(checked, "fget", checked))
             if isinstance(function, FunctionType) and function.__module__.startswith(HOOKED):
-                written = unwrap(function)
-                monkeypatch.setattr(place, name, classmethod(written) if function is not checked else written)
+                monkeypatch.setattr(place, name, kind(unwrap(function)))
     monkeypatch.setattr(config, "jaxtyping_disable", True)
 
 

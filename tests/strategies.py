@@ -122,13 +122,14 @@ def position_masks(draw: Any) -> ts.Mask:
 @composite
 def key_masks(draw: Any, shape: Shape) -> ts.Mask:
     """Masks under which all queries see the same keys; some hide whole sequences."""
-    kind = draw(st.sampled_from(["everyone", "prefix", "lengths", "keep", "row"]))
+    kind = draw(st.sampled_from(["everyone", "prefix", "lengths", "left", "keep", "row"]))
     coin = normal(shape.batch, shape.heads, 1, shape.keys, seed=draw(seeds)) < 0.5
     if kind == "prefix":
         return ts.prefix(draw(st.integers(0, shape.keys)))
-    if kind == "lengths":
+    if kind in ("lengths", "left"):
         counts = st.integers(0, shape.keys)
-        return ts.padding(torch.tensor([draw(counts) for _ in range(shape.batch)], dtype=torch.long))
+        each = torch.tensor([draw(counts) for _ in range(shape.batch)], dtype=torch.long)
+        return ts.padding(each) if kind == "lengths" else ts.padding(left=each)
     if kind == "keep":
         return ts.padding(keep=coin[:, 0, 0])
     if kind == "row":

@@ -5,7 +5,16 @@ import torch
 from torch.testing import assert_close
 
 import telescope as ts
-from telescope.models import GPT, GPTConfig, Transformer, TransformerConfig
+from telescope.models import (
+    GPT,
+    Encoder,
+    EncoderConfig,
+    GPTConfig,
+    LuongConfig,
+    LuongTranslator,
+    Transformer,
+    TransformerConfig,
+)
 from watching import KEEPS, filled
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-11}
@@ -92,6 +101,36 @@ def test_transformer_token_by_token(fixed, keep):
         parts += [model.decode(IDS[:, i : i + 1], cache=cache) for i in range(2, 6)]
     assert_close(model.logits(torch.cat(parts, 1)), expected, **CLOSE)
     assert_same(recording, truth, keep)
+
+
+@pytest.mark.parametrize("keep", KEEPS)
+@pytest.mark.parametrize("feeding", [True, False], ids=["feeding", "at once"])
+def test_luong_word_by_word(feeding, keep):
+    """With input feeding the attention is called for every word; another target of the same source is another call."""
+    config = LuongConfig(vocabulary=13, d_embedding=5, d_model=8, input_feeding=feeding, dropout=0.0)
+    model, source, of_source = filled(LuongTranslator(config)), IDS.flip(1)[:, :5], ts.padding([5, 3])
+    other = torch.cat([IDS[:, :1], IDS[:, 1:].flip(1)], 1)
+    with ts.watch(model, keep=keep) as recording:
+        expected = model(source, IDS, of_source)
+        model(source, other, of_source)
+        cache = model.cache(model.encode(source, of_source), of_source)
+        parts = [model.decode(word, cache=cache) for word in IDS.split(1, dim=1)]
+    assert_close(model.logits(torch.cat(parts, 1)), expected, **CLOSE)
+    one, two, three = recording["cross"].calls
+    assert one.size == two.size == three.size == (6, 5)
+    assert_close(one.survey().entropy, three.survey().entropy, **CLOSE)
+    assert_close(one.survey().received, three.survey().received, **CLOSE)
+    assert not torch.allclose(one.survey().received, two.survey().received)
+
+
+def test_one_word_twice_is_two_calls():
+    config = EncoderConfig(vocabulary=13, max_positions=4, d_model=8, blocks=2, heads=2)
+    model = filled(Encoder(config))
+    with ts.watch(model, keep="steps") as recording:
+        model(IDS[:, :1])
+        model(IDS[:, :1])
+    assert recording.names == ("blocks.0.self", "blocks.1.self")
+    assert [len(watched.calls) for watched in recording.values()] == [2, 2]
 
 
 def test_beams_ask_side_by_side():

@@ -36,6 +36,8 @@ MASKS = {
     "not (causal & window)": (~(ts.causal & ts.window(2)), (3, 3), [["011 001 100"]]),
     "padding by lengths": (ts.padding([1, 3]), (2, 3), [["100 100"], ["111 111"]]),
     "padding, a sequence of nothing": (ts.padding([0, 2]), (2, 2), [["00 00"], ["11 11"]]),
+    "padding on the left": (ts.padding(left=[1, 3]), (2, 3), [["011 011"], ["000 000"]]),
+    "causal & padding on the left": (ts.causal & ts.padding(left=[1, 0]), (2, 3), [["010 011"], ["110 111"]]),
     "padding by keep": (ts.padding(keep=marked), (2, 4), [["1011 1011"], ["0001 0001"]]),
     "causal & padding": (ts.causal & ts.padding([2, 3]), (3, 3), [["100 110 110"], ["100 110 111"]]),
     "documents": (ts.documents(texts), (5, 5), [["11000 11000 00111 00111 00111"]]),
@@ -71,6 +73,15 @@ def test_picture(mask, size, pictures):
 
 
 @every_mask
+def test_the_last_query_alone(mask, size, pictures):
+    queries, keys = size
+    whole = mask.block(queries, keys, batch=2, heads=2).expand(2, 2, -1, -1)
+    if "from_" not in repr(mask) and "documents" not in repr(mask):  # those know how many queries there are
+        last = mask.of_last_query().block(1, keys, batch=2, heads=2).expand(2, 2, -1, -1)
+        assert torch.equal(last, whole[:, :, -1:])
+
+
+@every_mask
 def test_any_block_is_that_slice_of_the_whole(mask, size, pictures):
     queries, keys = size
     whole = mask.block(queries, keys, batch=2, heads=2)
@@ -100,6 +111,7 @@ def test_an_attention_sees_the_whole_mask(mask, size, pictures):
         (~ts.causal, "~causal"),
         (~(ts.causal & ts.window(2)), "~(causal & window(2))"),
         (ts.padding(keep=marked), "padding(keep=2x4)"),
+        (ts.padding(left=[0, 2]), "padding(left=[0, 2])"),
         (ts.documents(texts), "documents(1x5)"),
         (ts.from_tensor(lower), "from_tensor(1x1x3x3)"),
         (~~ts.causal, "causal"),
@@ -118,6 +130,7 @@ def test_a_mask_is_written_as_it_was_made(mask, written):
         (ts.prefix(2), True),
         (ts.padding([1, 2]), True),
         (ts.padding(keep=marked), True),
+        (ts.padding(left=[1, 2]), True),
         (~ts.padding([1, 2]) | ts.prefix(1), True),
         (ts.from_tensor(marked[:1]), True),
         (ts.from_tensor(lower), False),

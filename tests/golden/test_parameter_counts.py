@@ -1,9 +1,9 @@
-"""How many numbers a layer learns, by the notes' formulas. The sizes are unequal primes: none stands in for another."""
+"""How many numbers layers and models learn, by the notes' formulas. The sizes are unequal primes: none is another."""
 
 import pytest
+import torch
 from torch import nn
 
-from telescope import Attention, causal
 from telescope.layers import (
     AddNorm,
     DecoderBlock,
@@ -16,6 +16,16 @@ from telescope.layers import (
     SelfAttention,
     SinusoidalPositions,
     SynthesizerAttention,
+)
+from telescope.models import (
+    GPT,
+    Encoder,
+    EncoderConfig,
+    GPTConfig,
+    LuongConfig,
+    LuongTranslator,
+    Transformer,
+    TransformerConfig,
 )
 
 d, T, m, l = 13, 3, 5, 7  # noqa: E741  the notes' letters: d x m queries and keys, d x l values, T heads
@@ -103,18 +113,115 @@ def test_the_transformer_of_the_paper():
     assert count(decoder) == 2 * attention + hidden + 3 * norm == 4_204_032
 
 
+# ---------------------------------------------------------------------------------------------------- whole models
+
+
 @pytest.mark.parametrize(
-    ("self_attention", "whole_model"),
+    ("attention", "whole_model"),
     [
-        (lambda: MultiHeadAttention(256, 8, attention=Attention(mask=causal)), 3_323_392),
-        (lambda: SynthesizerAttention(256, 8, 127, shared=True), 3_076_988),
+        ({"attention": "causal"}, 3_323_392),
+        ({"attention": "synthesizer", "synthesizer_block": 127, "synthesizer_shared": True}, 3_076_988),
     ],
     ids=["vanilla", "synthesizer"],
 )
-def test_stanford_assignment_5(self_attention, whole_model):
+def test_stanford_assignment_5(attention, whole_model):
     """Four blocks of width 256, 256 characters, 128 learned positions, a final norm and a head without bias."""
-    block = EncoderBlock(256, self_attention(), FeedForward(256, 1024, activation="gelu"), pre_norm=True)
-    outside = nn.ModuleList(
-        [nn.Embedding(256, 256), LearnedPositions(128, 256), nn.LayerNorm(256), nn.Linear(256, 256, bias=False)]
-    )
-    assert 4 * count(block) + count(outside) == whole_model
+    assert count(GPT(GPTConfig(max_positions=128, tied=False, **attention))) == whole_model
+
+
+def meta(kind, config):
+    """Without memory for its weights: only their shapes count here."""
+    with torch.device("meta"):
+        return kind(config)
+
+
+def test_gpt_2():
+    """Radford et al. 2019, the smallest: 50,257 words, 1,024 positions, twelve blocks."""
+    d, blocks = 768, 12
+    config = GPTConfig(vocabulary=50_257, max_positions=1024, d_model=d, blocks=blocks, heads=12)
+    each = 4 * (d * d + d) + 2 * 4 * d * d + 5 * d + 2 * 2 * d
+    assert count(meta(GPT, config)) == 50_257 * d + 1024 * d + blocks * each + 2 * d == 124_439_808
+
+
+@pytest.mark.parametrize(
+    ("changes", "published"),
+    [
+        (
+            {"vocabulary": 32_000, "d_model": 4096, "blocks": 32, "heads": 32, "d_hidden": 11_008, "tied": False},
+            6_738_415_616,
+        ),
+        (
+            {
+                "vocabulary": 128_256, "d_model": 2048, "blocks": 16, "heads": 32, "key_heads": 8, "d_hidden": 8192,
+                "rotary_scaling": "llama3", "rotary_factor": 32.0, "rotary_base": 500_000.0,
+            },
+            1_235_814_400,
+        ),
+        (
+            {
+                "vocabulary": 151_936, "d_model": 896, "blocks": 24, "heads": 14, "key_heads": 2, "d_hidden": 4864,
+                "attention_bias": True,
+            },
+            494_032_768,
+        ),
+        (
+            {"vocabulary": 49_152, "d_model": 576, "blocks": 30, "heads": 9, "key_heads": 3, "d_hidden": 1536},
+            134_515_008,
+        ),
+        (
+            {
+                "vocabulary": 32_000, "d_model": 4096, "blocks": 32, "heads": 32, "key_heads": 8, "d_hidden": 14_336,
+                "tied": False, "window": 4096,
+            },
+            7_241_732_096,
+        ),
+        ({"vocabulary": 512, "d_model": 64, "blocks": 5, "heads": 8, "key_heads": 4, "d_hidden": 172}, 260_032),
+    ],
+    ids=["Llama 2 7B", "Llama 3.2 1B", "Qwen2 0.5B", "SmolLM2 135M", "Mistral 7B", "stories260K"],
+)  # fmt: skip
+def test_the_llama_family(changes, published):
+    llama = {"positions": "rotary", "norm": "rms", "gated": True, "activation": "silu", "bias": False}
+    config = GPTConfig(**llama | {"out_bias": False} | changes)
+    assert count(meta(GPT, config)) == published
+
+
+def test_the_transformer_of_the_paper_with_its_words():
+    """Base, with 37,000 pieces shared by both languages and the head: the paper's 65 million are 63 in our count."""
+    config = TransformerConfig(vocabulary=37_000, d_model=512, encoder_blocks=6, decoder_blocks=6, heads=8)
+    assert count(meta(Transformer, config)) == 37_000 * 512 + 6 * 3_152_384 + 6 * 4_204_032 == 63_082_496
+
+
+def test_transformer_parts():
+    small = {"vocabulary": 17, "d_model": 6, "encoder_blocks": 1, "decoder_blocks": 1, "heads": 2}
+    plain = count(Transformer(TransformerConfig(**small)))
+    for changes, more in (
+        ({"shared": False}, 17 * 6),
+        ({"shared": False, "target_vocabulary": 19}, 19 * 6),
+        ({"tied": False}, 17 * 6),
+        ({"head_bias": True}, 17),
+        ({"pre_norm": True}, 2 * 2 * 6),
+        ({"final_norm": True}, 2 * 2 * 6),
+        ({"pre_norm": True, "final_norm": False}, 0),
+        ({"positions": "learned", "max_positions": 11}, 2 * 11 * 6),
+        ({"decoder_d_hidden": 25}, 6 + 6 + 1),
+    ):
+        assert count(Transformer(TransformerConfig(**small | changes))) == plain + more, changes
+
+
+def test_bert_and_minilm():
+    """Devlin et al. 2019, base, with its pooler; and all-MiniLM-L6, a sixth of it."""
+    bert = EncoderConfig(vocabulary=30_522, d_model=768, blocks=12, heads=12, pooling="bert")
+    assert count(meta(Encoder, bert)) == 109_482_240
+    minilm = EncoderConfig(vocabulary=30_522, d_model=384, blocks=6, heads=12, pooling="bert")
+    assert count(meta(Encoder, minilm)) == 22_713_216
+
+
+def test_luong_translator():
+    V, W, e, d = 17, 19, 5, 6
+    lstm = lambda d_in, d_out: 4 * (d_in * d_out + d_out * d_out + 2 * d_out)  # noqa: E731  four gates, two biases
+    outside = V * e + W * e + 2 * d * d + W * d  # embeddings, W_c, head
+    sizes = {"vocabulary": V, "target_vocabulary": W, "d_embedding": e, "d_model": d}
+    one = LuongTranslator(LuongConfig(**sizes, layers=1, score="dot"))
+    assert count(one) == outside + lstm(e, d) + lstm(e + d, d)
+    two = LuongTranslator(LuongConfig(**sizes, layers=2, bidirectional=True, input_feeding=False, score="general"))
+    assert count(two) == outside + 2 * lstm(e, d // 2) + 2 * lstm(d, d // 2) + lstm(e, d) + lstm(d, d) + d * d

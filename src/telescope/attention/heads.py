@@ -9,13 +9,13 @@ from torch import Tensor
 from .biases import Alibi, Bias, OfPositions, Relative
 from .definition import Attention
 from .mask import Combination, Everyone, Mask, Opposite
-from .masks import Causal, Documents, Keep, Lengths, Prefix, Window
+from .masks import Causal, Documents, Keep, Left, Lengths, Prefix, Window
 from .pairs import Pairs
 from .scores import Additive, General, Score
 from .spans import Spans
 from .values import tensors
 
-ALIKE = (Everyone, Causal, Window, Prefix, Lengths, Keep, Documents)  # masks that are the same in every head
+ALIKE = (Everyone, Causal, Window, Prefix, Lengths, Left, Keep, Documents)  # masks that are the same in every head
 
 
 def of_heads(attention: Attention, which: Int[Tensor, " some"], of: int) -> Attention:

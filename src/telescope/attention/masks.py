@@ -109,6 +109,33 @@ class Lengths(Mask):
 
 
 @dataclass(frozen=True, eq=False)
+class Left(Mask):
+    """Of each sequence in the batch the first `left` keys are padding; the rest is real."""
+
+    left: Int[Tensor, " batch"]
+
+    def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
+        return at.key >= pick(self.left, at.batch)
+
+    def spans(self, at: Pairs, keys: int) -> Spans:
+        left = pick(self.left, at.batch)
+        return Spans.between(left, torch.full_like(left, keys), keys)
+
+    def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
+        if len(self.left) != batch:
+            raise ValueError(
+                f"padding(left=...) has {len(self.left)} numbers for a batch of {batch}; it takes one per sequence"
+            )
+
+    @property
+    def keys_alone(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return f"padding(left={self.left.tolist()})"
+
+
+@dataclass(frozen=True, eq=False)
 class Keep(Mask):
     """Of each sequence in the batch only the keys marked True are real; the rest is padding."""
 
@@ -211,16 +238,26 @@ window = Window
 prefix = Prefix
 
 
-def padding(lengths: Sequence[int] | Tensor | None = None, *, keep: Tensor | None = None) -> Mask:
-    """Hide the padding: by the length of each sequence, or by `keep` (batch, key), True = a real token."""
-    if (lengths is None) == (keep is None):
+def padding(
+    lengths: Sequence[int] | Tensor | None = None,
+    *,
+    left: Sequence[int] | Tensor | None = None,
+    keep: Tensor | None = None,
+) -> Mask:
+    """Hide the padding: by the length of each sequence; by how much of it is on the `left`, where it is in front; or by
+    `keep` (batch, key), True = a real token."""
+    if sum(way is not None for way in (lengths, left, keep)) != 1:
         raise ValueError(
-            "padding takes either the lengths of the sequences or keep=, "
+            "padding takes either the lengths of the sequences, left=, how much there is in front of each, or keep=, "
             "a (batch, key) bool tensor with True = a real token"
         )
     if keep is not None:
         return Keep(_bool("padding(keep=...)", keep, "a real token", (2,)))
-    counts = torch.as_tensor(lengths)
+    return Lengths(_counts(lengths)) if left is None else Left(_counts(left))
+
+
+def _counts(given: Sequence[int] | Tensor | None) -> Tensor:
+    counts = torch.as_tensor(given)
     counts = counts if counts.numel() else counts.long()  # an empty list is taken for floats
     if counts.ndim != 1 or counts.is_floating_point() or counts.dtype == torch.bool:
         raise ValueError(
@@ -229,7 +266,7 @@ def padding(lengths: Sequence[int] | Tensor | None = None, *, keep: Tensor | Non
         )
     if _readable(counts) and bool((counts < 0).any()):
         raise ValueError(f"padding has a negative length: {counts.tolist()}")
-    return Lengths(counts)
+    return counts
 
 
 def documents(

@@ -114,15 +114,20 @@ class Rotary(Value):
 
     def at(self, positions: Int[Tensor, "*batch position"], width: int, dtype: torch.dtype = torch.float32) -> Rotation:
         """The rotation of features of this width at these positions."""
+        turned = self.check(width)
+        frequencies = _frequencies(turned, self.base, positions.device)
+        angles = _angles(positions, frequencies if self.scaling is None else self.scaling(frequencies))
+        return Rotation(angles.cos().to(dtype), angles.sin().to(dtype), self.pairs)
+
+    def check(self, width: int) -> int:
+        """How many of `width` features are turned; a ValueError where these make no pairs."""
         turned = round(width * self.fraction)
         if turned % 2:
             raise ValueError(
                 f"rotary turns pairs of features, but {turned} of {width} is odd; "
                 f"change fraction={self.fraction} or the head's width"
             )
-        frequencies = _frequencies(turned, self.base, positions.device)
-        angles = _angles(positions, frequencies if self.scaling is None else self.scaling(frequencies))
-        return Rotation(angles.cos().to(dtype), angles.sin().to(dtype), self.pairs)
+        return turned
 
 
 rotary = Rotary

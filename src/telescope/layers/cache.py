@@ -79,9 +79,9 @@ class Cache:
         self.rooms = list(rooms)
         self.length: int | Int[Tensor, ""] = 0
         self.pads = None if pads is None else torch.as_tensor(pads, device=self.rooms[0].keys.device)
-        if self.pads is not None and self.pads.shape != (self.batch,):
+        if self.pads is not None and (self.pads.shape != (self.batch,) or bool((self.pads < 0).any())):
             raise ValueError(
-                f"pads has shape {tuple(self.pads.shape)}; a cache for a batch of {self.batch} takes one number each"
+                f"pads={self.pads.tolist()} does not fit a batch of {self.batch}: one number each, none below 0"
             )
 
     def __getitem__(self, layer: int) -> Room:
@@ -128,7 +128,7 @@ class Cache:
         """Who may be seen: not the padding in front."""
         if self.pads is None:
             return beside
-        real = ~padding(self.pads)
+        real = padding(left=self.pads)
         return real if beside is None else beside & real
 
     def advance(self, n: int) -> None:

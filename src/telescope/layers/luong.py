@@ -17,6 +17,7 @@ class LuongAttention(nn.Module):
     score     "dot" s·h, "general" s·W·h, "concat" v·tanh(s W_q + h W_k)
     d_memory  the width of h_j; d_query unless given
     d_attention  the width of v, of "concat" alone; d_memory unless given
+    attention  the rest of the definition; its own score is not asked
     """
 
     def __init__(
@@ -26,6 +27,7 @@ class LuongAttention(nn.Module):
         d_memory: int | None = None,
         d_attention: int | None = None,
         *,
+        attention: Attention = Attention(scale=1.0),
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -34,7 +36,7 @@ class LuongAttention(nn.Module):
         self.score = score
         self.d_query = d_query
         self.d_memory = d_query if d_memory is None else d_memory
-        self.attention = Attention(scale=1.0)
+        self.attention = attention
         self.attend = Attend(dropout)
         if score == "dot" and self.d_memory != d_query:
             raise ValueError(

@@ -13,6 +13,13 @@ from ..words import hint
 class Config:
     """The base of all configs. A field that does not exist or does not fit is one sentence."""
 
+    def __new__(cls, *_: Any, **given: Any) -> Self:
+        known = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise TypeError(f'{cls.__name__} has no field "{name}"; {hint(name, known)}')
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
             _must_be(name, getattr(self, name), kind)
@@ -24,10 +31,6 @@ class Config:
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
         """A config from JSON. What is left out has its default."""
-        known = [field.name for field in fields(cls)]
-        for name in given:
-            if name not in known:
-                raise ValueError(f'{cls.__name__} has no field "{name}"; {hint(str(name), known)}')
         return cls(**given)
 
     def to_dict(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from ..layers import (
 from ..layers.feed_forward import Activation
 from . import config as fits
 from .config import Config
+from .loss import cross_entropy
 from .parts import Norm, check_ids, normaliser
 
 
@@ -77,6 +78,34 @@ class GPTConfig(Config):
         fits.positive(self, "rotary_base", "rotary_fraction", "rotary_factor", "rotary_low", "rotary_high", "norm_eps")
         fits.probabilities(self, "dropout", "attention_dropout")
         fits.heads(self.d_model, self.heads, self.key_heads, self.d_k)
+        if self.rotary_low >= self.rotary_high:
+            raise ValueError(f"rotary_low={self.rotary_low} must be below rotary_high={self.rotary_high}")
+        turn = self.rotary()  # says what is wrong with it
+        if self.attention == "synthesizer":
+            self._check_synthesizer()
+        elif self.positions == "rotary":
+            turn.check(self.width)
+
+    def _check_synthesizer(self) -> None:
+        """It has no keys, so nothing can be said about them."""
+        for name, usual in (("key_heads", None), ("d_k", None), ("attention_bias", None), ("out_bias", None)):
+            if getattr(self, name) is not usual:
+                raise ValueError(f'attention="synthesizer" has no {name}={getattr(self, name)}; leave it out')
+        if self.positions == "rotary":
+            raise ValueError('attention="synthesizer" has no keys to turn; positions="learned" or "none" fit')
+
+    @property
+    def width(self) -> int:
+        """d_k: that of a head's queries and keys."""
+        return self.d_model // self.heads if self.d_k is None else self.d_k
+
+    def rotary(self) -> Rotary:
+        scaling: LinearScaling | Llama3Scaling | None = None
+        if self.rotary_scaling == "linear":
+            scaling = LinearScaling(self.rotary_factor)
+        if self.rotary_scaling == "llama3":
+            scaling = Llama3Scaling(self.rotary_factor, self.rotary_low, self.rotary_high, self.rotary_original)
+        return Rotary(self.rotary_base, self.rotary_fraction, self.rotary_pairs, scaling)
 
 
 class GPT(nn.Module):
@@ -98,7 +127,7 @@ class GPT(nn.Module):
         self.positions = (
             LearnedPositions(config.max_positions, config.d_model) if config.positions == "learned" else None
         )
-        self.rotary = _rotary(config) if config.positions == "rotary" else None
+        self.rotary = config.rotary() if config.positions == "rotary" else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
             EncoderBlock(
@@ -157,6 +186,20 @@ class GPT(nn.Module):
             cache.advance(n)
         y: Tensor = self.norm(x)
         return y
+
+    def loss(
+        self,
+        ids: Int[Tensor, "batch n"],
+        targets: Int[Tensor, "batch n"],
+        mask: Mask | None = None,
+        positions: Int[Tensor, "*batch n"] | None = None,
+        *,
+        ignore: int = -100,
+        label_smoothing: float = 0.0,
+    ) -> Float[Tensor, ""]:
+        """How badly it guesses `targets`, what comes after each of the ids: the mean over all but `ignore`."""
+        hidden = self.hidden(ids, mask, positions)
+        return cross_entropy(hidden, self.head_weight, targets, ignore=ignore, label_smoothing=label_smoothing)
 
     def logits(self, hidden: Float[Tensor, "batch n d_model"]) -> Float[Tensor, "batch n vocabulary"]:
         return linear(hidden, self.head_weight)
@@ -236,9 +279,8 @@ class GPT(nn.Module):
             return Place(start, positions)
         weight = self.embedding.weight
         where = torch.arange(n, device=weight.device) if positions is None else positions
-        d_k = self.config.d_k or self.config.d_model // self.config.heads
         exact = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        return Place(start, positions, self.rotary.at(where, d_k, exact))
+        return Place(start, positions, self.rotary.at(where, self.config.width, exact))
 
     def _check(self, ids: Tensor, cache: Cache | None) -> None:
         check_ids("ids", ids, self.config.vocabulary)
@@ -251,12 +293,3 @@ class GPT(nn.Module):
         ends = self.config.positions == "learned" or self.config.attention == "synthesizer"
         if ends and n > self.longest:
             raise ValueError(f"{n} tokens are too many: this model has positions for {self.longest}")
-
-
-def _rotary(config: GPTConfig) -> Rotary:
-    scaling: LinearScaling | Llama3Scaling | None = None
-    if config.rotary_scaling == "linear":
-        scaling = LinearScaling(config.rotary_factor)
-    if config.rotary_scaling == "llama3":
-        scaling = Llama3Scaling(config.rotary_factor, config.rotary_low, config.rotary_high, config.rotary_original)
-    return Rotary(config.rotary_base, config.rotary_fraction, config.rotary_pairs, scaling)

@@ -1,12 +1,14 @@
-"""What the models have in common: their normalisers, and a look at the ids they are given."""
+"""What the models have in common: their normalisers, and a look at the ids and masks they are given."""
 
 from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor, nn
 
+from ..attention import Mask
 from ..attention.values import has_numbers
 
 Norm = Literal["layer", "rms"]
@@ -27,3 +29,13 @@ def check_ids(name: str, ids: Tensor, vocabulary: int) -> None:
         if low < 0 or high >= vocabulary:
             stranger = low if low < 0 else high
             raise ValueError(f"{name} has the id {stranger}; the vocabulary is 0 to {vocabulary - 1}")
+
+
+def real_tokens(mask: Mask | None, x: Tensor) -> Bool[Tensor, "batch n"]:
+    """Which tokens of x (batch, n, …) a mask of padding shows: those that are no padding."""
+    batch, n = x.shape[:2]
+    if mask is None:
+        return torch.ones(batch, n, dtype=torch.bool, device=x.device)
+    if not mask.keys_alone:
+        raise ValueError(f"mask={mask!r} differs from query to query; only ts.padding says which tokens are real")
+    return mask.block(range(n - 1, n), n, of=(n, n), batch=batch, device=x.device)[:, 0, 0].expand(batch, n)

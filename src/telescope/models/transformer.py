@@ -22,11 +22,13 @@ from ..layers import (
     SinusoidalPositions,
 )
 from ..layers.cache import Room
+from ..layers.check import sizes
 from ..layers.feed_forward import Activation
 from ..layers.multi_head import KeysAndValues
 from ..layers.stack import Stack
 from . import config as fits
 from .config import Config
+from .loss import cross_entropy
 from .parts import Norm, check_ids, normaliser
 
 
@@ -163,8 +165,7 @@ class Transformer(nn.Module):
         self, source: Int[Tensor, "batch n"], mask: Mask | None = None, positions: Int[Tensor, "*batch n"] | None = None
     ) -> Float[Tensor, "batch n d_model"]:
         """z: what the encoder makes of the source."""
-        check_ids("source", source, self.config.vocabulary)
-        x = self._embed(self.embedding, self.source_positions, source, positions)
+        x = self._embed("source", source, self.embedding, self.source_positions, positions)
         for block in self.encoder:
             x = block(x, mask)
         z: Tensor = self.encoder_norm(x)
@@ -183,7 +184,6 @@ class Transformer(nn.Module):
 
         It looks at the memory z, or, with a cache, at the one the cache was made for.
         """
-        check_ids("target", target, self.vocabulary)
         start: int | Tensor = 0
         kept: Sequence[Tensor | KeysAndValues]
         rooms: Sequence[Room | None]
@@ -197,7 +197,7 @@ class Transformer(nn.Module):
         else:
             raise ValueError("decode needs the memory, model.encode(source), or a cache that was made for one")
 
-        x = self._embed(self._target_embedding, self.target_positions, target, positions)
+        x = self._embed("target", target, self._target_embedding, self.target_positions, positions)
         at = Place(start, positions)
         for block, z, room in zip(self.decoder, kept, rooms, strict=True):
             x = block(x, z, mask, memory_mask, at=at, cache=room)
@@ -205,6 +205,22 @@ class Transformer(nn.Module):
             cache.advance(target.shape[1])
         y: Tensor = self.decoder_norm(x)
         return y
+
+    def loss(
+        self,
+        source: Int[Tensor, "batch n"],
+        target: Int[Tensor, "batch m"],
+        targets: Int[Tensor, "batch m"],
+        source_mask: Mask | None = None,
+        target_mask: Mask | None = None,
+        *,
+        ignore: int = -100,
+        label_smoothing: float = 0.0,
+    ) -> Float[Tensor, ""]:
+        """How badly it guesses `targets`, what comes after each of `target`: the mean over all but `ignore`."""
+        hidden = self.decode(target, self.encode(source, source_mask), target_mask, source_mask)
+        W, b = self.head_weight, self.head_bias
+        return cross_entropy(hidden, W, targets, b, ignore=ignore, label_smoothing=label_smoothing)
 
     def logits(self, hidden: Float[Tensor, "batch m d_model"]) -> Float[Tensor, "batch m vocabulary"]:
         return linear(hidden, self.head_weight, self.head_bias)
@@ -223,6 +239,7 @@ class Transformer(nn.Module):
         With `beams`, that many targets of each source stand below each other: a batch of sources · beams. They share
         the source's keys and values. `pads`: how many of the first tokens of each target are padding.
         """
+        sizes(beams=beams)
         room = self.config.max_positions if room is None else room
         self._check_length("room", room)
         blocks, batch = cast(list[Any], self.decoder), memory.shape[0] * beams
@@ -249,9 +266,12 @@ class Transformer(nn.Module):
     def _target_embedding(self) -> nn.Embedding:
         return self.embedding if self.target_embedding is None else self.target_embedding
 
-    def _embed(self, embedding: nn.Embedding, add: nn.Module, ids: Tensor, positions: Tensor | None) -> Tensor:
+    def _embed(
+        self, name: str, ids: Tensor, embedding: nn.Embedding, add: nn.Module, positions: Tensor | None
+    ) -> Tensor:
+        check_ids(name, ids, embedding.num_embeddings)
         if positions is None:
-            self._check_length("ids", ids.shape[1])
+            self._check_length(name, ids.shape[1])
         x = embedding(ids) * (sqrt(self.config.d_model) if self.config.scaled else 1.0)
         y: Tensor = self.dropout(add(x, 0 if positions is None else positions))
         return y

@@ -29,13 +29,15 @@ class Call(ABC):
     def __init__(self, name: str, ran: Ran) -> None:
         self.name, self.kind, self.size = name, ran.kind, ran.size
         self.heads, self.dropout, self.attention = ran.heads, ran.dropout, _copied(ran.attention)
+        self._first = marks(ran.queries[:, :, :1])
         self._known = [Growing(tensor, 2) for tensor in self._of(ran, slice(None))]
 
     def goes_on_with(self, ran: Ran, *, in_one_run: bool) -> bool:
-        """Whether that call is the rest of this one. From another run it is only with new keys, not to the same."""
+        """Whether that call is the rest of this one. To the same keys it may also be the first of another sequence: of
+        another run, or with the same first query once more."""
         return (
             ran.kind == self.kind
-            and (in_one_run or ran.size[1] > self.size[1])
+            and (ran.size[1] > self.size[1] or (in_one_run and not same(self._first, marks(ran.queries[:, :, :1]))))
             and follows(self.attention, self.size, ran)
             and all(map(same, (known.tensor for known in self._known), self._of(ran, slice(self.size[1]))))
         )
