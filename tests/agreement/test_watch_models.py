@@ -113,10 +113,11 @@ def test_luong_word_by_word(feeding, keep):
     with ts.watch(model, keep=keep) as recording:
         expected = model(source, IDS, of_source)
         model(source, other, of_source)
+    with ts.watch(model, keep=keep) as words:
         cache = model.cache(model.encode(source, of_source), of_source)
         parts = [model.decode(word, cache=cache) for word in IDS.split(1, dim=1)]
     assert_close(model.logits(torch.cat(parts, 1)), expected, **CLOSE)
-    one, two, three = recording["cross"].calls
+    (one, two), three = recording["cross"].calls, words["cross"].call
     assert one.size == two.size == three.size == (6, 5)
     assert_close(one.survey().entropy, three.survey().entropy, **CLOSE)
     assert_close(one.survey().received, three.survey().received, **CLOSE)
