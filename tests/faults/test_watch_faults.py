@@ -47,6 +47,8 @@ REFUSED = {
     "a number of no stack": (Museum, {"layers": 0}, ValueError, "none is numbered: alone, many, synthetic"),
     "no layer": (lambda: model, {"layers": []}, ValueError, "layers=[] leaves nothing to watch"),
     "layers of a kind": (lambda: model, {"layers": [1.5]}, TypeError, "names, patterns", "not float"),
+    "layers of no kind": (lambda: model, {"layers": 1.5}, TypeError, "names, patterns", "not float"),
+    "a head of no kind": (lambda: model, {"heads": 1.5}, ValueError, "heads=1.5 are not numbers of heads"),
     "a negative head": (lambda: model, {"heads": -1}, ValueError, "heads=-1 are not numbers of heads"),
     "a head twice": (lambda: model, {"heads": [1, 1]}, ValueError, "each once"),
     "no head": (lambda: model, {"heads": []}, ValueError, "heads=[] are not numbers of heads", "None is all"),

@@ -8,6 +8,8 @@ from ..attention import Attention, softmax
 from .ran import Ran
 from .survey.extend import Size, holds
 
+KEYS = 2**14  # how many are marked at once: it takes 64 bits for each of their features
+
 
 def follows(before: Attention, old: Size, ran: Ran) -> bool:
     """Whether one attention of all the queries means the same as the two calls, if the keys are the same so far.
@@ -40,7 +42,8 @@ def marks(tensor: Float[Tensor, "batch key_heads key d"]) -> Int[Tensor, "batch 
     """
     bits = _bits(tensor)
     factors = torch.randint(-(2**62), 2**62, bits.shape[-1:], generator=torch.Generator().manual_seed(0)) * 2 + 1
-    return (bits.long() * factors.to(bits.device)).sum(-1)
+    factors = factors.to(bits.device)
+    return torch.cat([(part.long() * factors).sum(-1) for part in torch.split(bits, KEYS, dim=-2)], -1)
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ def chosen(names: Sequence[str], layers: Layers) -> list[str]:
     """Those that `layers` means: names, patterns such as "encoder.*", or numbers, which count in every stack."""
     if layers is None:
         return list(names)
-    wanted = [layers] if isinstance(layers, str | int) else list(layers)
+    wanted = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else [layers]
     if not wanted:
         raise ValueError("layers=[] leaves nothing to watch; layers=None watches every attention")
     found = [_meant(names, one) for one in wanted]

@@ -90,7 +90,7 @@ class Recording(Mapping[str, Watched]):
         if calls and calls[-1].goes_on_with(ran, in_one_run=in_one_run):
             calls[-1].go_on_with(ran)
         else:
-            self._run += in_one_run
+            self._run += 1 if in_one_run else 0
             calls.append(self._keep(name, ran))
         self._last_run[name] = self._run
         return calls[-1]

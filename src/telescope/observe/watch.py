@@ -1,6 +1,6 @@
 """`watch`: look on while a model runs, by PyTorch's own forward hooks, and leave it as it was."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from threading import get_ident
@@ -125,7 +125,7 @@ def _attends(model: nn.Module) -> dict[str, Attend]:
 def _numbers(heads: int | Sequence[int] | None) -> tuple[int, ...] | None:
     if heads is None:
         return None
-    numbers = (heads,) if isinstance(heads, int) else tuple(heads)
+    numbers = tuple(heads) if isinstance(heads, Iterable) else (heads,)
     if not numbers or not all(isinstance(n, int) and n >= 0 for n in numbers) or len(set(numbers)) < len(numbers):
         raise ValueError(f"heads={heads!r} are not numbers of heads; they count from 0, each once, and None is all")
     return numbers
