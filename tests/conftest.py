@@ -12,12 +12,25 @@ from jaxtyping import config, install_import_hook
 # not normalizers: softmax is told apart by identity, which `unchecked` would change under those who hold it
 ATTENTION = [
     f"telescope.attention.{name}"
-    for name in ("biases", "definition", "mask", "masks", "pairs", "positions", "scores", "spans", "values", "written")
+    for name in (
+        "biases",
+        "definition",
+        "heads",
+        "mask",
+        "masks",
+        "pairs",
+        "positions",
+        "scores",
+        "spans",
+        "values",
+        "written",
+    )
 ]
 ENGINES = [f"telescope.engines.{name}" for name in ("chunked", "exact", "reference", "sdpa")]  # flex compiles
 SURVEY = [f"telescope.observe.survey.{name}" for name in ("reference", "chunked", "triton", "ranking", "cells")]
+OBSERVE = [f"telescope.observe.{name}" for name in ("ran", "follow", "growing", "kept", "recording")]
 MODELS = [f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong", "parts", "transformer")]
-HOOKED = (*ATTENTION, *ENGINES, *SURVEY, "telescope.layers", *MODELS)
+HOOKED = (*ATTENTION, *ENGINES, *SURVEY, *OBSERVE, "telescope.layers", *MODELS)
 install_import_hook(HOOKED, "checking.typechecker")
 
 torch.set_num_threads(1)  # the tests run side by side
@@ -36,7 +49,7 @@ def unchecked(monkeypatch):
                 type(checked) if isinstance(checked, classmethod | staticmethod | property) else lambda written: written
             )
             function = getattr(checked, "__func__", getattr(checked, "fget", checked))
-            if isinstance(function, FunctionType) and function.__module__.startswith(HOOKED):
+            if isinstance(function, FunctionType) and str(function.__module__).startswith(HOOKED):
                 monkeypatch.setattr(place, name, kind(unwrap(function)))
     monkeypatch.setattr(config, "jaxtyping_disable", True)
 

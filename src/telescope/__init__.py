@@ -28,7 +28,7 @@ from .attention import (
 )
 from .engines import Plan, attend, plan
 from .models import LoadError, export, load
-from .observe import Row, Survey, Trace, survey, trace
+from .observe import Recording, Row, Survey, Trace, survey, trace, watch
 
 __version__ = "0.1.0"
 
@@ -39,6 +39,7 @@ __all__ = [
     "Mask",
     "Pairs",
     "Plan",
+    "Recording",
     "Row",
     "Score",
     "Survey",
@@ -68,5 +69,6 @@ __all__ = [
     "softmax",
     "survey",
     "trace",
+    "watch",
     "window",
 ]

@@ -1,6 +1,6 @@
 """Frozen things that are what their fields are: equal by content, tensors included."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -68,10 +68,15 @@ def identity(value: Any) -> Any:
 
 def moved(value: Any, device: torch.device) -> Any:
     """The same value with its tensors on this device."""
+    return value if all(tensor.device == device for tensor in tensors(value)) else mapped(value, lambda t: t.to(device))
+
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same value, each of its tensors changed."""
     if isinstance(value, Tensor):
-        return value.to(device)
+        return change(value)
     if isinstance(value, tuple):
-        return tuple(moved(content, device) for content in value)
-    if not isinstance(value, Value) or all(tensor.device == device for tensor in tensors(value)):
+        return tuple(mapped(content, change) for content in value)
+    if not isinstance(value, Value) or next(tensors(value), None) is None:
         return value
-    return type(value)(*(moved(content, device) for content in _contents(value)))
+    return type(value)(*(mapped(content, change) for content in _contents(value)))

@@ -1,7 +1,9 @@
-"""Looking: `trace` keeps every step of an attention, `survey` its exact summary at any length."""
+"""Looking: `trace` keeps every step of an attention, `survey` its exact summary, `watch` looks on at a whole model."""
 
+from .recording import Recording
 from .row import Row
 from .survey import Survey, survey
 from .trace import Trace, trace
+from .watch import watch
 
-__all__ = ["Row", "Survey", "Trace", "survey", "trace"]
+__all__ = ["Recording", "Row", "Survey", "Trace", "survey", "trace", "watch"]

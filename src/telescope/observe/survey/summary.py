@@ -1,6 +1,7 @@
 """What an engine of `survey` gives back: numbers for each query and each key, none for their pairs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -22,6 +23,11 @@ class Summary:
     top_keys: Int[Tensor, "batch heads query top"]
     """Their keys, the lower one first where scores are equal; -1 where fewer are seen."""
     map: Float[Tensor, "batch heads rows columns"] | None
+
+    def of_head(self, i: int) -> "Summary":
+        """The same numbers of one head."""
+        kept: dict[str, Any] = {name: some[:, i : i + 1] for name, some in vars(self).items() if some is not None}
+        return replace(self, **kept)
 
 
 def precision(queries: Tensor) -> torch.dtype:

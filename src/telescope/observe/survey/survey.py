@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...attention import Attention, everyone, softmax
+from ...attention.heads import key_heads_of, of_heads
 from ...engines import attend, autocast
 from ...engines.check import check, check_without_values
 from .cells import Cells, grid, segments
@@ -37,7 +38,10 @@ class Peak(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Survey:
-    """Exact numbers for each query and each key; `.map`, `.rows` and `.cell` look further, `.extend` goes on."""
+    """Exact numbers for each query and each key; `.map`, `.rows` and `.cell` look further, `.extend` goes on.
+
+    Where only the summary was kept, queries and keys are on meta: they have a shape, but no numbers to look further.
+    """
 
     queries: Float[Tensor, "batch heads query d_q"]
     keys: Float[Tensor, "batch key_heads key d_k"]
@@ -85,6 +89,7 @@ class Survey:
         if how == "share" and segments is None and self.recorded is not None and (rows, cols) == self.recorded:
             assert self.summary.map is not None
             return self.summary.map
+        self._look_further("map")
         cells = _cells(self.queries, self.keys, rows, cols, how, segments)
         with autocast.off(self.queries.device):
             pooled: Tensor = ENGINES[self.engine].pool(self.queries, self.keys, self.attention, self.lse, cells)
@@ -93,6 +98,7 @@ class Survey:
     @torch.no_grad()
     def rows(self, i: int | slice | range | Sequence[int] | Tensor) -> Float[Tensor, "batch heads row key"]:
         """The weights of these queries, every key of them. Negative numbers count from the last query."""
+        self._look_further("rows")
         where = _indices("rows", i, self.queries.shape[-2], "queries").to(self.queries.device)
         with autocast.off(self.queries.device):
             return self.attention.weights(self._masked(where, range(self.keys.shape[-2])))
@@ -100,6 +106,7 @@ class Survey:
     @torch.no_grad()
     def cell(self, i: int, j: int) -> Float[Tensor, "batch heads"]:
         """The weight query i gives key j, in every sequence and head."""
+        self._look_further("cell")
         (row,) = _indices("cell(i, ...)", operator.index(i), self.queries.shape[-2], "queries").tolist()
         (column,) = _indices("cell(..., j)", operator.index(j), self.keys.shape[-2], "keys").tolist()
         if self.lse is None:
@@ -108,6 +115,21 @@ class Survey:
             where = torch.tensor([row], device=self.queries.device)
             masked = self._masked(where, range(column, column + 1))[:, :, 0, 0]
         return torch.exp(masked - self.lse[:, :, row]).masked_fill(masked == -torch.inf, 0.0)
+
+    def head(self, i: int) -> "Survey":
+        """The survey of one head alone."""
+        (number,) = _indices("head", operator.index(i), self.queries.shape[1], "heads").tolist()
+        which = torch.tensor([number])
+        serving = key_heads_of(which, self.queries.shape[1], self.keys.shape[1]).tolist()
+        return replace(
+            self,
+            queries=self.queries[:, [number]],
+            keys=self.keys[:, serving],
+            values=None if self.values is None else self.values[:, serving],
+            attention=of_heads(self.attention, which, self.queries.shape[1]),
+            summary=self.summary.of_head(number),
+            context=None if self.context is None else self.context[:, [number]],
+        )
 
     def extend(
         self,
@@ -123,6 +145,7 @@ class Survey:
         Where the definition holds a tensor as long as the sequence (documents, padding(keep=...), from_tensor), pass
         the longer `attention`.
         """
+        self._look_further("extend")
         attention = self.attention if attention is None else attention
         _check(queries, keys, values, replace(self.attention, mask=everyone, bias=None))
         if (values is None) != (self.values is None):
@@ -144,6 +167,12 @@ class Survey:
             return more
         context = None if self.context is None or more.context is None else torch.cat([self.context, more.context], -2)
         return replace(more, queries=all_queries, summary=joined(self.summary, more.summary), context=context)
+
+    def _look_further(self, what: str) -> None:
+        if self.queries.is_meta:
+            raise ValueError(
+                f'{what} needs queries and keys, but the summary alone was kept; ts.watch(keep="queries-keys") has them'
+            )
 
     def _masked(self, rows: Tensor, columns: range) -> Tensor:
         batch, heads = self.queries.shape[:2]

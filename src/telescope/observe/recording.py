@@ -1,0 +1,139 @@
+"""`Recording`: what every attention of a model did while it was watched, by name."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from jaxtyping import Float
+from rich.table import Table
+from torch import Tensor
+
+from ..words import hint
+from .kept import Call, MapSize
+from .ran import Ran
+from .survey import Survey
+from .table import text
+from .trace import Tokens, Trace
+
+
+class UnknownNameError(KeyError):
+    def __str__(self) -> str:
+        return str(self.args[0])  # a KeyError by itself shows it in quotes
+
+
+class Watched:
+    """One attention of a model. `calls` are what it did; what is asked here is asked of its only call."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.calls: list[Call] = []
+
+    @property
+    def call(self) -> Call:
+        if not self.calls:
+            raise ValueError(
+                f'"{self.name}" was not called while it was watched; what torch.compile had made before is not seen'
+            )
+        if len(self.calls) > 1:
+            raise ValueError(
+                f'"{self.name}" was called {len(self.calls)} times, for sequences apart; '
+                f"choose one: .calls[0] to .calls[{len(self.calls) - 1}]"
+            )
+        return self.calls[0]
+
+    def trace(self, tokens: Tokens | None = None) -> Trace:
+        """Every step; see ts.trace. A training step's dropout, thrown by dice, is left out of it."""
+        return self.call.trace(tokens)
+
+    def survey(self, *, top: int | None = None, map: MapSize | None = None) -> Survey:
+        """What every query looks at and what every key is given; see ts.survey."""
+        return self.call.survey(top=top, map=map)
+
+    def head(self, number: int) -> Survey:
+        """The survey of one head, by its number in the model."""
+        return self.call.head(number)
+
+    @property
+    def before(self) -> Float[Tensor, "batch query d_model"]:
+        """The residual stream as it came to the attention's add & norm."""
+        return self.call.before
+
+    @property
+    def after(self) -> Float[Tensor, "batch query d_model"]:
+        """The residual stream as it left the attention's add & norm: x + what was found; post-norm, normalised."""
+        return self.call.after
+
+    def __repr__(self) -> str:
+        name, heads, size, definition, calls = _cells(self)
+        return f"{name}: heads {heads}, {size}, {definition}, calls {calls}" if self.calls else f"{name}: not called"
+
+
+class Recording(Mapping[str, Watched]):
+    """The attentions that were watched, by name: recording["decoder.0.cross"].trace(). Prints as a table."""
+
+    def __init__(self, title: str, names: Sequence[str], keep: Callable[[str, Ran], Call]) -> None:
+        self.title = title
+        self._keep = keep
+        self._watched = {name: Watched(name) for name in names}
+        self._run = 0
+        self._last_run: dict[str, int] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._watched)
+
+    def record(self, name: str, ran: Ran) -> Call:
+        """Put a call to what is there: to the last call of this attention if it goes on with it, else as a new one.
+
+        A run ends when an attention that was called in it starts anew. It tells one more query from another run's
+        first one where both look at the same keys.
+        """
+        calls, in_one_run = self[name].calls, self._last_run.get(name) == self._run
+        if calls and calls[-1].goes_on_with(ran, in_one_run=in_one_run):
+            calls[-1].go_on_with(ran)
+        else:
+            self._run += 1 if in_one_run else 0
+            calls.append(self._keep(name, ran))
+        self._last_run[name] = self._run
+        return calls[-1]
+
+    def __getitem__(self, name: str) -> Watched:
+        if name not in self._watched:
+            raise UnknownNameError(f'no attention watched is "{name}"; {hint(str(name), self._watched)}')
+        return self._watched[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._watched)
+
+    def __len__(self) -> int:
+        return len(self._watched)
+
+    def __rich__(self) -> Table:
+        size = sum(call.nbytes for watched in self.values() for call in watched.calls)
+        drawn = Table(title=f"{self.title}: {_bytes(size)}", box=None, pad_edge=False, title_justify="left")
+        for column in ("name", "heads", "queries x keys", "definition", "calls"):
+            right = column in ("heads", "calls")
+            drawn.add_column(column, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
+        for watched in self.values():
+            drawn.add_row(*_cells(watched))
+        return drawn
+
+    def __repr__(self) -> str:
+        return text(self.__rich__())
+
+
+def _cells(watched: Watched) -> list[str]:
+    """name, heads, queries x keys and definition (those of the last call), calls"""
+    if not watched.calls:
+        return [watched.name, "", "", "", "0"]
+    last = watched.calls[-1]
+    dropout = f", dropout = {last.dropout:g}" if last.dropout else ""
+    size = f"{last.size[0]:,} x {last.size[1]:,}"
+    return [watched.name, str(len(last.heads)), size, f"{last.attention}{dropout}", str(len(watched.calls))]
+
+
+def _bytes(size: float) -> str:
+    """1.5 MiB"""
+    for unit in ("KiB", "MiB"):
+        size /= 1024
+        if size < 1024:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1024:,.1f} GiB"
