@@ -16,10 +16,15 @@ README = (HOME / "README.md").read_text(encoding="utf-8")
 LINES = re.findall(r"^\|[^|]+\| `(.+)` \|$", README, flags=re.M)
 
 
-def test_python_of_the_readme_runs(capsys):
-    (block,) = re.findall(r"```python\n(.+?)```", README, flags=re.S)
-    exec(compile(block, "README.md", "exec"), {})
-    assert "softmax(mask(q·k / √d_k)) v, mask = causal & window(4)" in capsys.readouterr().out
+def test_python_of_the_readme_runs(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    blocks, names = re.findall(r"```python\n(.+?)```", README, flags=re.S), {}
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)
+    printed = capsys.readouterr().out
+    assert "softmax(mask(q·k / √d_k)) v, mask = causal & window(4)" in printed
+    assert "blocks.1.self" in printed
 
 
 @pytest.mark.parametrize("line", LINES)
