@@ -269,7 +269,7 @@ def test_a_memory_can_be_kept():
     assert_close(layer(beams, kept), layer(beams, memory.repeat_interleave(3, 0)), **CLOSE)
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def test_weights_by_columns_are_the_same_weights():
     model, text = made("learned"), ids()
     expected, weight = model(text), model.embedding.weight
