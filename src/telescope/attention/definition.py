@@ -110,6 +110,15 @@ class Attention(Value):
         """The same attention, in which `mask` has to allow it too."""
         return self if mask is None else replace(self, mask=self.mask & mask)
 
+    def of_last_query(self) -> "Attention":
+        """The same attention of the last query alone, from which e.g. a causal mask hides nothing; made once."""
+        last: Attention | None = self.__dict__.get("_of_last_query")
+        if last is None:
+            mask = self.mask.of_last_query()
+            last = self if mask is self.mask else replace(self, mask=mask)
+            object.__setattr__(self, "_of_last_query", last)
+        return last
+
     def check(self, *, batch: int, heads: int, queries: int, keys: int, d_q: int, d_k: int) -> None:
         """Raise a ValueError, one sentence, where this definition does not fit an attention of this size."""
         self.score.check(heads=heads, d_q=d_q, d_k=d_k)

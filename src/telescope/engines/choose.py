@@ -1,6 +1,6 @@
 """The one door to the engines: `attend` runs an attention, `plan` says on which engine and why."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite
 from types import ModuleType
 
@@ -54,13 +54,22 @@ def attend(
     check(queries, keys, values, attention)
     if not 0.0 <= dropout <= 1.0:
         raise ValueError(f"dropout={dropout} is a probability, from 0 to 1")
-    queries, keys, values = autocast.cast(queries, keys, values)
-    attention = _simplest(queries, attention)
-    with autocast.off(queries.device):
-        chosen, _ = _choose(queries, keys, values, attention, dropout, engine)
-        context: Tensor = ENGINES[chosen].attend(queries, keys, values, attention, dropout)
-        if chosen in ("sdpa", "flex") and _mishandled(queries, keys, context, attention):
-            context = ENGINES[_exact(queries, keys)].attend(queries, keys, values, attention, dropout)
+    if autocast.enabled(queries.device):
+        queries, keys, values = autocast.cast(queries, keys, values)
+        with autocast.off(queries.device):
+            return _attend(queries, keys, values, attention, dropout, engine)
+    return _attend(queries, keys, values, attention, dropout, engine)
+
+
+def _attend(
+    queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, dropout: float, engine: str | None
+) -> Tensor:
+    if queries.shape[-2] == 1:  # as when decoding with a cache: there it is the last one
+        attention = attention.of_last_query()
+    chosen, _ = _choose(queries, keys, values, attention, dropout, engine)
+    context: Tensor = ENGINES[chosen].attend(queries, keys, values, attention, dropout)
+    if chosen in ("sdpa", "flex") and _mishandled(queries, keys, context, attention):
+        context = ENGINES[_exact(queries, keys)].attend(queries, keys, values, attention, dropout)
     return context
 
 
@@ -76,7 +85,8 @@ def plan(
     """Which engine `attend` takes for these, and why: print it."""
     check(queries, keys, values, attention)
     queries, keys, values = autocast.cast(queries, keys, values)
-    chosen, obstacles = _choose(queries, keys, values, _simplest(queries, attention), dropout, engine)
+    asked = attention.of_last_query() if queries.shape[-2] == 1 else attention
+    chosen, obstacles = _choose(queries, keys, values, asked, dropout, engine)
     formula, weights = attention.formula(keys.shape[-1]), f"{queries.shape[-2]} x {keys.shape[-2]}"
     why = f"because {' and '.join(obstacles)}" if obstacles else "as asked for"
     if chosen == "sdpa":
@@ -110,14 +120,6 @@ def _choose(
     raise ValueError(f'engine="{engine}" cannot run {formula}: {obstacles[0].partition(": ")[2]}; {way}')
 
 
-def _simplest(queries: Tensor, attention: Attention) -> Attention:
-    """One query, as when decoding with a cache, is the last one: a causal mask hides nothing from it."""
-    if queries.shape[-2] != 1:
-        return attention
-    mask = attention.mask.of_last_query()
-    return attention if mask is attention.mask else replace(attention, mask=mask)
-
-
 def _exact(queries: Tensor, keys: Tensor) -> str:
     """The faster of the two engines that can run everything."""
     batch, heads, rows, _ = queries.shape
@@ -136,5 +138,9 @@ def _mishandled(queries: Tensor, keys: Tensor, context: Tensor, attention: Atten
     suspects = [queries] if queries.shape[-2] == 1 < keys.shape[-2] else [queries, keys]
     if attention.mask != everyone:
         suspects.append(context)
-    sums = (suspect.detach().sum(dtype=torch.float64).item() for suspect in suspects)
-    return not all(map(isfinite, sums))  # one NaN or infinity shows in the sum
+    return not all(isfinite(_sum(suspect.detach())) for suspect in suspects)  # one NaN or infinity shows in the sum
+
+
+def _sum(tensor: Tensor) -> float:
+    """Halves in float32; what is too large even for that is looked at more closely, no more."""
+    return tensor.sum(dtype=torch.float32 if tensor.element_size() < 4 else tensor.dtype).item()

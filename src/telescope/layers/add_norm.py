@@ -38,5 +38,5 @@ class AddNorm(nn.Module):
             raise ValueError(
                 f"sublayer gives shape {tuple(found.shape)}; to be added to x it must be {tuple(x.shape)} again"
             )
-        y: Tensor = x + self.dropout(found)
+        y: Tensor = x + (self.dropout(found) if self.training else found)
         return y if self.pre_norm else self.norm(y)

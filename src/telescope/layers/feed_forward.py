@@ -40,7 +40,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "batch n d_model"]) -> Float[Tensor, "batch n d_model"]:
         check.features(self, "x", x, "d_model")
-        y: Tensor = self.W_2(self.dropout(self.hidden(x)))
+        hidden = self.hidden(x)
+        y: Tensor = self.W_2(self.dropout(hidden) if self.training else hidden)
         return y
 
     def hidden(self, x: Float[Tensor, "batch n d_model"]) -> Float[Tensor, "batch n d_hidden"]:

@@ -19,7 +19,9 @@ from ..attention.values import has_numbers
 from ..engines import autocast
 from ..engines.exact import precise
 
-LOGITS = {"cpu": 2**23, "cuda": 2**28}  # at a time; on a CPU the best of 2**19 to 2**25 (one Neoverse core)
+# How many logits there are at a time: on a CPU the best of 2**19 to 2**25 (one Neoverse core); eagerly they are float32
+# for a moment, compiled never, and each piece more is another sum into the gradient of the head.
+LOGITS = {"cpu": 2**23, "cuda": 2**27, "compiled": 2**30}
 ALIGNED = {"cuda": 64}  # tensor cores want rows of a multiple of this: GPT-2's 50,257 words become 50,304
 
 
@@ -150,7 +152,8 @@ def _add_product(
 
 def _pieces(rows: int, width: int, device: torch.device) -> Iterator[slice]:
     """As few as the number of logits allows, all of one size but the last."""
-    pieces = max(1, ceil(rows * width / LOGITS.get(device.type, LOGITS["cuda"])))
+    where = "compiled" if device.type != "cpu" and torch.compiler.is_compiling() else device.type
+    pieces = max(1, ceil(rows * width / LOGITS.get(where, LOGITS["cuda"])))
     size = max(1, ceil(rows / pieces))
     return (slice(first, min(first + size, rows)) for first in range(0, rows, size))
 
