@@ -114,7 +114,8 @@ def search(writer: Writer, batch: int, rules: Rules) -> list[list[tuple[list[int
     ids = torch.zeros(batch, 1, rules.steps, dtype=torch.int64, device=logits.device)
     found = Found.nothing(batch, rules, running)
     ends = torch.tensor(rules.end, dtype=torch.int64, device=logits.device)
-    items, results = list(range(batch)), [[] for _ in range(batch)]
+    items = list(range(batch))
+    results: list[list[tuple[list[int], float]]] = [[] for _ in items]
 
     for step in range(rules.steps):
         scores, parents, tokens = continuations(logits, running, rules)

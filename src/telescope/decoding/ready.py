@@ -16,9 +16,9 @@ from ..layers.stack import Stack
 
 M = TypeVar("M", bound=nn.Module)
 
-# From how many numbers on a matrix is packed. One Neoverse core, 768 x 3072: 8 rows take 0.84 ms instead of 2.2, 40 rows
-# 2.9 instead of 5.1; a single row gains only where the matrix is too large for every cache: 50,257 x 768, 6.0 ms instead
-# of 8.5. Packing takes as long as 2 to 8 steps.
+# From how many numbers on a matrix is packed. One Neoverse core, 3072 x 768: 8 rows take 0.8 ms instead of 2.2, 40 rows
+# 2.9 instead of 5.1; a single row gains only where the matrix is large: 50,257 x 768, 6.0 ms instead of 8.5. Packing
+# takes as long as 1 to 7 such products.
 SEVERAL_ROWS, ONE_ROW = 2**16, 2**24
 STEPS = 16
 
@@ -31,7 +31,7 @@ def ready(model: M, *, rows: int, steps: int) -> M:
     copied = _still(model, least)
     W = getattr(model, "head_weight", None)
     if isinstance(W, Tensor) and W.numel() >= least:
-        copied.logits = Product(W, getattr(model, "head_bias", None))
+        copied.__dict__["logits"] = Product(W, getattr(model, "head_bias", None))
     return copied
 
 
@@ -84,8 +84,8 @@ def _packable(model: nn.Module) -> bool:
     weights: list[Any] = list(model.parameters())
     if any(W.device.type != "cpu" or W.dtype != torch.float32 for W in weights):
         return False
-    packs = all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise"))
-    return packs and torch.backends.mkldnn.is_available() and 2 * sum(W.nbytes for W in weights) < _free_memory()
+    packs = torch._C._has_mkldnn and all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise"))
+    return packs and 2 * sum(W.nbytes for W in weights) < _free_memory()
 
 
 def _free_memory() -> int:

@@ -18,7 +18,7 @@ def top(numbers: Float[Tensor, "rows n"], k: int) -> tuple[Float[Tensor, "rows k
     if numbers.device.type != "cpu" or whole <= 4 * k:
         return numbers.topk(k)
     rest = numbers[:, whole * BLOCK :]
-    maxima = numbers[:, : whole * BLOCK].unflatten(1, (whole, BLOCK)).amax(-1)
+    maxima = numbers[:, : whole * BLOCK].view(-1, whole, BLOCK).amax(-1)
     if rest.shape[1]:
         maxima = torch.cat([maxima, rest.amax(-1, keepdim=True)], dim=1)
     blocks = maxima.topk(k).indices

@@ -1,6 +1,6 @@
 """The one thing that decoding asks of a model: a writer, which takes the next tokens and says what may follow them.
 
-To make another model write, register its writer: @start.register(MyModel), a function (model, prompts, room, beams) → Writer.
+To make another model write, register its writer: @start.register on a function (model: Mine, prompts, room, beams).
 """
 
 from collections.abc import Sequence
