@@ -31,7 +31,7 @@ def unchecked(monkeypatch):
                 type(checked) if isinstance(checked, classmethod | staticmethod | property) else lambda written: written
             )
             function = getattr(checked, "__func__", getattr(checked, "fget", checked))
-            if isinstance(function, FunctionType) and function.__module__.startswith(HOOKED):
+            if isinstance(function, FunctionType) and (function.__module__ or "").startswith(HOOKED):
                 monkeypatch.setattr(place, name, kind(unwrap(function)))
     monkeypatch.setattr(config, "jaxtyping_disable", True)
 

@@ -9,6 +9,7 @@ import torch
 from torch.testing import assert_close
 
 import telescope as ts
+from telescope.attention.positions import LinearScaling, Llama3Scaling
 
 FIGURES = json.loads(Path(__file__).with_name("figures.json").read_text(encoding="utf-8"))
 
@@ -204,6 +205,8 @@ def test_sinusoidal_at_small_positions():
     assert second == pytest.approx([math.sin(1), math.cos(1), math.sin(0.01), math.cos(0.01)])  # 10,000^(2/4) = 100
     assert third == pytest.approx([math.sin(2), math.cos(2), math.sin(0.02), math.cos(0.02)])
     assert ts.sinusoidal(torch.tensor([2]), 4)[0].tolist() == third
+    halves = [math.sin(2), math.sin(0.02), math.cos(2), math.cos(0.02)]
+    assert ts.sinusoidal(3, 4, pairs="halves")[2].tolist() == pytest.approx(halves)
 
 
 def turn(a, b, angle):
@@ -225,6 +228,18 @@ def test_rotary_turns_neighbours():
 def test_rotary_turns_a_fraction_and_lets_the_rest_pass():
     features = torch.tensor([1.0, 2.0, 3.0, 4.0])[None, None, None]
     assert ts.rotary(fraction=0.5)(features, 5).flatten().tolist() == pytest.approx([*turn(1, 2, 5.0), 3, 4])
+
+
+def test_rotary_of_a_longer_text():
+    """Half the speed for every pair; or, as Llama 3.1 does, only for those that hardly turn in the original length."""
+    features = torch.tensor([1.0, 2.0, 3.0, 4.0])[None, None, None]
+    linear = ts.rotary(pairs="neighbours", scaling=LinearScaling(2.0))
+    assert linear(features, 6).flatten().tolist() == pytest.approx([*turn(1, 2, 3.0), *turn(3, 4, 0.03)])
+
+    llama = Llama3Scaling(factor=8.0, low=1.0, high=4.0, original=1000)
+    turns = torch.tensor([4.0, 100.0, 1.0, 0.5, 2.5]) * 2 * math.pi / 1000  # per position; 4 to 0.5 in 1,000 of them
+    kept = (llama(turns) / turns).tolist()
+    assert kept == pytest.approx([1.0, 1.0, 1 / 8, 1 / 8, 0.5 + 0.5 / 8])
 
 
 def test_rotary_at_position_zero_changes_nothing():

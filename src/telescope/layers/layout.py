@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import nn
 
 
@@ -17,8 +18,9 @@ def by_columns(model: nn.Module) -> Iterator[None]:
     weights = {module.weight for module in model.modules() if isinstance(module, nn.Linear | nn.Embedding)}
     before = {weight: weight.data for weight in weights}
     try:
-        for weight in weights:
-            weight.data = weight.data.mT.contiguous().mT
+        with torch.inference_mode(False):  # weights that could learn before can do so afterwards
+            for weight in weights:
+                weight.data = weight.data.mT.contiguous().mT
         yield
     finally:
         for weight, data in before.items():

@@ -1,6 +1,6 @@
 """Several weight matrices below each other in one: one product makes what they all make."""
 
-from collections.abc import Iterable
+from itertools import accumulate
 from typing import NamedTuple
 
 from jaxtyping import Float
@@ -23,18 +23,15 @@ class Stack(nn.Linear):
         self.widths = widths
 
     def __getitem__(self, name: str) -> Affine:
-        return self.rows([name])
+        return self.rows(name)
 
-    def rows(self, names: Iterable[str]) -> Affine:
+    def rows(self, *names: str) -> Affine:
         """The rows of these matrices, which stand below each other."""
-        chosen, before = list(names), 0
-        for name, width in self.widths.items():
-            if name == chosen[0]:
-                break
-            before += width
-        stop = before + sum(self.widths[name] for name in chosen)
-        return Affine(self.weight[before:stop], None if self.bias is None else self.bias[before:stop])
+        ends = dict(zip(self.widths, accumulate(self.widths.values()), strict=True))
+        stop = ends[names[-1]]
+        start = ends[names[0]] - self.widths[names[0]]
+        return Affine(self.weight[start:stop], None if self.bias is None else self.bias[start:stop])
 
     def only(self, x: Float[Tensor, "batch n d_in"], *names: str) -> Float[Tensor, "batch n d_some"]:
         """x W for some of the stack."""
-        return self(x) if len(names) == len(self.widths) else linear(x, *self.rows(names))
+        return self(x) if len(names) == len(self.widths) else linear(x, *self.rows(*names))

@@ -89,8 +89,8 @@ class GPTConfig(Config):
 
     def _check_synthesizer(self) -> None:
         """It has no keys, so nothing can be said about them."""
-        for name, usual in (("key_heads", None), ("d_k", None), ("attention_bias", None), ("out_bias", None)):
-            if getattr(self, name) is not usual:
+        for name in ("key_heads", "d_k", "attention_bias", "out_bias"):
+            if getattr(self, name) is not None:
                 raise ValueError(f'attention="synthesizer" has no {name}={getattr(self, name)}; leave it out')
         if self.positions == "rotary":
             raise ValueError('attention="synthesizer" has no keys to turn; positions="learned" or "none" fit')
@@ -112,8 +112,8 @@ class GPTConfig(Config):
 class GPT(Model):
     """ids → embedding ⊕ positions → blocks → norm → head → logits of the next token.
 
-    `attention` is that of every block; the config's unless given, causal with its window. Say its mask:
-    GPT(config, attention=ts.Attention(mask=ts.causal, softcap=30.0)).
+    `attention` is that of every block: unless given, causal with the config's window. One that is given has a mask of
+    its own: GPT(config, attention=ts.Attention(mask=ts.causal, softcap=30.0)).
     """
 
     config: GPTConfig
