@@ -156,10 +156,14 @@ def continuations(
     """The best continuations of each prompt's texts: their Σ log p, which text they go on from, and the token."""
     batch, width = running.shape
     n, logits = rules.candidates, logits.float()
-    all_of_it = logits.logsumexp(-1, keepdim=True)
-    for token in rules.forbidden:
+    forbidden = [(token, logits[:, token].clone()) for token in rules.forbidden]
+    for token, _ in forbidden:
         logits[:, token] = -torch.inf
     best, tokens = filled_up(*top(logits, n), n)
+    for token, logit in forbidden:  # it is not chosen, but a part of the whole
+        logits[:, token] = logit
+    largest = logits.amax(-1, keepdim=True)
+    all_of_it = largest + logits.sub_(largest).exp_().sum(-1, keepdim=True).log()  # nobody needs the logits any more
     scores = (best - all_of_it).view(batch, width, n) + running[..., None]
     scores, where = scores.flatten(1).topk(n)
     return scores, where // n, tokens.view(batch, -1).gather(1, where)

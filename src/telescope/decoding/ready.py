@@ -16,33 +16,29 @@ from ..layers.stack import Stack
 
 M = TypeVar("M", bound=nn.Module)
 
-# From how many numbers on a matrix is packed. One Neoverse core, 3072 x 768: 8 rows take 0.8 ms instead of 2.2, 40 rows
-# 2.9 instead of 5.1; a single row gains only where the matrix is large: 50,257 x 768, 6.0 ms instead of 8.5. Packing
-# takes as long as 1 to 7 such products.
-SEVERAL_ROWS, ONE_ROW = 2**16, 2**24
-STEPS = 16
+# From how many numbers on a matrix is packed, and for how many steps: GPT-2's 124M with 8 rows then take 1.6 times as
+# little on two Neoverse cores, with 40 rows 1.5 times; a single row takes longer. Packing takes as long as 3 to 8 steps.
+LARGE, STEPS = 2**16, 16
 
 
 def ready(model: M, *, rows: int, steps: int) -> M:
-    """The copy, for so many rows and about so many steps."""
-    least = SEVERAL_ROWS if rows > 1 else ONE_ROW
-    if steps < STEPS or not _packable(model):
-        return _still(model, None)
-    copied = _still(model, least)
-    W = getattr(model, "head_weight", None)
-    if isinstance(W, Tensor) and W.numel() >= least:
+    """The copy, for so many rows and at most so many steps."""
+    if rows == 1 or steps < STEPS or not _packable(model):
+        return _still(model, packed=False)
+    copied, W = _still(model, packed=True), getattr(model, "head_weight", None)
+    if isinstance(W, Tensor) and W.numel() >= LARGE:
         copied.__dict__["logits"] = Product(W, getattr(model, "head_bias", None))
     return copied
 
 
-def _still(module: M, least: int | None) -> M:
-    """Not training; its matrices of at least so many numbers are packed."""
+def _still(module: M, *, packed: bool) -> M:
     copied = copy(module)
+    children = module._modules.items()
     copied.__dict__["_modules"] = {
-        name: None if child is None else _still(child, least) for name, child in module._modules.items()
+        name: None if child is None else _still(child, packed=packed) for name, child in children
     }
     copied.training = False
-    if least is not None and isinstance(module, nn.Linear) and module.weight.numel() >= least:
+    if packed and isinstance(module, nn.Linear) and module.weight.numel() >= LARGE:
         copied.__dict__["forward"] = Product(module.weight, module.bias)
         if isinstance(module, Stack):
             copied.__dict__["only"] = Rows(module)
@@ -75,7 +71,7 @@ class Rows:
 
     def __call__(self, x: Float[Tensor, "*rows d_in"], *names: str) -> Float[Tensor, "*rows d_some"]:
         if names not in self.products:
-            self.products[names] = Product(*self.stack.rows(names))
+            self.products[names] = Product(*self.stack.rows(*names))
         return self.products[names](x)
 
 
@@ -84,7 +80,9 @@ def _packable(model: nn.Module) -> bool:
     weights: list[Any] = list(model.parameters())
     if any(W.device.type != "cpu" or W.dtype != torch.float32 for W in weights):
         return False
-    packs = torch._C._has_mkldnn and all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise"))
+    packs = torch._C._has_mkldnn and all(
+        hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise")
+    )
     return packs and 2 * sum(W.nbytes for W in weights) < _free_memory()
 
 

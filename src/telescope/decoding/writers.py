@@ -35,9 +35,12 @@ class Writer:
 
     def reorder(self, rows: Int[Tensor, " new_rows"], sources: Int[Tensor, " new_batch"] | None = None) -> None:
         """Row i goes on from what row rows[i] has written. `sources` are those that are left, if some are given up."""
-        self.cache.reorder(rows)
+        self._move(rows)
         if sources is not None:
             self._keep(sources)
+
+    def _move(self, rows: Int[Tensor, " new_rows"]) -> None:
+        self.cache.reorder(rows)
 
     def _after(self, ids: Int[Tensor, "rows n"]) -> Logits:
         raise NotImplementedError
@@ -46,7 +49,26 @@ class Writer:
         """What is kept of the sources themselves."""
 
 
-class GPTWriter(Writer):
+class CachedWriter(Writer):
+    """Keys and values are kept of every token. Rows that go on from another row share a past with it, often most of it:
+    on a CPU it is known how much, and only the rest is moved."""
+
+    cache: Cache
+    _by: Int[Tensor, "rows tokens"] | None = None  # in which row each token was written
+
+    def _move(self, rows: Int[Tensor, " new_rows"]) -> None:
+        if rows.device.type != "cpu" or not isinstance(self.cache.length, int):
+            self.cache.reorder(rows)
+            return
+        here = torch.arange(self.cache.batch)[:, None]
+        before = here[:, :0] if self._by is None else self._by
+        by = torch.cat([before, here.expand(-1, self.cache.length - before.shape[1])], dim=1)
+        self._by = by.index_select(0, rows)
+        alike = int((self._by == by).all(0).long().cumprod(0).sum()) if len(rows) == len(by) else 0
+        self.cache.reorder(rows, alike)
+
+
+class GPTWriter(CachedWriter):
     """The prompts are padded on the left, so that all of them end in the same column."""
 
     cache: Cache
@@ -62,7 +84,7 @@ class GPTWriter(Writer):
         return logits[:, 0]
 
 
-class TransformerWriter(Writer):
+class TransformerWriter(CachedWriter):
     """The keys and values of a source are there once, for all its rows."""
 
     cache: TransformerCache
