@@ -12,7 +12,8 @@ from jaxtyping import config, install_import_hook
 ENGINES = [f"telescope.engines.{name}" for name in ("chunked", "exact", "flex", "reference", "sdpa")]
 SURVEY = [f"telescope.observe.survey.{name}" for name in ("reference", "chunked", "triton", "ranking", "cells")]
 MODELS = [f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong", "parts", "transformer")]
-HOOKED = ("telescope.attention", *ENGINES, *SURVEY, "telescope.layers", *MODELS)
+DECODING = [f"telescope.decoding.{name}" for name in ("beam", "choose", "ready", "top", "writers")]
+HOOKED = ("telescope.attention", *ENGINES, *SURVEY, "telescope.layers", *MODELS, *DECODING)
 install_import_hook(HOOKED, "checking.typechecker")
 
 torch.set_num_threads(1)  # the tests run side by side

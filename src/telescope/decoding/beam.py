@@ -133,7 +133,8 @@ def search(writer: Writer, batch: int, rules: Rules) -> list[list[tuple[list[int
         open_items = better & ~(found.full & rules.early_stopping) & (step + 1 < rules.steps)
         left = open_items.nonzero().flatten()
         if len(left) < len(items):
-            for i, texts in zip((~open_items).nonzero().flatten().tolist(), found.of(~open_items).texts(), strict=True):
+            closed = (~open_items).nonzero().flatten()
+            for i, texts in zip(closed.tolist(), found.of(closed).texts(), strict=True):
                 results[items[i]] = texts
             items = [items[i] for i in left.tolist()]
         if not items:

@@ -4,6 +4,7 @@ A filter is a function of the choices, and filters are composed in a list: [temp
 """
 
 from collections.abc import Callable, Sequence
+from math import log
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -12,7 +13,7 @@ from torch import Tensor
 from .top import top
 
 # Logits of some tokens, and which tokens they are: None is the whole vocabulary, otherwise the likeliest stand first.
-Choices = tuple[Float[Tensor, "rows n"], Int[Tensor, "rows n"] | None]
+Choices = tuple[Float[Tensor, "rows _"], Int[Tensor, "rows _"] | None]
 Filter = Callable[[Choices], Choices]
 
 
@@ -43,7 +44,7 @@ def min_p(p: float) -> Filter:
 
     def filtered(choices: Choices) -> Choices:
         logits, ids = choices
-        least = logits.amax(-1, keepdim=True) + torch.tensor(p).log().item()
+        least = logits.amax(-1, keepdim=True) + log(p)
         return logits.masked_fill(logits < least, -torch.inf), ids
 
     return filtered
@@ -110,6 +111,11 @@ class Chooser:
         if self.seen is not None:
             self.seen.scatter_(1, tokens[:, None], True)
         return tokens
+
+    @property
+    def state(self) -> list[Tensor]:
+        """What a call writes into."""
+        return [] if self.seen is None else [self.seen]
 
     def keep(self, rows: Int[Tensor, " fewer"]) -> None:
         if self.seen is not None:

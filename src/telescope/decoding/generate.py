@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..models import Model
-from . import check
+from . import captured, check
 from .choose import Chooser, Filter, min_p, seen_in, temperature, top_k, top_p
 from .line import Line, Token, Written
 from .prompts import Prompt, Prompts
@@ -111,6 +111,12 @@ def _write(
     writer: Writer, chooser: Chooser, lines: list[Line], noise: Float[Tensor, "rows steps"]
 ) -> Iterator[list[Token]]:
     rows = list(lines)  # which line each row writes; one that has ended is carried along until half of them have
+    fixed = writer.fix() if captured.worthwhile(writer.model, noise.device, noise.shape[1]) else None
+
+    def plainly(tokens: Int[Tensor, " rows"], noise: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
+        return chooser(writer.step(tokens), noise)
+
+    step = plainly if fixed is None else captured.Captured(plainly, [*fixed, *chooser.state])
     with torch.no_grad():
         tokens = chooser(writer.logits, noise[:, 0])
     for i in range(1, noise.shape[1] + 1):
@@ -119,12 +125,12 @@ def _write(
         if not open_rows:
             return
         with torch.no_grad():
-            if 2 * len(open_rows) <= len(rows):
+            if 2 * len(open_rows) <= len(rows) and fixed is None:
                 kept = torch.tensor(open_rows, device=tokens.device)
                 writer.reorder(kept, kept)
                 chooser.keep(kept)
                 rows, tokens, noise = [rows[row] for row in open_rows], tokens[kept], noise[kept]
-            tokens = chooser(writer.step(tokens), noise[:, i])
+            tokens = step(tokens, noise[:, i])
 
 
 def drawn(rows: int, steps: int, seed: int) -> Float[Tensor, "rows steps"]:

@@ -16,8 +16,8 @@ from ..layers.stack import Stack
 
 M = TypeVar("M", bound=nn.Module)
 
-# From how many numbers on a matrix is packed, and for how many steps: GPT-2's 124M with 8 rows then take 1.6 times as
-# little on two Neoverse cores, with 40 rows 1.5 times; a single row takes longer. Packing takes as long as 3 to 8 steps.
+# From how many numbers on a matrix is packed, and for how many steps. Then the products of GPT-2 (124M) are 1.6 times
+# as fast with 8 rows, 1.5 times with 40 (two Neoverse cores), slower with one. Packing takes as long as 3 to 8 steps.
 LARGE, STEPS = 2**16, 16
 
 

@@ -42,6 +42,10 @@ class Writer:
     def _move(self, rows: Int[Tensor, " new_rows"]) -> None:
         self.cache.reorder(rows)
 
+    def fix(self) -> list[Tensor] | None:
+        """From here on all shapes stay the same: the tensors that say where a step is, or None if they cannot."""
+        return None
+
     def _after(self, ids: Int[Tensor, "rows n"]) -> Logits:
         raise NotImplementedError
 
@@ -76,12 +80,25 @@ class GPTWriter(CachedWriter):
     def __init__(self, model: GPT, prompts: Sequence[Sequence[int]], room: int, beams: int) -> None:
         ids, pads = padded_left(prompts, model.embedding.weight.device)
         self.model = ready(model, rows=len(prompts) * beams, steps=room)
-        self.cache = model.cache(len(prompts), ids.shape[1] + room, pads)
+        self.cache = model.cache(len(prompts), _aligned(model, ids.shape[1] + room, ids.device), pads)
         self.logits = self._after(ids)
+
+    def fix(self) -> list[Tensor]:
+        length = self.cache.fixed().length
+        assert isinstance(length, Tensor)
+        return [length]
 
     def _after(self, ids: Int[Tensor, "rows n"]) -> Logits:
         logits: Tensor = self.model.logits(self.model.hidden(ids, cache=self.cache)[:, -1:])
         return logits[:, 0]
+
+
+def _aligned(model: GPT, room: int, device: torch.device) -> int:
+    """A GPU's kernels want whole tiles of keys, but no more than there are positions."""
+    if device.type != "cuda":
+        return room
+    whole = room + -room % 64
+    return min(whole, max(room, model.longest)) if model.config.positions == "learned" else whole
 
 
 class TransformerWriter(CachedWriter):
