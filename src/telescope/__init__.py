@@ -1,6 +1,6 @@
 """Look inside attention while it runs at full speed: one definition, `Attention`, and verbs that share its meaning."""
 
-from . import layers, models
+from . import decoding, layers, models
 from .attention import (
     Attention,
     Bias,
@@ -49,6 +49,7 @@ __all__ = [
     "attend",
     "by_sum",
     "causal",
+    "decoding",
     "documents",
     "dot",
     "everyone",

@@ -9,7 +9,6 @@ from torch.testing import assert_close
 
 import telescope as ts
 from telescope.layers import MultiHeadAttention, Place
-from telescope.layers.layout import by_columns
 from telescope.models import GPT, GPTConfig, LuongConfig, LuongTranslator, Transformer, TransformerConfig
 
 N, V, ROOM = 9, 31, 12
@@ -267,14 +266,3 @@ def test_a_memory_can_be_kept():
     assert_close(layer(x, kept), layer(x, memory), **CLOSE)
     beams = torch.randn(6, N, 6, dtype=torch.float64)
     assert_close(layer(beams, kept), layer(beams, memory.repeat_interleave(3, 0)), **CLOSE)
-
-
-def test_weights_by_columns_are_the_same_weights():
-    model, text = made("learned"), ids()
-    expected, weight = model(text).detach(), model.embedding.weight
-    place, stride = weight.data_ptr(), weight.stride()
-    with torch.inference_mode(), by_columns(model):
-        assert weight.stride() == (1, V)
-        assert_close(model(text), expected, **CLOSE)
-    assert (weight.data_ptr(), weight.stride()) == (place, stride)
-    model(text).sum().backward()  # it still learns

@@ -62,10 +62,10 @@ class Room:
         """The attention over what `append` gave: of a whole room only what is written."""
         return attention if isinstance(start, int) else written(attention, self.keys.shape[2], start[-1] + 1)
 
-    def reorder(self, index: Int[Tensor, " new_batch"], filled: int) -> None:
-        """Sequence i becomes what sequence index[i] was."""
-        self.keys = _reordered(self.keys, index, filled)
-        self.values = _reordered(self.values, index, filled)
+    def reorder(self, index: Int[Tensor, " new_batch"], filled: int, since: int = 0) -> None:
+        """Sequence i becomes what sequence index[i] was; those before `since` are alike already."""
+        self.keys = _reordered(self.keys, index, filled, since)
+        self.values = _reordered(self.values, index, filled, since)
 
 
 class Cache:
@@ -138,11 +138,14 @@ class Cache:
         else:
             self.length.add_(n)  # in place: a captured step goes on from it
 
-    def reorder(self, index: Int[Tensor, " new_batch"]) -> None:
-        """Sequence i goes on from what sequence index[i] has seen: beams that survive, or a batch that shrinks."""
+    def reorder(self, index: Int[Tensor, " new_batch"], since: int = 0) -> None:
+        """Sequence i goes on from what sequence index[i] has seen: beams that survive, or a batch that shrinks.
+
+        `since` says how many of their first tokens the two have in common, for every i: they are not moved.
+        """
         filled = self.length if isinstance(self.length, int) else self.room
         for room in self.rooms:
-            room.reorder(index, filled)
+            room.reorder(index, filled, since)
         if self.pads is not None:
             self.pads = self.pads.index_select(0, index)
 
@@ -155,10 +158,12 @@ class Cache:
 
 
 def _reordered(
-    kept: Shaped[Tensor, "batch key_heads room d"], index: Int[Tensor, " new_batch"], filled: int
+    kept: Shaped[Tensor, "batch key_heads room d"], index: Int[Tensor, " new_batch"], filled: int, since: int
 ) -> Shaped[Tensor, "new_batch key_heads room d"]:
     """In place where the size stays, so that a captured step finds it; only what is written is moved."""
-    chosen = kept[:, :, :filled].index_select(0, index)
-    whole = kept if len(index) == kept.shape[0] else kept.new_empty(len(index), *kept.shape[1:])
-    whole[:, :, :filled] = chosen
+    if len(index) == kept.shape[0]:
+        kept[:, :, since:filled] = kept[:, :, since:filled].index_select(0, index)
+        return kept
+    whole = kept.new_empty(len(index), *kept.shape[1:])
+    whole[:, :, :filled] = kept[:, :, :filled].index_select(0, index)
     return whole

@@ -1,0 +1,36 @@
+"""The benchmark of decoding races two that write the same."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="the hf extra is not installed")
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    from benchmarks import decode
+
+    return decode
+
+
+def test_both_write_the_same(bench):
+    for case in bench.cases(torch.device("cpu"), quick=True)[1:]:
+        torch.manual_seed(0)
+        model = case.make().eval()
+        ids = torch.randint(1, 400, (case.batch, bench.PROMPT))
+        (theirs,) = bench.theirs(model, ids, case).values()
+        written = bench.ours(model, ids, case)()
+        assert [len(row) for row in written] == [case.tokens] * case.batch
+        assert written == theirs()
+
+
+def test_the_floor_counts_what_a_step_reads(bench, monkeypatch):
+    """GPT-2 in float32: its matrices, and 12 blocks of keys and values of 16 + 64 tokens."""
+    monkeypatch.setattr(bench, "bandwidth", lambda _: 1e9)
+    device = torch.device("cpu")
+    case = bench.cases(device, quick=False)[0]
+    matrices = 50_257 * 768 + 12 * (3 * 768**2 + 768**2 + 2 * 4 * 768**2)
+    assert bench.floor(case.make(), case, device) == pytest.approx(4e-6 * (matrices + 2 * 12 * 768 * 80))

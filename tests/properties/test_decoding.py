@@ -1,0 +1,422 @@
+"""What holds for every model that writes: alone or in a batch, streamed or not, packed or not, seeded or greedy."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.testing import assert_close
+from torch.utils.flop_counter import FlopCounterMode
+
+import data
+import telescope as ts
+from telescope.decoding import beam, captured, generate, ready, stream
+from telescope.decoding.choose import draw, greedy, min_p, temperature, top_k, top_p
+from telescope.decoding.generate import drawn
+from telescope.decoding.top import top
+from telescope.decoding.writers import start
+from telescope.models import GPT, GPTConfig, LuongConfig, LuongTranslator, Special, Transformer, TransformerConfig
+
+V, N = 41, 18
+LLAMA = {"positions": "rotary", "norm": "rms", "gated": True, "activation": "silu", "bias": False, "key_heads": 2}
+GPTS = {"learned": {}, "llama": LLAMA, "window": {"window": 4}, "synthesizer": {"attention": "synthesizer"}}
+KINDS = [*GPTS, "transformer", "luong"]
+every_kind = pytest.mark.parametrize("kind", KINDS)
+SAMPLED = {"temperature": 0.9, "top_k": 20, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.2}
+
+
+def made(kind, end=(1, 2, 3)):
+    if kind == "transformer":
+        config = TransformerConfig(vocabulary=V, d_model=16, encoder_blocks=2, decoder_blocks=2, heads=4)
+        model = Transformer(config)
+    elif kind == "luong":
+        model = LuongTranslator(LuongConfig(vocabulary=V, d_embedding=8, d_model=16, bidirectional=True))
+    else:
+        model = GPT(GPTConfig(vocabulary=V, max_positions=48, d_model=16, blocks=2, heads=4, dropout=0.5, **GPTS[kind]))
+    random = torch.Generator().manual_seed(5)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.4, generator=random)
+    model.special = Special(start=0, end=end, pad=0)
+    return model.double()  # and still training: decoding drops nothing all the same
+
+
+def prompts(lengths=(5, 9, 1, 5, 2), seed=3):
+    random = torch.Generator().manual_seed(seed)
+    return [torch.randint(4, V, (n,), generator=random).tolist() for n in lengths]
+
+
+# ---------------------------------------------------------------------------------------------------- batch and alone
+
+
+@every_kind
+@pytest.mark.parametrize("how", [{"temperature": 0.0}, {}, SAMPLED], ids=["greedy", "sampled", "filtered"])
+def test_a_prompt_in_a_batch_is_alone(kind, how):
+    model, texts = made(kind, end=()), prompts()
+    free = generate(model, texts, max_new_tokens=N, seed=11, **how)
+    how = how | {"end": [free[i].ids[3 * i + 1] for i in range(4)]}
+    together = generate(model, texts, max_new_tokens=N, seed=11, **how)
+    alone = [generate(model, [ids], max_new_tokens=N, seed=11 + i, **how)[0] for i, ids in enumerate(texts)]
+    assert together == alone
+    if how.get("temperature") != 0.0:  # greedy ones repeat themselves
+        assert len({len(line.ids) for line in together}) > 1  # some end, and the batch shrinks
+    assert not any(0 in line.ids for line in together)
+
+
+@every_kind
+def test_beams_in_a_batch_are_alone(kind):
+    model, texts = made(kind), prompts()
+    together = beam(model, texts, beams=4, n_best=4, max_new_tokens=N, length_penalty=0.5)
+    for ids, best in zip(texts, together, strict=True):
+        (alone,) = beam(model, [ids], beams=4, n_best=4, max_new_tokens=N, length_penalty=0.5)
+        assert [found.ids for found in alone] == [found.ids for found in best]
+        assert_close([found.score for found in alone], [found.score for found in best], rtol=0.0, atol=1e-5)
+
+
+@every_kind
+def test_what_was_written_is_what_the_model_says(kind):
+    """Greedy without any cache: the whole text, read again for every token."""
+    model, (ids,) = made(kind, end=()), prompts([6])
+    (line,) = generate(model, ids, max_new_tokens=12, temperature=0.0)
+    model.eval()
+    written = [] if kind in GPTS else [0]
+    for token in line.ids:
+        so_far = torch.tensor([ids + written if kind in GPTS else written])
+        logits = model(so_far) if kind in GPTS else model(torch.tensor([ids]), so_far)
+        logits[..., 0] = -torch.inf
+        assert int(logits[0, -1].argmax()) == token
+        written.append(token)
+
+
+# ------------------------------------------------------------------------------------------------------------- beams
+
+
+@every_kind
+def test_one_beam_is_greedy(kind):
+    model, texts = made(kind), prompts()
+    lines = generate(model, texts, max_new_tokens=N, temperature=0.0)
+    assert [best[0].ids for best in beam(model, texts, beams=1, max_new_tokens=N)] == [line.ids for line in lines]
+
+
+@every_kind
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
+def test_the_best_come_first_and_score_what_the_model_says(kind, length_penalty):
+    model, texts = made(kind), prompts([4, 7])
+    found = beam(model, texts, beams=5, n_best=5, max_new_tokens=9, length_penalty=length_penalty)
+    model.eval()
+    for ids, best in zip(texts, found, strict=True):
+        scores = [text.score for text in best]
+        assert scores == sorted(scores, reverse=True)
+        assert len({tuple(text.ids) for text in best}) == 5
+        for text in best:
+            before = ids if kind in GPTS else [0]
+            whole = torch.tensor([before + text.ids[:-1]])
+            logits = model(whole) if kind in GPTS else model(torch.tensor([ids]), whole)
+            log_p = logits[0, len(before) - 1 :].log_softmax(-1)[range(len(text.ids)), text.ids].sum()
+            assert text.score == pytest.approx(log_p.item() / len(text.ids) ** length_penalty, abs=1e-4)
+
+
+def test_a_search_as_wide_as_everything_finds_the_best():
+    """Two tokens of a vocabulary of six, 36 beams: every text is looked at."""
+    model = GPT(GPTConfig(vocabulary=6, max_positions=8, d_model=8, blocks=1, heads=2)).double()
+    nn.init.normal_(model.embedding.weight, std=1.0)
+    (best,) = beam(model, [[1, 2]], beams=36, n_best=36, max_new_tokens=2, end=())
+    first = model(torch.tensor([[1, 2]]))[0, -1].log_softmax(-1)
+    all_texts = {
+        (a, b): (first[a] + model(torch.tensor([[1, 2, a]]))[0, -1].log_softmax(-1)[b]).item() / 2
+        for a in range(6)
+        for b in range(6)
+    }
+    assert [tuple(text.ids) for text in best] == sorted(all_texts, key=lambda ids: -all_texts[ids])
+
+
+# ---------------------------------------------------------------------------------------------------------- streaming
+
+
+@every_kind
+@pytest.mark.parametrize("how", [{"temperature": 0.0}, SAMPLED], ids=["greedy", "filtered"])
+def test_streaming_is_generating(kind, how):
+    model, (ids,) = made(kind), prompts([6])
+    (line,) = generate(model, [ids], max_new_tokens=N, seed=4, **how)
+    assert [token.id for token in stream(model, ids, max_new_tokens=N, seed=4, **how)] == line.ids
+
+
+def test_a_stream_comes_token_by_token():
+    model, steps = made("learned", end=()), []
+    model.norm.register_forward_hook(lambda *_: steps.append(1))
+    written = stream(model, [5, 6], max_new_tokens=N)
+    assert len(steps) == 0
+    for count in range(1, 4):
+        next(written)
+        assert len(steps) == count
+
+
+# ------------------------------------------------------------------------------------------------------------ samples
+
+
+@every_kind
+def test_a_seed_says_it_all(kind):
+    model, texts = made(kind, end=()), prompts([4, 4])
+    lines = generate(model, texts, max_new_tokens=N, seed=7)
+    assert generate(model, texts, max_new_tokens=N, seed=7) == lines
+    assert (
+        generate(model, texts, max_new_tokens=N, seed=8)[0].ids
+        == generate(model, texts[:1], max_new_tokens=N, seed=8)[0].ids
+    )
+    assert generate(model, texts, max_new_tokens=N, seed=9) != lines
+    longer = generate(model, texts, max_new_tokens=N + 7, seed=7)
+    assert [line.ids[:N] for line in longer] == [line.ids for line in lines]
+    same = generate(model, [texts[0]] * 2, max_new_tokens=N, seed=7)
+    assert same[0].ids != same[1].ids
+
+
+def expected(logits, *, t=1.0, k=None, p=1.0, least=0.0):
+    """The filtered distribution, worked out one token at a time."""
+    probabilities = (logits / t).softmax(-1).tolist()
+    order = sorted(range(len(probabilities)), key=lambda i: -probabilities[i])[:k]
+    total, before, kept = sum(probabilities[i] for i in order), 0.0, []
+    for i in order:
+        if before < p:
+            kept.append(i)
+        before += probabilities[i] / total
+    kept = [i for i in kept if probabilities[i] >= least * probabilities[order[0]]]
+    whole = sum(probabilities[i] for i in kept)
+    return torch.tensor([probabilities[i] / whole if i in kept else 0.0 for i in range(len(probabilities))])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"t": 0.5}, {"t": 2.0, "k": 5}, {"p": 0.6}, {"least": 0.3}, {"t": 0.7, "k": 9, "p": 0.8, "least": 0.1}],
+)
+def test_samples_come_as_often_as_they_should(options):
+    draws = 20_000
+    logits = torch.randn(12, generator=torch.Generator().manual_seed(2)) * 1.5
+    made_of = {"t": temperature, "k": top_k, "p": top_p, "least": min_p}
+    filters = [made_of[name](value) for name, value in options.items()]
+    tokens = draw(logits.expand(draws, -1), filters, drawn(1, draws, seed=1)[0])
+    counts, truth = torch.bincount(tokens, minlength=12), expected(logits, **options)
+    assert bool((counts[truth == 0.0] == 0).all())
+    likely = truth > 0.0
+    chi_square = ((counts - draws * truth)[likely] ** 2 / (draws * truth[likely])).sum()
+    assert chi_square < 31.3  # 0.1 % of 11 degrees of freedom
+
+
+def test_the_noise_at_its_ends():
+    logits = torch.tensor([[0.0, 1.0, -torch.inf, 0.5, -torch.inf]])
+    assert draw(logits, [], torch.tensor([0.0])).tolist() == [0]
+    assert draw(logits, [], torch.tensor([1.0])).tolist() == [3]
+    assert draw(logits, [top_k(2)], torch.tensor([1.0])).tolist() == [3]
+
+
+def test_a_very_small_temperature_is_greedy():
+    model, texts = made("llama"), prompts()
+    assert generate(model, texts, temperature=1e-6, max_new_tokens=N) == generate(
+        model, texts, temperature=0.0, max_new_tokens=N
+    )
+    assert generate(model, texts, top_k=1, max_new_tokens=N) == generate(
+        model, texts, temperature=0.0, max_new_tokens=N
+    )
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 700, 1000, 4099])
+@pytest.mark.parametrize("k", [1, 3, 10])
+def test_the_largest(n, k):
+    numbers = torch.randn(4, n, generator=torch.Generator().manual_seed(n))
+    assert_close(top(numbers, k), tuple(numbers.topk(min(k, n))))
+    assert_close(greedy(numbers), numbers.argmax(-1))
+
+
+# ---------------------------------------------------------------------------------------------------- text and stops
+
+
+@pytest.fixture(scope="module")
+def spelling():
+    """A GPT whose tokens are bytes: half a character is a token."""
+    model = GPT(GPTConfig(vocabulary=256, max_positions=64, d_model=16, blocks=1, heads=2)).double()
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    model.tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(sorted(letters))}, merges=[]))
+    model.tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.tokenizer.decoder = decoders.ByteLevel()
+    return model
+
+
+def says(model, text):
+    """Such weights that the model writes this text, whatever the prompt: position i says token i."""
+    ids = model.tokenizer.encode(text).ids
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.norm.weight.fill_(1.0)
+        codes = nn.functional.normalize(
+            torch.randn(256, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        )
+        codes = nn.functional.layer_norm(codes, (16,))
+        model.embedding.weight.copy_(codes * 1e-3)
+        model.positions.P[: len(ids)] = codes[ids]
+    return ids
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "why"),
+    [
+        ((), "Grüße, 😀 world", "length"),
+        ("world", "Grüße, 😀 ", "stop"),
+        (["nothing", "ü"], "Gr", "stop"),
+        (["worlds", "ld!"], "Grüße, 😀 world", "length"),
+        (["😀 w", "e"], "Grüß", "stop"),
+        (["ld", "world"], "Grüße, 😀 ", "stop"),
+    ],
+)
+def test_stop_strings_over_the_borders_of_tokens(spelling, stop, text, why):
+    ids = says(spelling, "Grüße, 😀 world")
+    (line,) = generate(spelling, "H", max_new_tokens=len(ids), temperature=0.0, stop=stop)
+    assert (line.text, line.why) == (text, why)
+    assert line.ids == ids[: len(line.ids)]
+    pieces = [token.text for token in stream(spelling, "H", max_new_tokens=len(ids), temperature=0.0, stop=stop)]
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_half_a_character_at_the_end_is_shown_as_such(spelling):
+    ids = says(spelling, "aü")
+    (line,) = generate(spelling, "H", max_new_tokens=len(ids) - 1, temperature=0.0)
+    assert line.text == spelling.tokenizer.decode(ids[:-1]) == "a\ufffd"
+
+
+def test_text_is_what_follows_the_prompt():
+    """With the space between them, which a tokenizer takes away where a text begins."""
+    model = ts.load(data.folder("stories260K"))
+    (line,) = generate(model, "Once upon a time, there", max_new_tokens=5, temperature=0.0)
+    assert line.text == " was a little girl"
+    assert line.text == "".join(
+        token.text for token in stream(model, "Once upon a time, there", max_new_tokens=5, temperature=0.0)
+    )
+
+
+# ------------------------------------------------------------------------------------------------- what a step costs
+
+
+@pytest.mark.parametrize("kind", ["learned", "llama", "transformer"])
+@torch.no_grad()
+def test_a_step_costs_no_more_than_its_own_token_and_a_look_at_the_others(kind):
+    """Its work grows by the same amount with each token: O(n), where all of them again would be O(n²)."""
+    model, work = made(kind), []
+    writer = start(model, prompts([3]), 40)
+    for _ in range(30):
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):  # which is counted
+            writer.step(torch.tensor([5]))
+        work.append(counter.get_total_flops())
+    growth = {b - a for a, b in pairwise(work)}
+    heads_times_d = 16
+    assert growth == {2 * 2 * 2 * heads_times_d}  # blocks · (q·k and weights·v) · 2 · heads · d for one key more
+
+
+@pytest.mark.parametrize("kind", ["learned", "llama"])
+def test_the_memory_of_a_cache_is_the_formula(kind):
+    model = made(kind).float()
+    writer = start(model, prompts([3, 7]), 20)
+    config = model.config
+    room, key_heads = 7 + 20, config.key_heads or config.heads
+    rooms = [tensor for room in writer.cache.rooms for tensor in (room.keys, room.values)]
+    assert sum(tensor.untyped_storage().nbytes() for tensor in rooms) == 2 * 2 * key_heads * room * config.width * 4 * 2
+
+
+@pytest.mark.parametrize("kind", ["transformer", "luong"])
+def test_beams_share_their_source(kind):
+    writer = start(made(kind), prompts([3, 7]), 20, 5)
+    writer.reorder(torch.arange(2).repeat_interleave(5))
+    with torch.no_grad():
+        assert writer.step(torch.full((10,), 5)).shape == (10, V)
+    assert (writer.cache.batch, writer.cache.sources) == (10, 2)
+
+
+# --------------------------------------------------------------------------------------------------- packed, and still
+
+
+@every_kind
+def test_packed_matrices_write_the_same(kind, monkeypatch):
+    model, texts = made(kind).float(), prompts()
+    plain = generate(model, texts, max_new_tokens=N, temperature=0.0), beam(model, texts, beams=3, max_new_tokens=N)
+    used = []
+    pack = ready.Product.__call__
+    monkeypatch.setattr(ready, "LARGE", 1)
+    monkeypatch.setattr(ready.Product, "__call__", lambda self, x: used.append(self) or pack(self, x))
+    packed = generate(model, texts, max_new_tokens=N, temperature=0.0), beam(model, texts, beams=3, max_new_tokens=N)
+    assert [line.ids for line in packed[0]] == [line.ids for line in plain[0]]
+    assert [best[0].ids for best in packed[1]] == [best[0].ids for best in plain[1]]
+    assert any(product.packed is not None for product in used)
+
+
+@every_kind
+def test_the_model_is_left_as_it_was(kind):
+    model = made(kind)
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    modules = dict(model.named_modules())
+    generate(model, prompts(), max_new_tokens=N)
+    assert model.training
+    assert dict(model.named_modules()) == modules
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+    assert all(parameter.grad_fn is None and parameter.requires_grad for parameter in model.parameters())
+
+
+def test_hooks_look_on():
+    model, seen = made("llama", end=()), []
+    model.blocks[0].self_attention.attend.register_forward_hook(lambda _, inputs, __: seen.append(inputs[1].shape[2]))
+    generate(model, [[5, 6, 7]], max_new_tokens=4)
+    assert seen == [3, 4, 5, 6]
+
+
+# ------------------------------------------------------------------------------------------------- as on a GPU
+
+
+class Replayed:
+    """What a captured step does to its inputs and its output, without a GPU."""
+
+    def __init__(self, function, state):
+        self.function, self.state, self.output = function, state, None
+
+    def __call__(self, *inputs):
+        if self.output is None:  # a first run that leaves no trace
+            before = [tensor.clone() for tensor in self.state]
+            self.inputs, self.output = [tensor.clone() for tensor in inputs], self.function(*inputs).clone()
+            for tensor, value in zip(self.state, before, strict=True):
+                tensor.copy_(value)
+        for kept, given in zip(self.inputs, inputs, strict=True):
+            kept.copy_(given)
+        return self.output.copy_(self.function(*self.inputs))
+
+
+@pytest.mark.parametrize("kind", GPTS)
+@pytest.mark.parametrize("how", [{"temperature": 0.0}, SAMPLED], ids=["greedy", "filtered"])
+def test_fixed_shapes_write_the_same(kind, how, monkeypatch):
+    model, texts = made(kind), prompts()
+    plain = generate(model, texts, max_new_tokens=N, **how)
+    lengths = []
+    monkeypatch.setattr(captured, "worthwhile", lambda *_: True)
+    monkeypatch.setattr(captured, "Captured", Replayed)
+    model.blocks[0].self_attention.attend.register_forward_hook(
+        lambda _, inputs, __: lengths.append(inputs[1].shape[2])
+    )
+    assert generate(model, texts, max_new_tokens=N, **how) == plain
+    assert len(set(lengths[1:])) == 1
+
+
+def test_what_cannot_be_captured_runs_all_the_same(monkeypatch):
+    """As here, where there is no GPU; the reason is kept."""
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    model, made_of = made("llama"), []
+    plain = generate(model, prompts(), max_new_tokens=N)
+    monkeypatch.setattr(captured, "worthwhile", lambda *_: True)
+    monkeypatch.setattr(captured.Captured, "_capture", broken(made_of))
+    assert generate(model, prompts(), max_new_tokens=N) == plain
+    assert made_of[0].why == "no graph"
+
+
+def broken(made_of):
+    def capture(self, inputs):
+        made_of.append(self)
+        self.why = "no graph"
+
+    return capture
