@@ -76,7 +76,7 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
         model = case.make().to(device, torch.bfloat16 if device.type == "cuda" else torch.float32).eval()
         ids = torch.randint(1, 400, (case.batch, PROMPT), device=device)
         runners = {"telescope": ours(model, ids, case)} | theirs(model, ids, case)
-        rows = race(case.name, runners, device, rounds=1 if quick else 5)
+        rows = race(case.name, runners, device, rounds=1 if quick else 3)
         per_step = floor(model, case, device)
         peer = next((row.ms for row in rows if row.runner == "transformers.generate"), None)
         for row in rows:

@@ -135,7 +135,7 @@ def _write(
 
 def drawn(rows: int, steps: int, seed: int) -> Float[Tensor, "rows steps"]:
     """Numbers from 0 to 1, those of each row from its own seed: what it becomes depends on no other row."""
-    noise = torch.empty(rows, steps, dtype=torch.float64)
+    noise = torch.empty(rows, steps)
     for i, row in enumerate(noise):
-        row.copy_(torch.rand(steps, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + i)))
+        row.copy_(torch.rand(steps, generator=torch.Generator().manual_seed(seed + i)))
     return noise
