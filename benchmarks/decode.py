@@ -33,13 +33,13 @@ class Case:
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
     tokens = 8 if quick else 128
-    gpt = partial(gpt2, quick)
+    gpt, size = partial(gpt2, quick), "small" if quick else "124M"
     if device.type == "cuda":
-        return [Case("GPT-2 124M, batch 1", gpt, 1, 1, tokens, 5.0)]
+        return [Case(f"GPT-2 {size}, batch 1", gpt, 1, 1, tokens, 5.0)]
     return [
-        Case("GPT-2 124M, batch 1", gpt, 1, 1, tokens, 1.15),
-        Case("GPT-2 124M, batch 8", gpt, 8, 1, tokens, 1.15),
-        Case("Marian, batch 8, beam 5", partial(marian, quick), 8, 5, tokens, 2.0),
+        Case(f"GPT-2 {size}, batch 1", gpt, 1, 1, tokens, 1.15),
+        Case(f"GPT-2 {size}, batch 8", gpt, 8, 1, tokens, 1.15),
+        Case(f"Marian{' small' if quick else ''}, batch 8, beam 5", partial(marian, quick), 8, 5, tokens, 2.0),
     ]
 
 

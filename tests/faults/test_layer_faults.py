@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import telescope as ts
+from sentences import says
 from telescope.layers import (
     AddNorm,
     Attend,
@@ -27,17 +28,6 @@ from telescope.layers import (
 def as_users_run_it(monkeypatch):
     """The shapes of the signatures are checked in tests alone: here the layers speak for themselves."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-
-
-def says(call, *parts):
-    """The call fails with one short sentence that has all the parts."""
-    with pytest.raises((ValueError, TypeError)) as caught:
-        call()
-    message = str(caught.value)
-    missing = [part for part in parts if part not in message]
-    assert not missing, message
-    assert len(message) < 240, message
-    assert "\n" not in message, message
 
 
 # -------------------------------------------------------------------------------------------------- building a layer

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import telescope as ts
+from sentences import says
 from telescope.layers import MultiHeadAttention
 from telescope.models import (
     GPT,
@@ -25,15 +26,6 @@ from telescope.models import (
 @pytest.fixture(autouse=True)
 def as_users_run_it(monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-
-
-def says(call, *parts):
-    with pytest.raises((ValueError, TypeError)) as caught:
-        call()
-    message = str(caught.value)
-    assert all(part in message for part in parts), message
-    assert len(message) < 240, message
-    assert "\n" not in message, message
 
 
 # ---------------------------------------------------------------------------------------------------------- configs

@@ -3,6 +3,7 @@
 To make another model write, register its writer: @start.register on a function (model: Mine, prompts, room, beams).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import singledispatch
 from typing import Any
@@ -19,7 +20,7 @@ from .ready import ready
 Logits = Float[Tensor, "rows vocabulary"]
 
 
-class Writer:
+class Writer(ABC):
     """A model in the middle of some texts, one in each row, several rows to a prompt where there are beams.
 
     logits   what may follow the prompts: (batch, vocabulary)
@@ -47,8 +48,14 @@ class Writer:
         return None
 
     def _after(self, ids: Int[Tensor, "rows n"]) -> Logits:
-        raise NotImplementedError
+        logits: Tensor = self.model.logits(self._hidden(ids)[:, -1:])
+        return logits[:, 0]
 
+    @abstractmethod
+    def _hidden(self, ids: Int[Tensor, "rows n"]) -> Float[Tensor, "rows n d_model"]:
+        """What the model makes of these, after all that is in the cache."""
+
+    @abstractmethod
     def _keep(self, sources: Int[Tensor, " new_batch"]) -> None:
         """What is kept of the sources themselves."""
 
@@ -88,9 +95,12 @@ class GPTWriter(CachedWriter):
         assert isinstance(length, Tensor)
         return [length]
 
-    def _after(self, ids: Int[Tensor, "rows n"]) -> Logits:
-        logits: Tensor = self.model.logits(self.model.hidden(ids, cache=self.cache)[:, -1:])
-        return logits[:, 0]
+    def _hidden(self, ids: Int[Tensor, "rows n"]) -> Float[Tensor, "rows n d_model"]:
+        hidden: Tensor = self.model.hidden(ids, cache=self.cache)
+        return hidden
+
+    def _keep(self, sources: Int[Tensor, " new_batch"]) -> None:
+        """A prompt is the beginning of its rows, and was moved with them."""
 
 
 def _aligned(model: GPT, room: int, device: torch.device) -> int:
@@ -113,9 +123,9 @@ class TransformerWriter(CachedWriter):
         self.cache = self.model.cache(self.model.encode(ids, mask), mask, room + 1)
         self.logits = self._after(_starts(model, ids))
 
-    def _after(self, ids: Int[Tensor, "rows n"]) -> Logits:
-        logits: Tensor = self.model.logits(self.model.decode(ids, cache=self.cache)[:, -1:])
-        return logits[:, 0]
+    def _hidden(self, ids: Int[Tensor, "rows n"]) -> Float[Tensor, "rows n d_model"]:
+        hidden: Tensor = self.model.decode(ids, cache=self.cache)
+        return hidden
 
     def _keep(self, sources: Int[Tensor, " new_batch"]) -> None:
         self.cache.memory = [
@@ -137,9 +147,9 @@ class LuongWriter(Writer):
         self.cache = self.model.cache(self.model.encode(ids, mask), mask)
         self.logits = self._after(_starts(model, ids))
 
-    def _after(self, ids: Int[Tensor, "rows n"]) -> Logits:
-        logits: Tensor = self.model.logits(self.model.decode(ids, cache=self.cache)[:, -1:])
-        return logits[:, 0]
+    def _hidden(self, ids: Int[Tensor, "rows n"]) -> Float[Tensor, "rows n d_model"]:
+        hidden: Tensor = self.model.decode(ids, cache=self.cache)
+        return hidden
 
     def _keep(self, sources: Int[Tensor, " new_batch"]) -> None:
         memory = self.cache.memory
