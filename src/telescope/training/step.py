@@ -1,7 +1,7 @@
 """A step: the gradient of the mean loss over all targets of its batches, clipped, and AdamW."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from .learner import Learner
 from .objectives import count
 from .settings import Training
 from .shard import shard
+
+SHAPES = 256  # of batches; more are not compiled
 
 
 class Step:
@@ -34,7 +36,7 @@ class Step:
         for group in self.optimiser.param_groups if capture else ():
             group["lr"] = torch.tensor(0.0, device=accelerator.device)  # a captured step reads it anew every time
         compiled = settings.compile and accelerator.device.type == "cuda"
-        self.loss = torch.compile(self.learner) if compiled else self.learner
+        self.loss: Callable[..., Tensor] = _compiled(self.learner) if compiled else self.learner
         self.total, self.norm = (torch.zeros((), device=accelerator.device) for _ in range(2))
         self.targets = torch.zeros((), dtype=torch.int64, device=accelerator.device)
 
@@ -44,10 +46,11 @@ class Step:
                 group["lr"].fill_(lr)
             else:
                 group["lr"] = lr
-        if self.captured is None:
-            self._run(batches)
-        else:
-            self.captured(batches[0])
+        with _products(self.settings.precision):
+            if self.captured is None:
+                self._run(batches)
+            else:
+                self.captured(batches[0])
 
     def _run(self, batches: Sequence[Any]) -> None:
         rank, processes = self.accelerator.process_index, self.accelerator.num_processes
@@ -87,6 +90,25 @@ class Step:
         """From here on."""
         self.total.fill_(total if self.accelerator.is_main_process else 0.0)
         self.targets.fill_(targets)
+
+
+def _compiled(learner: nn.Module) -> Callable[..., Tensor]:
+    """For every shape anew. Beyond its limit torch would quietly stop compiling."""
+    from torch._dynamo import config
+
+    config.recompile_limit = max(config.recompile_limit, SHAPES)
+    return torch.compile(learner, dynamic=False)
+
+
+@contextmanager
+def _products(precision: str) -> Iterator[None]:
+    """Whether a GPU may round what it multiplies to TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _adam(learner: nn.Module, settings: Training, capture: bool) -> torch.optim.AdamW:
