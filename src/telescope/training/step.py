@@ -30,9 +30,10 @@ class Step:
         if self.sharded:
             shard(learner, accelerator.device)
         self.learner = learner if self.sharded else accelerator.prepare_model(learner)
+        self.parameters = [parameter for parameter in learner.parameters() if parameter.requires_grad]
         capture = settings.capture and accelerator.device.type == "cuda" and accelerator.num_processes == 1
         self.captured = Captured(lambda batch: self._run([batch])) if capture else None
-        self.optimiser = _adam(learner, settings, capture)
+        self.optimiser = _adam(self.parameters, settings, capture)
         for group in self.optimiser.param_groups if capture else ():
             group["lr"] = torch.tensor(0.0, device=accelerator.device)  # a captured step reads it anew every time
         compiled = settings.compile and accelerator.device.type == "cuda"
@@ -59,11 +60,11 @@ class Step:
         for i, batch in enumerate(batches):
             with self._sent(only_if=i == len(batches) - 1):
                 loss = self.loss(share(batch, rank, processes), over)
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
             self.total += loss.detach() * over
         self.targets += targets
         if self.settings.clip:
-            norm = clip_grad_norm_(self.learner.parameters(), self.settings.clip)
+            norm = clip_grad_norm_(self.parameters, self.settings.clip)
             self.norm.copy_(norm.full_tensor() if isinstance(norm, DTensor) else norm)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
@@ -111,9 +112,8 @@ def _products(precision: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _adam(learner: nn.Module, settings: Training, capture: bool) -> torch.optim.AdamW:
-    matrices = [p for p in learner.parameters() if p.requires_grad and p.ndim > 1]
-    vectors = [p for p in learner.parameters() if p.requires_grad and p.ndim <= 1]
+def _adam(parameters: Sequence[nn.Parameter], settings: Training, capture: bool) -> torch.optim.AdamW:
+    matrices, vectors = ([p for p in parameters if (p.ndim > 1) == several] for several in (True, False))
     groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
