@@ -18,10 +18,10 @@ from .checkpoint import Checkpoint
 from .clock import Clock
 from .errors import TrainingError
 from .events import Event, Finished, Logged, Report, Saved, Started, Stopped, Validated, Watched
-from .extra import needed
 from .health import Heads, health
 from .learner import Learner
 from .objectives import Objective
+from .processes import Processes
 from .progress import line
 from .schedule import learning_rate
 from .settings import Training
@@ -85,7 +85,8 @@ class Run:
         better: Better,
         report: Report | None,
     ) -> None:
-        self.accelerator = _accelerator()
+        self.processes = Processes()
+        self.device = self.processes.device
         self.objective, self.settings, self.out = objective, settings, out
         self.validate, self.better = validate, better
         self.judged = deepcopy(model).eval()  # validated and returned; the one that learns is never touched by it
@@ -96,13 +97,13 @@ class Run:
         self.steps = per_epoch * settings.epochs if settings.steps is None else settings.steps  # type: ignore[operator]
 
         _same_everywhere(model.to(self.device))
-        self.step = Step(self.accelerator, Learner(model, objective, settings).train(), settings)
+        self.step = Step(self.processes, Learner(model, objective, settings).train(), settings)
         self.model = model
         self.average = Average(settings.average)
         self.best: dict[str, Tensor] | None = None
         self.standing, self.saved = Standing(), 0
-        random.seed(settings.seed, self.accelerator.process_index)
-        self.report = _report(self.out) if report is None and self.accelerator.is_main_process else report
+        random.seed(settings.seed, self.processes.rank)
+        self.report = _report(self.out) if report is None and self.processes.first else report
         self.clock = Clock()
 
     # ------------------------------------------------------------------------------------------------------ learning
@@ -116,7 +117,7 @@ class Run:
                 parameters=sum(parameter.numel() for parameter in self.judged.parameters()),
                 data=self.data.describe(),
                 device=str(self.device),
-                processes=self.accelerator.num_processes,
+                processes=self.processes.count,
             )
         )
         self.clock = Clock(self.standing.step)
@@ -187,7 +188,7 @@ class Run:
     def _watch(self) -> None:
         """At a batch from the middle, the same every time."""
         weights = self._weights()
-        if self.accelerator.is_main_process:
+        if self.processes.first:
             specs = self.data.batches(self.settings, None)
             self._tell(Watched(self.standing.step, *self._judge(weights, self._health(specs[len(specs) // 2]))))
 
@@ -204,8 +205,7 @@ class Run:
     def _validate(self, validate: Validate) -> None:
         """By the first process, with the weights that would be kept."""
         at, candidate = self.standing, self._candidate()
-        metrics = dict(self._judge(candidate, validate)) if self.accelerator.is_main_process else {}
-        metrics = self._from_first(metrics)
+        metrics = self.processes.from_first(dict(self._judge(candidate, validate)) if self.processes.first else {})
         figure = self.better.figure(metrics)
         better = self.better(figure, at.best)
         at.waited = 0 if better else at.waited + 1
@@ -238,7 +238,9 @@ class Run:
         """Everything, so that it could go on from here as if it had not stopped."""
         at = self.standing
         optimiser = gather.optimiser_state(self.model, self.step.optimiser)
-        tensors = {"weights": self._weights(), "optimiser": optimiser, "random": self._random()}
+        states = self.processes.from_all(random.state(self.processes.rank, self.device))
+        drawn = {name: state for several in states for name, state in several.items()}
+        tensors = {"weights": self._weights(), "optimiser": optimiser, "random": drawn}
         if self.average.last:
             tensors["average"] = self.average.tensors()
         if self.best is not None:
@@ -246,20 +248,20 @@ class Run:
         total, targets = self.step.added_up()
         state = {"recipe": self.recipe, "standing": asdict(at), "total": total, "targets": targets}
         problem, folder = None, self.out
-        if self.accelerator.is_main_process:
+        if self.processes.first:
             try:
                 folder = checkpoint.write(self.out, Checkpoint(at.step, state, tensors))
             except TrainingError as error:
                 problem = str(error)
-        problem = self._from_first(problem)
+        problem = self.processes.from_first(problem)
         if problem is not None:
             raise TrainingError(problem)
         self.saved = at.step
         self._tell(Saved(at.step, folder))
 
     def _restore(self) -> None:
-        found = checkpoint.read(self.out) if self.accelerator.is_main_process else None
-        state = self._from_first(None if found is None else found.state)
+        found = checkpoint.read(self.out) if self.processes.first else None
+        state = self.processes.from_first(None if found is None else found.state)
         if state is None:
             return
         for difference in checkpoint.differences(self.recipe, state["recipe"]):
@@ -273,48 +275,13 @@ class Run:
         gather.give_weights(self.model, tensors.get("weights", {}))
         gather.give_optimiser_state(self.model, self.step.optimiser, tensors.get("optimiser", {}))
         self.step.add_up(state["total"], state["targets"])
-        states = self._from_first(tensors.get("random"))
-        mine = {kind: states[key] for kind in ("cpu", "cuda") if (key := f"{self._rank}/{kind}") in states}
-        if mine:
-            random.restore(mine, self.device)
-        self.average.restore(self._from_first(tensors.get("average", {})))
-        self.best = self._from_first(tensors.get("best"))
-
-    def _random(self) -> dict[str, Tensor]:
-        """Of every process."""
-        mine = {f"{self._rank}/{kind}": state for kind, state in random.state(self.device).items()}
-        gathered = needed("accelerate.utils").gather_object([mine])
-        return {name: state for states in gathered for name, state in states.items()}
-
-    # ---------------------------------------------------------------------------------------------- among processes
-
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = self.accelerator.device
-        return device
-
-    @property
-    def _rank(self) -> int:
-        rank: int = self.accelerator.process_index
-        return rank
-
-    def _from_first(self, value: Any) -> Any:
-        """What the first process has."""
-        return needed("accelerate.utils").broadcast_object_list([value])[0]
+        random.restore(self.processes.from_first(tensors.get("random")), self.processes.rank, self.device)
+        self.average.restore(self.processes.from_first(tensors.get("average", {})))
+        self.best = self.processes.from_first(tensors.get("best"))
 
     def _tell(self, event: Event) -> None:
-        if self.accelerator.is_main_process and self.report is not None:
+        if self.processes.first and self.report is not None:
             self.report(event)
-
-
-def _accelerator() -> Any:
-    accelerate = needed("accelerate")
-    made = accelerate.Accelerator(mixed_precision="no")  # Learner says where bfloat16 is used
-    if made.distributed_type not in ("NO", "MULTI_GPU", "MULTI_CPU"):
-        raise ValueError(
-            f"accelerate is set up for {made.distributed_type}; launch it plainly, and say shard = true for FSDP"
-        )
-    return made
 
 
 def _recipe(model: Model, data: Data, settings: Training) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from torch.distributed.fsdp import fully_shard
 from ..layers import DecoderBlock, EncoderBlock
 
 
-def shard(learner: nn.Module, device: torch.device) -> None:
+def shard(learner: nn.Module, device: torch.device) -> nn.Module:
     """In place, block by block: each is put together while it runs, and what belongs to no block for the whole step."""
     for module in learner.modules():
         if isinstance(module, nn.RNNBase):
@@ -18,3 +18,4 @@ def shard(learner: nn.Module, device: torch.device) -> None:
         if isinstance(module, EncoderBlock | DecoderBlock):
             fully_shard(module, mesh=mesh)
     fully_shard(learner, mesh=mesh)
+    return learner

@@ -15,6 +15,7 @@ from .batch import share
 from .captured import Captured
 from .learner import Learner
 from .objectives import count
+from .processes import Processes
 from .settings import Training
 from .shard import shard
 
@@ -24,22 +25,20 @@ SHAPES = 256  # of batches; more are not compiled
 class Step:
     """Nothing in it waits for a GPU: what is to be known later is added up there, in `total`, `targets` and `norm`."""
 
-    def __init__(self, accelerator: Any, learner: Learner, settings: Training) -> None:
-        self.accelerator, self.settings = accelerator, settings
-        self.sharded = settings.shard and accelerator.num_processes > 1
-        if self.sharded:
-            shard(learner, accelerator.device)
-        self.learner = learner if self.sharded else accelerator.prepare_model(learner)
+    def __init__(self, processes: Processes, learner: Learner, settings: Training) -> None:
+        self.processes, self.settings, device = processes, settings, processes.device
+        sharded = settings.shard and processes.count > 1
+        self.learner = shard(learner, device) if sharded else processes.together(learner)
         self.parameters = [parameter for parameter in learner.parameters() if parameter.requires_grad]
-        capture = settings.capture and accelerator.device.type == "cuda" and accelerator.num_processes == 1
+        capture = settings.capture and device.type == "cuda" and processes.count == 1
         self.captured = Captured(lambda batch: self._run([batch])) if capture else None
         self.optimiser = _adam(self.parameters, settings, capture)
         for group in self.optimiser.param_groups if capture else ():
-            group["lr"] = torch.tensor(0.0, device=accelerator.device)  # a captured step reads it anew every time
-        compiled = settings.compile and accelerator.device.type == "cuda"
+            group["lr"] = torch.tensor(0.0, device=device)  # a captured step reads it anew every time
+        compiled = settings.compile and device.type == "cuda"
         self.loss: Callable[..., Tensor] = _compiled(self.learner) if compiled else self.learner
-        self.total, self.norm = (torch.zeros((), device=accelerator.device) for _ in range(2))
-        self.targets = torch.zeros((), dtype=torch.int64, device=accelerator.device)
+        self.total, self.norm = (torch.zeros((), device=device) for _ in range(2))
+        self.targets = torch.zeros((), dtype=torch.int64, device=device)
 
     def __call__(self, batches: Sequence[Any], lr: float) -> None:
         for group in self.optimiser.param_groups:
@@ -54,7 +53,7 @@ class Step:
                 self.captured(batches[0])
 
     def _run(self, batches: Sequence[Any]) -> None:
-        rank, processes = self.accelerator.process_index, self.accelerator.num_processes
+        rank, processes = self.processes.rank, self.processes.count
         targets = torch.stack([count(batch.targets) for batch in batches]).sum()
         over = targets / processes  # gradients of processes are averaged, not summed
         for i, batch in enumerate(batches):
@@ -85,11 +84,11 @@ class Step:
 
     def added_up(self) -> tuple[float, int]:
         """The losses of all processes and their targets, since they were last read."""
-        return self.accelerator.reduce(self.total, "sum").item(), int(self.targets)
+        return self.processes.total(self.total).item(), int(self.targets)
 
     def add_up(self, total: float, targets: int) -> None:
         """From here on."""
-        self.total.fill_(total if self.accelerator.is_main_process else 0.0)
+        self.total.fill_(total if self.processes.first else 0.0)
         self.targets.fill_(targets)
 
 
