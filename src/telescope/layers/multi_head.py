@@ -88,7 +88,7 @@ class MultiHeadAttention(nn.Module):
             queries, keys, values = self._all(x, at)
             if cache is not None:
                 keys, values = cache.append(keys, values, at.start)
-                attention = cache.seen(attention, at.start)
+                attention = cache.seen(attention, at)
         else:
             queries = self.queries(x)
             keys, values = self.keys_and_values(memory) if isinstance(memory, Tensor) else memory
