@@ -1,0 +1,46 @@
+"""Span corruption: a piece is taken out of a line and stands at its end, so that the line has to be remembered.
+
+    Khatchig Mouradian is a journalist, writer    →    Khatchig Mour⁇ist, writer⁇adian is a journal□□□…
+
+Everything is done for all lines at once, where they lie: a GPU then never waits for Python to cut strings.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+SHORTEST = 4
+PAD, MASK = 0, 1
+
+
+class Spans(NamedTuple):
+    """Of each line: how many characters of its beginning are kept, how many of those are taken out, and from where."""
+
+    kept: Int[Tensor, " lines"]
+    taken: Int[Tensor, " lines"]
+    start: Int[Tensor, " lines"]
+
+
+def spans(lengths: Int[Tensor, " lines"], chances: Float[Tensor, "3 lines"], longest: int) -> Spans:
+    """What three numbers from 0 to 1 decide for each line, each of them evenly.
+
+    kept    from 4 to `longest`, or all there is
+    taken   at least one and less than half, on average a quarter
+    start   anywhere it fits
+    """
+    kept = (SHORTEST + (chances[0] * (longest - SHORTEST + 1)).long()).minimum(lengths)
+    taken = (1 + chances[1] * (kept / 2 - 1).clamp(min=0)).long()
+    return Spans(kept, taken, (chances[2] * (kept - taken + 1)).long())
+
+
+def corrupt(lines: Int[Tensor, "lines longest"], spans: Spans, length: int) -> Int[Tensor, "lines length"]:
+    """prefix ⁇ suffix ⁇ taken □…, each of the lines filled up to `length`."""
+    kept, taken, start = (number[:, None] for number in spans)
+    at = torch.arange(length, device=lines.device)
+    rest = kept - taken  # so long are prefix and suffix together
+    from_line = torch.where(at < start, at, torch.where(at <= rest, at - 1 + taken, at - rest - 2 + start))
+    moved = lines.gather(1, from_line.clamp(0, lines.shape[1] - 1))
+    moved = moved.masked_fill((at == start) | (at == rest + 1), MASK)
+    return moved.masked_fill(at > kept + 1, PAD)
