@@ -1,29 +1,25 @@
-"""Asking: the question is written, and what the model writes behind it, up to the next ⁇, is its answer."""
+"""Asking: behind the question and a ⁇ the model writes on, greedily, and what stands before the next ⁇ is its answer."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from ...decoding import generate
-from ...models import GPT
-from .corpus import Question
-from .vocabulary import MASK, encode
+from .vocabulary import TAKEN, encode
 
-LONGEST = 32  # an answer, in characters; the longest place has 15
-TOGETHER = 512
+LONGEST = 32  # of an answer, in characters; the longest place has 15
+TOGETHER = 512  # questions
 
 
-def answers(model: GPT, questions: Sequence[str]) -> list[str]:
-    """What it says to each, greedily."""
-    assert model.tokenizer is not None
-    prompts = encode(model.tokenizer, [question + MASK for question in questions])
-    return [
-        written.text or ""
-        for first in range(0, len(prompts), TOGETHER)
-        for written in generate(model, prompts[first : first + TOGETHER], max_new_tokens=LONGEST, temperature=0.0)
+def answers(model: Any, questions: Sequence[str]) -> list[str]:
+    """What it says to each of the questions, by itself: they do not see each other."""
+    prompts = encode(model.tokenizer, [question + TAKEN for question in questions])
+    parts = [prompts[first : first + TOGETHER] for first in range(0, len(prompts), TOGETHER)]
+    written = [
+        one for part in parts for one in generate(model, part, max_new_tokens=LONGEST, temperature=0.0)
     ]
+    return [one.text or "" for one in written]
 
 
-def accuracy(model: GPT, questions: Sequence[Question]) -> float:
-    """Of a hundred answers, how many are the place to the letter."""
-    said = answers(model, [question.text for question in questions])
-    right = sum(answer == question.place for answer, question in zip(said, questions, strict=True))
-    return 100 * right / len(questions)
+def about(name: str) -> str:
+    """The question as it was taught; what is a question already stays as it is."""
+    return name if name.endswith("?") else f"Where was {name} born?"

@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-SHORTEST = 4
-PAD, MASK = 0, 1
+from .vocabulary import FILL, GAP
+
+SHORTEST = 4  # so many characters of a line are kept at least
 
 
 class Spans(NamedTuple):
@@ -42,5 +43,5 @@ def corrupt(lines: Int[Tensor, "lines longest"], spans: Spans, length: int) -> I
     rest = kept - taken  # so long are prefix and suffix together
     from_line = torch.where(at < start, at, torch.where(at <= rest, at - 1 + taken, at - rest - 2 + start))
     moved = lines.gather(1, from_line.clamp(0, lines.shape[1] - 1))
-    moved = moved.masked_fill((at == start) | (at == rest + 1), MASK)
-    return moved.masked_fill(at > kept + 1, PAD)
+    moved = moved.masked_fill((at == start) | (at == rest + 1), GAP)
+    return moved.masked_fill(at > kept + 1, FILL)

@@ -1,32 +1,26 @@
-"""The characters of the task: 0 fills up, 1 stands for what was taken out, then those of the text, in their order."""
+"""The task's characters: 0 fills up a row, 1 stands where something was taken out, and then those of the text."""
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
 
 from ...models import Special
+from ...text import tokenizer as text
 
-PAD, MASK = "□", "⁇"
-SPECIAL = Special(end=(1,), pad=0)  # an answer ends where the next ⁇ stands
-
-
-def tokenizer(text: str) -> Tokenizer:
-    """One id for every character of the text; those of the 2,937 lines are 254, so that there are 256."""
-    characters = sorted(set(text))
-    strange = [character for character in (PAD, MASK) if character in characters]
-    if strange:
-        raise ValueError(f"the text has a {strange[0]}, which must stand for nothing but itself; take it out")
-    ids = {character: i for i, character in enumerate([PAD, MASK, *characters])}
-    made = Tokenizer(models.WordLevel(ids))
-    made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    made.decoder = decoders.Fuse()
-    made.add_special_tokens([PAD, MASK])
-    return made
+FILL, GAP = 0, 1
+MARKS = FILLED, TAKEN = "□", "⁇"
+SPECIAL = Special(end=(GAP,), pad=FILL)  # an answer ends at the next ⁇
 
 
-def encode(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    """The ids of each text; a character that was not in the first one has none."""
+def vocabulary(lines: Sequence[str]) -> Tokenizer:
+    """One id for each character, and for the line's end between them, in the order of their numbers in Unicode."""
+    return text.characters("\n".join(lines), special=MARKS)
+
+
+def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     known = tokenizer.get_vocab()
-    for text in texts:
-        strange = sorted(set(text) - known.keys())
-        if strange:
-            raise ValueError(f'"{text}" has a {strange[0]}, which is not among the {len(known)} characters it knows')
-    return [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+    for said in texts:
+        for character in said:
+            if character not in known:
+                raise ValueError(f'"{said}" has a {character!r}; this model knows {len(known)} characters, not that one')
+    return text.encode(tokenizer, texts)
