@@ -5,18 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telescope.tasks.recall.corruption import Spans, corrupt, spans
-from telescope.tasks.recall.vocabulary import MASK, PAD, encode, tokenizer
+from telescope.tasks.recall.vocabulary import encode, vocabulary
 
 TEXT = "abcdefghijklmnopqrstuvwxyz"
-TOKENS = tokenizer(TEXT)
+TOKENS = vocabulary([TEXT])
 
 
 def cut(line, kept, taken, start, length):
     """The hand-out's words, as strings."""
     line = line[:kept]
     prefix, span, suffix = line[:start], line[start : start + taken], line[start + taken :]
-    whole = prefix + MASK + suffix + MASK + span
-    return whole + PAD * (length - len(whole))
+    whole = f"{prefix}⁇{suffix}⁇{span}"
+    return whole + "□" * (length - len(whole))
 
 
 @given(st.lists(st.text(TEXT, min_size=4, max_size=40), min_size=1, max_size=6), st.integers(0, 2**32), st.data())

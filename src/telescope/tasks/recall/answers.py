@@ -1,4 +1,4 @@
-"""Asking: behind the question and a ⁇ the model writes on, greedily, and what stands before the next ⁇ is its answer."""
+"""Asking: behind a question and a ⁇ the model writes on, greedily; what stands before the next ⁇ is its answer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,9 +14,7 @@ def answers(model: Any, questions: Sequence[str]) -> list[str]:
     """What it says to each of the questions, by itself: they do not see each other."""
     prompts = encode(model.tokenizer, [question + TAKEN for question in questions])
     parts = [prompts[first : first + TOGETHER] for first in range(0, len(prompts), TOGETHER)]
-    written = [
-        one for part in parts for one in generate(model, part, max_new_tokens=LONGEST, temperature=0.0)
-    ]
+    written = [one for part in parts for one in generate(model, part, max_new_tokens=LONGEST, temperature=0.0)]
     return [one.text or "" for one in written]
 
 

@@ -53,9 +53,9 @@ class Table(ABC):
         ids, targets = self.rows(chances.to(device))
         size = settings.rows_of(ids.shape[1])
         order = torch.cat([order, order[:1].expand(-n % size)]).to(device)
-        ids, targets = ids[order], targets[order].masked_fill_(targets[order] == FILL, IGNORE)
+        ids, targets = ids[order], targets.masked_fill(targets == FILL, IGNORE)[order]
         targets[n:] = IGNORE
-        return [Text(*both) for both in zip(ids.split(size), targets.split(size), strict=True)]
+        return [Text(*both) for both in zip(torch.split(ids, size), torch.split(targets, size), strict=True)]
 
     def take(self, spec: Text) -> Text:
         return spec

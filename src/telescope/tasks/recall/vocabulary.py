@@ -20,7 +20,7 @@ def vocabulary(lines: Sequence[str]) -> Tokenizer:
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     known = tokenizer.get_vocab()
     for said in texts:
-        for character in said:
-            if character not in known:
-                raise ValueError(f'"{said}" has a {character!r}; this model knows {len(known)} characters, not that one')
+        strange = sorted(set(said) - known.keys())
+        if strange:
+            raise ValueError(f'"{said}" has {strange[0]!r}, which is none of the {len(known)} characters known here')
     return text.encode(tokenizer, texts)
