@@ -15,8 +15,8 @@ from ..text.corpora import TRANSLATIONS, Pair, Split, multi30k
 from ..text.tokenizer import bpe, from_codes
 from ..training import Training
 from . import metrics
-from .recipe import Recipe, Shape
 from .pairs import Column, Decoding, answers, predictions, work
+from .recipe import Recipe, Shape
 from .task import Answer, Task, Work
 
 
@@ -84,9 +84,7 @@ def prepare(recipe: TranslateRecipe, data: Path, tokenizer: Tokenizer | None) ->
     def figures(answers: list[Answer]) -> dict[str, float]:
         return {"bleu": score(recipe, answers)["bleu"]}
 
-    return work(
-        recipe.model, recipe.training, recipe.decoding, learnt, held_out, whole, whole, "highest bleu", figures
-    )
+    return work(recipe.model, recipe.training, recipe.decoding, learnt, held_out, whole, whole, "highest bleu", figures)
 
 
 def answer(recipe: TranslateRecipe, model: Model, data: Path, split: Split) -> list[Answer]:
