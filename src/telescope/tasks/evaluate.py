@@ -4,9 +4,11 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast, get_args
 
 import torch
 
+from ..layers.check import one_of
 from ..models import load
 from ..text.corpora import Split, data_folder
 from ..text.corpora.files import lines
@@ -20,7 +22,7 @@ class Evaluation:
     """The figures of a split, the one that counts first, and how many answers they are of."""
 
     recipe: str
-    split: Split
+    split: str
     answers: int
     figures: dict[str, float]
 
@@ -29,7 +31,7 @@ def evaluate(
     folder: str | os.PathLike[str],
     *,
     data: str | os.PathLike[str] | None = None,
-    split: Split = "test",
+    split: str = "test",
     recipe: str | os.PathLike[str] | None = None,
 ) -> Evaluation:
     """Answer everything in a split, and score the answers. Both are kept in the folder, in evaluation/."""
@@ -41,14 +43,14 @@ def predict(
     folder: str | os.PathLike[str],
     *,
     data: str | os.PathLike[str] | None = None,
-    split: Split = "test",
+    split: str = "test",
     recipe: str | os.PathLike[str] | None = None,
 ) -> Path:
     """The answers alone, as lines of JSON: they can be scored elsewhere. `recipe` is the folder's unless given."""
     said = read(recipe or Path(folder) / RECIPE)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load(folder, device=device, dtype=torch.float32)
-    answers = TASKS[said.task].answer(said, model, data_folder(data), split)
+    answers = TASKS[said.task].answer(said, model, data_folder(data), _split(split))
     file = _file(folder, split)
     file.parent.mkdir(exist_ok=True)
     file.write_text("".join(json.dumps(it, ensure_ascii=False) + "\n" for it in answers), encoding="utf-8")
@@ -56,7 +58,7 @@ def predict(
 
 
 def score(
-    folder: str | os.PathLike[str], *, split: Split = "test", recipe: str | os.PathLike[str] | None = None
+    folder: str | os.PathLike[str], *, split: str = "test", recipe: str | os.PathLike[str] | None = None
 ) -> Evaluation:
     """The figures of answers that are there."""
     said = read(recipe or Path(folder) / RECIPE)
@@ -67,7 +69,12 @@ def score(
     return found
 
 
-def _file(folder: str | os.PathLike[str], split: Split) -> Path:
+def _split(given: str) -> Split:
+    one_of("split", given, get_args(Split))
+    return cast(Split, given)
+
+
+def _file(folder: str | os.PathLike[str], split: str) -> Path:
     return Path(folder) / "evaluation" / f"{split}.jsonl"
 
 

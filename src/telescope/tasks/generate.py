@@ -81,7 +81,8 @@ def answer(recipe: GenerateRecipe, model: Model, data: Path, split: Split) -> li
 def score(recipe: GenerateRecipe, answers: list[Answer]) -> dict[str, float]:
     """The loss of a token in nats, and of a character, which can be compared between tokenizers."""
     (it,) = answers
-    return {"loss": it["loss"], "perplexity": exp(it["loss"]), "per_character": it["loss"] * it["tokens"] / it["characters"]}
+    loss = it["loss"]
+    return {"loss": loss, "perplexity": exp(loss), "per_character": loss * it["tokens"] / it["characters"]}
 
 
 GENERATE = Task(GenerateRecipe, prepare, answer, score)

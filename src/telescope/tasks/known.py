@@ -30,4 +30,5 @@ def read(path: str | os.PathLike[str]) -> Recipe:
     name, task = said.pop("name", file.stem), said.pop("task", None)
     if task not in TASKS:
         raise ValueError(f"{file}: there is no task={task!r}; {hint(str(task), TASKS)}")
-    return TASKS[task].recipe.from_tables(str(name), task, said)
+    kind: type[Recipe] = TASKS[task].recipe
+    return kind.from_tables(str(name), task, said)

@@ -14,7 +14,7 @@ References = Sequence[Sequence[str]]  # of each text all that are right
 def bleu(
     predictions: Sequence[str], references: References, *, lower: bool = False, tokens: Tokens = "13a"
 ) -> dict[str, float]:
-    """sacrebleu (Post 2018). With tokens="none", texts whose words have spaces between them: then it is multi-bleu.perl's."""
+    """sacrebleu (Post 2018). tokens="none" is for words that have spaces between them: then it is multi-bleu's."""
     smooth = "none" if tokens == "none" else "exp"
     metric = needed("sacrebleu").metrics.BLEU(lowercase=lower, tokenize=tokens, smooth_method=smooth, force=True)
     found = metric.corpus_score(list(predictions), _streams(references))

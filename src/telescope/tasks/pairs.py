@@ -114,9 +114,7 @@ def write(model: Model, sources: Ids, decoding: Decoding, beams: int) -> list[st
 def _write(model: Model, sources: Ids, decoding: Decoding, beams: int) -> list[str | None]:
     if beams == 1:
         return [it.text for it in generate(model, sources, max_new_tokens=decoding.longest, temperature=0)]
-    found = beam(
-        model, sources, beams=beams, max_new_tokens=decoding.longest, length_penalty=decoding.length_penalty
-    )
+    found = beam(model, sources, beams=beams, max_new_tokens=decoding.longest, length_penalty=decoding.length_penalty)
     return [best.text for best, *_ in found]
 
 

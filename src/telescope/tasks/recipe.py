@@ -82,7 +82,8 @@ class Recipe:
     def training_with(self, **changes: Any) -> Self:
         """The same with other settings, in each of its trainings."""
         trainings = {key: table for key, table in self.tables().items() if isinstance(table, Training)}
-        return replace(self, **{key: replace(table, **changes) for key, table in trainings.items()})
+        others: dict[str, Any] = {key: replace(table, **changes) for key, table in trainings.items()}
+        return replace(self, **others)
 
     def tables(self) -> dict[str, Table]:
         there = {field.name: getattr(self, field.name) for field in fields(self)[2:]}

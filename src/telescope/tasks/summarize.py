@@ -15,8 +15,8 @@ from ..text.corpora.samsum import renamed
 from ..text.tokenizer import bpe
 from ..training import Training
 from . import metrics
-from .recipe import Recipe, Shape
 from .pairs import Column, Decoding, answers, predictions, work
+from .recipe import Recipe, Shape
 from .task import Answer, Task, Work
 
 

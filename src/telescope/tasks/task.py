@@ -9,7 +9,8 @@ from tokenizers import Tokenizer
 
 from ..models import Model
 from ..text.corpora import Split
-from ..training import Data, Objective, Training, Validate
+from ..training import Data, Objective, Training
+from ..training.validation import Validate
 from .recipe import Recipe
 
 R = TypeVar("R", bound=Recipe)

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -34,11 +33,11 @@ def train(
 ) -> Model:
     """Train the model of a recipe, and save it in the folder `out`, with recipe.toml and all that is needed to go on.
 
-    The same call goes on where an earlier one was stopped. `data` is the folder of all data, TELESCOPE_DATA unless given.
+    The same call goes on where an earlier one was stopped. `data` is the folder of all data; see `data_folder`.
     """
     recipe = recipe if isinstance(recipe, Recipe) else read(recipe)
     place = Path(out)
-    _same_recipe(recipe, place)
+    _must_be_free(place, recipe)
     learnt = place / "tokenizer.json"  # once: a run that goes on must have the same ids
     tokenizer = Tokenizer.from_file(str(learnt)) if learnt.exists() else None
     work = TASKS[recipe.task].prepare(recipe, data_folder(data), tokenizer)
@@ -79,13 +78,16 @@ def first_process() -> bool:
     return bool(needed("accelerate").PartialState().is_main_process)
 
 
-def _same_recipe(recipe: Recipe, folder: Path) -> None:
-    """What was learnt by another recipe is not written over."""
-    if not (folder / RECIPE).exists():
+def _must_be_free(folder: Path, recipe: Recipe) -> None:
+    """A new folder, or one with a run of this recipe. Its settings are compared by training; here, what ids mean."""
+    if not folder.is_dir() or not (there := sorted(os.listdir(folder))):
         return
-    there = read(folder / RECIPE)
-    if replace(there.training_with(watch_every=0), name=recipe.name) != recipe.training_with(watch_every=0):
-        raise ValueError(f"{folder} holds a run of another recipe, {there.name}, or of other settings; choose another --out")
+    if RECIPE not in there:
+        raise ValueError(f"{folder} holds {there[0]}, and no run of a recipe; choose a new folder")
+    before = read(folder / RECIPE)
+    for table in ("task", "data", "tokenizer"):
+        if getattr(before, table, None) != getattr(recipe, table, None):
+            raise ValueError(f"{folder} holds a run of {before.name} with another {table}; choose a new folder")
 
 
 def _put(file: Path, text: str) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Literal
 
 from tokenizers import Tokenizer
@@ -15,8 +16,8 @@ from ..text.corpora import TRANSLATIONS, Pair, Split, multi30k
 from ..text.tokenizer import bpe, from_codes
 from ..training import Training
 from . import metrics
-from .recipe import Recipe, Shape
 from .pairs import Column, Decoding, answers, predictions, work
+from .recipe import Recipe, Shape
 from .task import Answer, Task, Work
 
 
@@ -28,16 +29,30 @@ class Translations(Config):
     source: Literal["en", "de"]
     target: Literal["en", "de"]
     also: str | None = None
+    bare: int = 0  # of 100 pairs so many are learnt from once more, without the full stop at their end
     longest: int = 128  # tokens; a pair with a longer side is not learnt from
 
     def check(self) -> None:
         fits.at_least_one(self, "longest")
+        if not 0 <= self.bare <= 100:
+            raise ValueError(f"bare={self.bare} of 100 pairs; 0 to 100 can be")
         for name in ("corpus", "also"):
             if getattr(self, name) is not None:
                 one_of(name, getattr(self, name), TRANSLATIONS)
 
     def read(self, data: Path, split: Split, corpus: str | None = None) -> list[Pair]:
         return TRANSLATIONS[corpus or self.corpus](data, split, self.source, self.target)
+
+    def learnt(self, data: Path) -> list[Pair]:
+        pairs = self.read(data, "train")
+        others = [] if self.also is None else self.read(data, "train", self.also)
+        random = Random(0)
+        return pairs + [without_stop(pair) for pair in pairs if random.randrange(100) < self.bare] + others
+
+
+def without_stop(pair: Pair) -> Pair:
+    """People who ask often leave it out; those who write sentences for others do not."""
+    return Pair(pair.source.removesuffix("."), tuple(target.removesuffix(".") for target in pair.targets))
 
 
 @dataclass(frozen=True)
@@ -73,9 +88,7 @@ class TranslateRecipe(Recipe):
 
 
 def prepare(recipe: TranslateRecipe, data: Path, tokenizer: Tokenizer | None) -> Work:
-    learnt = recipe.data.read(data, "train")
-    if recipe.data.also is not None:
-        learnt += recipe.data.read(data, "train", recipe.data.also)
+    learnt = recipe.data.learnt(data)
     if tokenizer is None:
         tokenizer = recipe.tokenizer.learn([text for it in learnt for text in (it.source, *it.targets)], data)
     whole = Column(tokenizer, recipe.data.longest, whole=True)
@@ -84,9 +97,7 @@ def prepare(recipe: TranslateRecipe, data: Path, tokenizer: Tokenizer | None) ->
     def figures(answers: list[Answer]) -> dict[str, float]:
         return {"bleu": score(recipe, answers)["bleu"]}
 
-    return work(
-        recipe.model, recipe.training, recipe.decoding, learnt, held_out, whole, whole, "highest bleu", figures
-    )
+    return work(recipe.model, recipe.training, recipe.decoding, learnt, held_out, whole, whole, "highest bleu", figures)
 
 
 def answer(recipe: TranslateRecipe, model: Model, data: Path, split: Split) -> list[Answer]:

@@ -64,10 +64,11 @@ def records(file: Path, *fields: str) -> Iterator[tuple[str, ...]]:
         several = _json(read(file), str(file))
         numbered = ((f"{file}, record {i}", record) for i, record in enumerate(several, 1))
     for where, record in numbered:
-        texts = tuple(record.get(field) for field in fields) if isinstance(record, dict) else ()
-        if not texts or not all(isinstance(text, str) for text in texts):
+        texts = [record.get(field) for field in fields] if isinstance(record, dict) else []
+        said = tuple(text for text in texts if isinstance(text, str))
+        if len(said) < len(fields):
             raise ValueError(f"{where}: is not an object that says {' and '.join(fields)}")
-        yield texts
+        yield said
 
 
 def side_by_side(left: Path, right: Path) -> list[tuple[str, str]]:
