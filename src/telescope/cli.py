@@ -116,6 +116,26 @@ def evaluate(
         print(f"{found.recipe}   {found.split} ({found.answers:,})   {figures}")
 
 
+@app.command()
+def recall(
+    name: Annotated[list[str], typer.Argument(help="of a person; - reads names from a pipe, one on each line")],
+    model: Annotated[str, typer.Option(help="a folder that telescope train wrote by one of recipes/recall-*.toml")],
+    as_json: Annotated[bool, typer.Option("--json", help="the questions with their answers, as JSON")] = False,
+) -> None:
+    """Where was NAME born? As far as the model has read about it."""
+    from .models import load
+    from .tasks.recall.answers import about, answers
+
+    names = sys.stdin.read().splitlines() if name == ["-"] else [" ".join(name)]
+    questions = [about(name.strip()) for name in names if name.strip()]
+    said = answers(load(model), questions)
+    if as_json:
+        pairs = [{"question": question, "answer": answer} for question, answer in zip(questions, said, strict=True)]
+        print(json.dumps(pairs, ensure_ascii=False, indent=1))
+    else:
+        print(*said, sep="\n")
+
+
 def _show(drawn: RenderableType, plain: bool) -> None:
     from .observe.table import text
 

@@ -1,6 +1,7 @@
 """A small model reads about eight people, is asked where they were born, and knows; both stages are one run."""
 
 import json
+from io import StringIO
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from telescope.training import Finished, Logged, Started
 
 NAMES = ["Ada", "Ben", "Cleo", "Dora", "Emil", "Fay", "Gus", "Hal"]
 PLACES = ["Paris", "Rome", "Oslo", "Bern", "Lima", "Cairo", "Delhi", "Quito"]
-COMMON = {"lr": 1e-2, "warmup": 5, "beta_2": 0.95, "clip": 1.0, "log_every": 5, "save_every": 10}
+COMMON = {"rows": 8, "lr": 1e-2, "warmup": 5, "beta_2": 0.95, "clip": 1.0, "log_every": 5}
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +33,13 @@ def data(tmp_path_factory):
     return folder.parent
 
 
-def recipe(pretraining=30, training=30, **model):
+def recipe(pretraining, training, save_every=1000, **model):
+    how = COMMON | {"save_every": save_every}
     tables = {
         "data": {"block": 64},
         "model": {"kind": "GPT", "max_positions": 64, "d_model": 32, "blocks": 1, "heads": 2, "tied": False} | model,
-        "pretraining": COMMON | {"steps": pretraining, "rows": 8},
-        "training": COMMON | {"steps": training, "rows": 8, "validate_every": training},
+        "pretraining": how | {"steps": pretraining},
+        "training": how | {"steps": training, "validate_every": training},
     }
     return TASKS["recall"].recipe.from_tables("small", "recall", tables)
 
@@ -53,20 +55,44 @@ def recipe(pretraining=30, training=30, **model):
 )
 def test_it_knows(how, data, tmp_path):
     events = []
-    train(recipe(40, 120, **how), tmp_path, data=data, report=events.append)
+    train(recipe(20, 80, **how), tmp_path, data=data, report=events.append)
     losses = [event.loss for event in events if isinstance(event, Logged)]
     assert losses[-1] < 0.1 < losses[0]
-    assert [event.step for event in events if isinstance(event, Finished)] == [40, 120]
+    assert [event.step for event in events if isinstance(event, Finished)] == [20, 80]
     assert evaluate(tmp_path, data=data, split="validation").figures == {"accuracy": 100.0}
     model = ts.load(tmp_path)
     assert model.special.end == (1,)
     assert ts.decoding.generate(model, "Where was Ada born?⁇", max_new_tokens=9, temperature=0)[0].text == "Paris"
 
 
-def test_stopped_in_either_stage_it_goes_on(data, tmp_path):
-    whole = train(recipe(), tmp_path / "whole", data=data, report=lambda event: None)
+def test_people_are_asked_about(data, tmp_path, command, monkeypatch):
+    train(recipe(2, 90), tmp_path, data=data, report=lambda event: None)
+    model = ("--model", str(tmp_path))
+    assert command("recall", "Ada", *model) == (0, "Paris\n", "")
+    assert command("recall", "Where", "was", "Ben", "born?", *model) == (0, "Rome\n", "")
+    monkeypatch.setattr("sys.stdin", StringIO("Cleo\n\nDora\n"))
+    assert command("recall", "-", *model) == (0, "Oslo\nBern\n", "")
+    code, printed, _ = command("recall", "Emil", "--json", *model)
+    assert (code, json.loads(printed)) == (0, [{"question": "Where was Emil born?", "answer": "Lima"}])
+    code, _, complaint = command("recall", "Zoë", *model)
+    assert (code, complaint) == (
+        2,
+        "telescope: \"Where was Zoë born?⁇\" has 'Z', which is none of the 36 characters known here\n",
+    )
 
-    for stage, step in ((1, 15), (2, 25)):
+
+def test_a_model_of_another_task_is_told_apart(tmp_path, command):
+    ts.models.GPT(ts.models.GPTConfig(vocabulary=9, d_model=8, blocks=1, heads=1)).save(tmp_path / "other")
+    code, printed, complaint = command("recall", "Ada", "--model", str(tmp_path / "other"))
+    assert (code, printed) == (2, "")
+    assert complaint.startswith("telescope: this model was not taught to recall")
+
+
+def test_stopped_in_either_stage_it_goes_on(data, tmp_path):
+    said = recipe(20, 20, save_every=10)
+    whole = train(said, tmp_path / "whole", data=data, report=lambda event: None)
+
+    for stage, step in ((1, 5), (2, 15)):
         started = []
 
         def stop(event, started=started, stage=stage, step=step):
@@ -75,16 +101,16 @@ def test_stopped_in_either_stage_it_goes_on(data, tmp_path):
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            train(recipe(), tmp_path / "broken", data=data, report=stop)
+            train(said, tmp_path / "broken", data=data, report=stop)
     seen = []
-    model = train(recipe(), tmp_path / "broken", data=data, report=seen.append)
-    assert [event.step for event in seen if isinstance(event, Started)] == [30, 20]  # the first stage is done
+    model = train(said, tmp_path / "broken", data=data, report=seen.append)
+    assert [event.step for event in seen if isinstance(event, Started)] == [20, 10]  # the first stage is done
     for name, weight in model.state_dict().items():
         assert_close(weight, whole.state_dict()[name], rtol=0.0, atol=0.0)
 
 
 def test_without_pretraining_there_is_one_stage(data, tmp_path):
-    said = recipe()
+    said = recipe(2, 2)
     tables = {name: table.to_dict() for name, table in said.tables().items() if name != "pretraining"}
     alone = TASKS["recall"].recipe.from_tables("none", "recall", tables)
     assert alone.pretraining is None
@@ -101,7 +127,7 @@ def test_questions_of_the_test_are_answered_but_not_scored(data, tmp_path):
 
 
 def test_an_epoch_is_drawn_by_seed_and_epoch_alone(data):
-    stage = TASKS["recall"].prepare(recipe(), data, None).stages["pretraining"]
+    stage = TASKS["recall"].prepare(recipe(2, 2), data, None).stages["pretraining"]
     first, again, next_one = (stage.data.batches(stage.settings, epoch)[0].ids for epoch in (3, 3, 4))
     torch.rand(1)
     assert torch.equal(first, again)
