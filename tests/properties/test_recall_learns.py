@@ -73,7 +73,7 @@ def test_people_are_asked_about(data, tmp_path, command, monkeypatch):
     monkeypatch.setattr("sys.stdin", StringIO("Cleo\n\nDora\n"))
     assert command("recall", "-", *model) == (0, "Oslo\nBern\n", "")
     code, printed, _ = command("recall", "Emil", "--json", *model)
-    assert (code, json.loads(printed)) == (0, [{"question": "Where was Emil born?", "answer": "Lima"}])
+    assert (code, json.loads(printed)) == (0, {"question": "Where was Emil born?", "answer": "Lima"})
     code, _, complaint = command("recall", "Zoë", *model)
     assert (code, complaint) == (
         2,
