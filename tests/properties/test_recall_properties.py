@@ -48,6 +48,14 @@ def test_every_length_is_as_likely():
     assert (share * 109 - 1).abs().max() < 0.12  # five standard deviations of 1,835 draws
 
 
+def test_the_longest_of_several_draws_is_kept():
+    """The larger of two even draws lies below a share x of all with x²."""
+    chances = torch.rand(4, 100_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    kept = spans(torch.full((100_000,), 500), chances, longest=112).kept
+    for x in (0.25, 0.5, 0.75):
+        assert abs((kept < 4 + 109 * x).double().mean() - x**2) < 0.01
+
+
 def test_a_quarter_is_taken_and_from_anywhere():
     kept, taken, start = many()
     for length in (4, 5, 30, 63, 112):

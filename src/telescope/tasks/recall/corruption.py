@@ -24,16 +24,17 @@ class Spans(NamedTuple):
     start: Int[Tensor, " lines"]
 
 
-def spans(lengths: Int[Tensor, " lines"], chances: Float[Tensor, "3 lines"], longest: int) -> Spans:
-    """What three numbers from 0 to 1 decide for each line, each of them evenly.
+def spans(lengths: Int[Tensor, " lines"], chances: Float[Tensor, "chances lines"], longest: int) -> Spans:
+    """What numbers from 0 to 1, at least three for each line, decide.
 
-    kept    from 4 to `longest`, or all there is
-    taken   at least one and less than half, on average a quarter
-    start   anywhere it fits
+    kept    from 4 to `longest`, or all there is: the longest that any of the first chances gives, each of them evenly
+    taken   evenly at least one and less than half, so a quarter on average
+    start   evenly anywhere it fits
     """
-    kept = (SHORTEST + (chances[0] * (longest - SHORTEST + 1)).long()).minimum(lengths)
-    taken = (1 + chances[1] * (kept / 2 - 1).clamp(min=0)).long()
-    return Spans(kept, taken, (chances[2] * (kept - taken + 1)).long())
+    *keeping, taking, starting = chances
+    kept = (SHORTEST + (torch.stack(keeping).amax(0) * (longest - SHORTEST + 1)).long()).minimum(lengths)
+    taken = (1 + taking * (kept / 2 - 1).clamp(min=0)).long()
+    return Spans(kept, taken, (starting * (kept - taken + 1)).long())
 
 
 def corrupt(lines: Int[Tensor, "lines longest"], spans: Spans, length: int) -> Int[Tensor, "lines length"]:

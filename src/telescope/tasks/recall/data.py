@@ -21,6 +21,8 @@ from .vocabulary import FILL
 class Table(ABC):
     """Sequences of ids side by side, filled up to the longest, and one length for each."""
 
+    chances = 0  # how many numbers a row is drawn with
+
     def __init__(self, sequences: Sequence[Sequence[int]], lengths: Sequence[int]) -> None:
         longest = max(map(len, sequences))
         self.ids = torch.tensor([[*ids, *[FILL] * (longest - len(ids))] for ids in sequences])
@@ -30,8 +32,8 @@ class Table(ABC):
         self.described = f"{len(sequences):,} {type(self).__name__.lower()}, checksum {mark:08x}"
 
     @abstractmethod
-    def rows(self, chances: Float[Tensor, "3 rows"]) -> tuple[Int[Tensor, "rows n"], Int[Tensor, "rows n"]]:
-        """The ids of every row and the target of each, given three numbers from 0 to 1 to draw with; FILL is none."""
+    def rows(self, chances: Float[Tensor, "chances rows"]) -> tuple[Int[Tensor, "rows n"], Int[Tensor, "rows n"]]:
+        """The ids of every row and the target of each, given numbers from 0 to 1 to draw with; FILL is none."""
 
     def to(self, device: torch.device) -> Self:
         self.ids, self.lengths = self.ids.to(device), self.lengths.to(device)
@@ -47,7 +49,7 @@ class Table(ABC):
         """
         device, n = self.ids.device, len(self.ids)
         draw = generator(settings.seed, 0 if epoch is None else epoch)
-        chances = torch.rand(3, n, generator=draw, dtype=torch.float64)
+        chances = torch.rand(self.chances, n, generator=draw, dtype=torch.float64)
         order = torch.arange(n) if epoch is None else torch.randperm(n, generator=draw)
 
         ids, targets = self.rows(chances.to(device))
@@ -64,17 +66,19 @@ class Table(ABC):
 class Lines(Table):
     """What is known of people: prefix ⁇ suffix ⁇ taken □…, to be guessed from the second character on.
 
-    With a block of 128 characters at most 112 of a line are kept, 7/8 of it, and the model sees 127.
+    With a block of 128 characters at most 112 of a line are kept, 7/8 of it, and the model sees 127. How many are kept
+    is drawn `draws` times, and the longest taken: the more, the more often the end of a line is seen.
     """
 
-    def __init__(self, lines: Sequence[Sequence[int]], block: int) -> None:
-        self.block, self.longest = block, block * 7 // 8
+    def __init__(self, lines: Sequence[Sequence[int]], block: int, draws: int = 1) -> None:
+        self.block, self.longest, self.chances = block, block * 7 // 8, draws + 2
         lengths = [min(len(line), self.longest) for line in lines]
         if min(lengths) < SHORTEST:
             raise ValueError(f"line {lengths.index(min(lengths))} has {min(lengths)} characters; it takes {SHORTEST}")
         super().__init__([line[: self.longest] for line in lines], lengths)
+        self.described += f", blocks of {block}, {draws} draws"
 
-    def rows(self, chances: Float[Tensor, "3 rows"]) -> tuple[Int[Tensor, "rows n"], Int[Tensor, "rows n"]]:
+    def rows(self, chances: Float[Tensor, "chances rows"]) -> tuple[Int[Tensor, "rows n"], Int[Tensor, "rows n"]]:
         moved = corrupt(self.ids, spans(self.lengths, chances, self.longest), self.block)
         return moved[:, :-1], moved[:, 1:]
 
@@ -89,6 +93,6 @@ class Questions(Table):
         whole = [[*question, *answer] for question, answer in zip(questions, answers, strict=True)]
         super().__init__(whole, [len(question) for question in questions])
 
-    def rows(self, chances: Float[Tensor, "3 rows"]) -> tuple[Int[Tensor, "rows n"], Int[Tensor, "rows n"]]:
+    def rows(self, chances: Float[Tensor, "chances rows"]) -> tuple[Int[Tensor, "rows n"], Int[Tensor, "rows n"]]:
         at = torch.arange(1, self.ids.shape[1], device=self.ids.device)
         return self.ids[:, :-1], self.ids[:, 1:].masked_fill(at < self.lengths[:, None], FILL)

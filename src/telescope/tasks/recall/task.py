@@ -21,12 +21,15 @@ from .vocabulary import SPECIAL, TAKEN, encode, vocabulary
 
 @dataclass(frozen=True)
 class Corruption(Config):
-    """[data]: of a block of characters, which a line becomes, the model sees all but the last; see `Lines`."""
+    """[data]: how lines are cut for the pretraining; see `Lines`."""
 
     block: int = 128
+    draws: int = 1
 
     def check(self) -> None:
-        fits.at_least_one(self, "block")
+        fits.at_least_one(self, "draws")
+        if self.block < 8:
+            raise ValueError(f"block={self.block} is too short for a line and two ⁇; 8 is the shortest")
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ def prepare(recipe: RecallRecipe, data: Path, tokenizer: Tokenizer | None) -> Wo
 
     stages = {}
     if recipe.pretraining is not None:
-        spoilt = Lines(encode(tokenizer, lines), recipe.data.block)
+        spoilt = Lines(encode(tokenizer, lines), recipe.data.block, recipe.data.draws)
         stages["pretraining"] = Stage(recipe.pretraining, spoilt, language)
     taught = to_be_learnt(tokenizer, questions(data, "train"))
     return Work(model, stages | {"training": Stage(recipe.training, taught, language, validate, "highest accuracy")})
