@@ -2,6 +2,7 @@
 
 import json
 from io import StringIO
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,10 +10,11 @@ from torch.testing import assert_close
 
 import telescope as ts
 from telescope.tasks.evaluate import evaluate
-from telescope.tasks.known import TASKS
-from telescope.tasks.train import train
+from telescope.tasks.known import TASKS, read
+from telescope.tasks.train import changed, train
 from telescope.training import Finished, Logged, Started
 
+RECIPES = Path(__file__).parents[2] / "recipes"
 NAMES = ["Ada", "Ben", "Cleo", "Dora", "Emil", "Fay", "Gus", "Hal"]
 PLACES = ["Paris", "Rome", "Oslo", "Bern", "Lima", "Cairo", "Delhi", "Quito"]
 COMMON = {"rows": 8, "lr": 1e-2, "warmup": 5, "beta_2": 0.95, "clip": 1.0, "log_every": 5}
@@ -63,6 +65,16 @@ def test_it_knows(how, data, tmp_path):
     model = ts.load(tmp_path)
     assert model.special.end == (1,)
     assert ts.decoding.generate(model, "Where was Ada born?⁇", max_new_tokens=9, temperature=0)[0].text == "Paris"
+
+
+@pytest.mark.parametrize("name", ["none", "causal", "synthesizer", "rotary"])
+def test_each_recipe_takes_two_steps(name, data, tmp_path):
+    said = changed(read(RECIPES / f"recall-{name}.toml"), steps=2).training_with(rows=4)
+    events = []
+    train(said, tmp_path, data=data, report=events.append)
+    stages = 1 if name == "none" else 2
+    assert [event.step for event in events if isinstance(event, Finished)] == [2] * stages
+    assert evaluate(tmp_path, data=data, split="validation").figures == {"accuracy": 0.0}
 
 
 def test_people_are_asked_about(data, tmp_path, command, monkeypatch):
