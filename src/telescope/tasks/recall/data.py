@@ -6,7 +6,6 @@ All rows of an epoch are made at once, on the device, in the order they are take
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Self
 
 import torch
 from jaxtyping import Float, Int
@@ -35,7 +34,7 @@ class Table(ABC):
     def rows(self, chances: Float[Tensor, "chances rows"]) -> tuple[Int[Tensor, "rows n"], Int[Tensor, "rows n"]]:
         """The ids of every row and the target of each, given numbers from 0 to 1 to draw with; FILL is none."""
 
-    def to(self, device: torch.device) -> Self:
+    def to(self, device: torch.device) -> "Table":
         self.ids, self.lengths = self.ids.to(device), self.lengths.to(device)
         return self
 
