@@ -12,8 +12,6 @@ from .settings import Training
 
 
 class Learner(nn.Module):
-    _no_split_modules = ("EncoderBlock", "DecoderBlock")  # FSDP shards these one by one
-
     def __init__(self, model: Model, objective: Objective, settings: Training) -> None:
         super().__init__()
         self.model = model

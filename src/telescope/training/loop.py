@@ -1,10 +1,11 @@
 """`train`: the loop. It goes on from where it was, whatever stopped it."""
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,17 +17,22 @@ from .batch import Data
 from .checkpoint import Checkpoint
 from .clock import Clock
 from .errors import TrainingError
-from .events import Event, Finished, Logged, Report, Saved, Started, Stopped, Validated
+from .events import Event, Finished, Logged, Report, Saved, Started, Stopped, Validated, Watched
 from .extra import needed
+from .health import Heads, health
 from .learner import Learner
 from .objectives import Objective
+from .progress import line
 from .schedule import learning_rate
 from .settings import Training
 from .step import Step
+from .tensorboard import tensorboard
 from .validation import Better, Validate
 
+T = TypeVar("T")
+
 # What may change when a run goes on: none of it changes a number.
-FREE = ("compile", "capture", "log_every", "watch_every", "save_every")
+FREE = ("compile", "capture", "shard", "log_every", "watch_every", "save_every")
 
 
 def train(
@@ -80,7 +86,8 @@ class Run:
         report: Report | None,
     ) -> None:
         self.accelerator = _accelerator()
-        self.settings, self.out, self.validate, self.better = settings, out, validate, better
+        self.objective, self.settings, self.out = objective, settings, out
+        self.validate, self.better = validate, better
         self.judged = deepcopy(model).eval()  # validated and returned; the one that learns is never touched by it
         self.recipe = _recipe(model, data, settings)
         _must_know_all_ids(model, data)
@@ -90,12 +97,12 @@ class Run:
 
         _same_everywhere(model.to(self.device))
         self.step = Step(self.accelerator, Learner(model, objective, settings).train(), settings)
-        self.model: Model = self.accelerator.unwrap_model(self.step.learner).model
+        self.model = model
         self.average = Average(settings.average)
         self.best: dict[str, Tensor] | None = None
         self.standing, self.saved = Standing(), 0
         random.seed(settings.seed, self.accelerator.process_index)
-        self.report = report or (lambda event: None)
+        self.report = _report(self.out) if report is None and self.accelerator.is_main_process else report
         self.clock = Clock()
 
     # ------------------------------------------------------------------------------------------------------ learning
@@ -145,6 +152,8 @@ class Run:
         if at.step % settings.log_every == 0 or at.finished:
             self._log()
         with self.clock.stopped():
+            if settings.watch_every and at.step % settings.watch_every == 0:
+                self._watch()
             if settings.average > 1 and self._due(settings.average_every, ended):
                 self.average.last.append(self._weights())
             if self.validate is not None and (self._due(settings.validate_every, ended) or at.finished):
@@ -175,15 +184,27 @@ class Run:
             )
         )
 
-    def _validate(self, validate: Validate) -> None:
-        """By the first process, with the weights that would be kept; randomness is as if nothing had happened."""
-        at, candidate = self.standing, self._candidate()
-        metrics: dict[str, float] = {}
+    def _watch(self) -> None:
+        """At a batch from the middle, the same every time."""
+        weights = self._weights()
         if self.accelerator.is_main_process:
-            gpus = [self.device] if self.device.type == "cuda" else []
-            with torch.random.fork_rng(gpus), torch.no_grad():
-                self.judged.to(self.device).load_state_dict(candidate)
-                metrics = dict(validate(self.judged))
+            specs = self.data.batches(self.settings, None)
+            self._tell(Watched(self.standing.step, *self._judge(weights, self._health(specs[len(specs) // 2]))))
+
+    def _health(self, spec: Any) -> Callable[[Model], tuple[Heads, Heads]]:
+        return lambda model: health(model, self.data.take(spec), self.objective)
+
+    def _judge(self, weights: dict[str, Tensor], what: Callable[[Model], T]) -> T:
+        """What is said of a model with these weights; randomness is then as if nothing had happened."""
+        gpus = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(gpus), torch.no_grad():
+            self.judged.to(self.device).load_state_dict(weights)
+            return what(self.judged)
+
+    def _validate(self, validate: Validate) -> None:
+        """By the first process, with the weights that would be kept."""
+        at, candidate = self.standing, self._candidate()
+        metrics = dict(self._judge(candidate, validate)) if self.accelerator.is_main_process else {}
         metrics = self._from_first(metrics)
         figure = self.better.figure(metrics)
         better = self.better(figure, at.best)
@@ -218,12 +239,12 @@ class Run:
         at = self.standing
         optimiser = gather.optimiser_state(self.model, self.step.optimiser)
         tensors = {"weights": self._weights(), "optimiser": optimiser, "random": self._random()}
-        tensors["running"] = {name: gather.whole(tensor) for name, tensor in self.step.running().items()}
         if self.average.last:
             tensors["average"] = self.average.tensors()
         if self.best is not None:
             tensors["best"] = self.best
-        state = {"recipe": self.recipe, "standing": asdict(at)}
+        total, targets = self.step.added_up()
+        state = {"recipe": self.recipe, "standing": asdict(at), "total": total, "targets": targets}
         problem, folder = None, self.out
         if self.accelerator.is_main_process:
             try:
@@ -251,8 +272,7 @@ class Run:
         tensors: Any = {} if found is None else found.tensors
         gather.give_weights(self.model, tensors.get("weights", {}))
         gather.give_optimiser_state(self.model, self.step.optimiser, tensors.get("optimiser", {}))
-        for name, tensor in self.step.running().items():
-            gather.spread(tensors.get("running", {}).get(name), tensor)
+        self.step.add_up(state["total"], state["targets"])
         states = self._from_first(tensors.get("random"))
         mine = {kind: states[key] for kind in ("cpu", "cuda") if (key := f"{self._rank}/{kind}") in states}
         if mine:
@@ -283,15 +303,17 @@ class Run:
         return needed("accelerate.utils").broadcast_object_list([value])[0]
 
     def _tell(self, event: Event) -> None:
-        if self.accelerator.is_main_process:
+        if self.accelerator.is_main_process and self.report is not None:
             self.report(event)
 
 
 def _accelerator() -> Any:
     accelerate = needed("accelerate")
     made = accelerate.Accelerator(mixed_precision="no")  # Learner says where bfloat16 is used
-    if made.distributed_type == "FSDP" and not made.is_fsdp2:
-        raise ValueError("FSDP is run in its second version: accelerate launch --use_fsdp --fsdp_version 2")
+    if made.distributed_type not in ("NO", "MULTI_GPU", "MULTI_CPU"):
+        raise ValueError(
+            f"accelerate is set up for {made.distributed_type}; launch it plainly, and say shard = true for FSDP"
+        )
     return made
 
 
@@ -313,3 +335,13 @@ def _same_everywhere(model: Model) -> None:
     """Every process starts with the weights of the first."""
     for tensor in model.state_dict(keep_vars=True).values():
         gather.spread(None if gather.several() and torch.distributed.get_rank() else tensor.detach(), tensor)
+
+
+def _report(out: Path) -> Report:
+    said = line(), tensorboard(out / "log")
+
+    def report(event: Event) -> None:
+        for to in said:
+            to(event)
+
+    return report

@@ -42,6 +42,8 @@ class Training(Config):
     compile: bool = False  # by torch.compile; on a GPU
     capture: bool = False  # a step is one CUDA graph for each shape of a batch; on one GPU, without accumulation
 
+    shard: bool = False  # weights and what AdamW keeps are shared out among the processes: FSDP
+
     log_every: int = 50  # steps
     watch_every: int = 0  # steps between two looks at the attention; 0 is never
     save_every: int = 1000
