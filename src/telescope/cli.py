@@ -213,7 +213,7 @@ def doctor(
 def train(
     recipe: Annotated[str, typer.Argument(help="a TOML file; those of published results are in recipes/")],
     out: Annotated[
-        str, typer.Option(help="the folder that the model is saved in; a run that was stopped goes on there")
+        str, typer.Option(help="the folder for the model; a run that was stopped goes on there")
     ],
     data: Annotated[str | None, typer.Option(help="the folder of all data; TELESCOPE_DATA says it too")] = None,
     seed: Annotated[int | None, typer.Option(help="another seed than the recipe's")] = None,
