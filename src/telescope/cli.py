@@ -72,9 +72,7 @@ def doctor(
 @app.command()
 def train(
     recipe: Annotated[str, typer.Argument(help="a TOML file; those of published results are in recipes/")],
-    out: Annotated[
-        str, typer.Option(help="the folder for the model; a run that was stopped goes on there")
-    ],
+    out: Annotated[str, typer.Option(help="the folder for the model; a run that was stopped goes on there")],
     data: Annotated[str | None, typer.Option(help="the folder of all data; TELESCOPE_DATA says it too")] = None,
     seed: Annotated[int | None, typer.Option(help="another seed than the recipe's")] = None,
     steps: Annotated[int | None, typer.Option(help="as many steps, instead of the recipe's")] = None,
