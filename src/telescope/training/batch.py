@@ -1,7 +1,7 @@
 """A batch: tensors with one row for each sequence, and among them `targets`, what has to be guessed."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from jaxtyping import Int
@@ -48,7 +48,7 @@ class Data(Protocol):
 
     largest: int  # of all ids, so that one the model does not know is found before a GPU stumbles over it
 
-    def to(self, device: torch.device) -> Self: ...
+    def to(self, device: torch.device) -> "Data": ...
 
     def batches(self, settings: Training, epoch: int | None) -> Sequence[Any]:
         """The specs of all batches of an epoch; of None, which is for validation: everything once, in order."""

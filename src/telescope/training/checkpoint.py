@@ -100,5 +100,7 @@ def _tensors(file: Path) -> dict[str, Tensor]:
 
 
 def _reason(error: Exception) -> str:
-    said = str(getattr(error, "strerror", None) or error)
-    return "no space left on device" if "os error 28" in said else said.lower()
+    """The safetensors library has the system's number in its text."""
+    found = re.search(r"os error (\d+)", str(error))
+    said = os.strerror(int(found[1])) if found else getattr(error, "strerror", None) or str(error)
+    return said.lower()

@@ -3,7 +3,6 @@
 import zlib
 from collections.abc import Sequence
 from itertools import chain
-from typing import Self
 
 import torch
 from jaxtyping import Int
@@ -27,7 +26,7 @@ class Column:
         self.ids = _ids(name, sequences)
         self.starts = self.lengths.cumsum(0) - self.lengths
 
-    def to(self, device: torch.device) -> Self:
+    def to(self, device: torch.device) -> "Column":
         self.ids, self.starts, self.lengths = (it.to(device) for it in (self.ids, self.starts, self.lengths))
         return self
 
@@ -63,12 +62,12 @@ class Examples:
         self.largest = max(int(column.ids.max()) for column in both)
         self.described = _described(both)
         wide = [*(column.lengths for column in both[:-1]), self.targets.lengths - 1]  # of what goes in
-        self.widths = torch.stack([rounded(lengths) for lengths in wide])  # (column, example), on the CPU
+        self.widths = rounded(torch.stack(wide))  # (column, example), on the CPU
 
     def __len__(self) -> int:
         return self.widths.shape[1]
 
-    def to(self, device: torch.device) -> Self:
+    def to(self, device: torch.device) -> "Examples":
         for column in (self.sources, self.targets):
             if column is not None:
                 column.to(device)
@@ -109,9 +108,10 @@ class Examples:
         return Pair(source, lengths, ids, targets)
 
 
-def rounded(lengths: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """Up to the next multiple of 8; beyond 64, of an eighth to a quarter of the length: 80, 96, 112, 128, 160, …"""
-    octave = torch.log2((lengths.clamp(min=2) - 1).double()).floor().long()
+def rounded(lengths: Int[Tensor, "column n"]) -> Int[Tensor, "column n"]:
+    """Up to the next multiple of 8; beyond 64, of an eighth to a quarter of the longest: 80, 96, 112, 128, 160, …"""
+    longest = lengths.amax(0)
+    octave = torch.log2((longest.clamp(min=2) - 1).double()).floor().long()
     step = (2 ** (octave - 2)).clamp(min=8)
     return (lengths + step - 1) // step * step
 

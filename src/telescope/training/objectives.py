@@ -1,6 +1,7 @@
 """What is made small: the sum of a batch's losses. The mean is over all targets of a step, wherever they are."""
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -8,11 +9,8 @@ from torch import Tensor
 from ..attention import padding
 from .batch import IGNORE, Pair, Text
 
-
-class Objective(Protocol):
-    """From a model and a batch of the data to the sum of the losses of all targets that are not IGNORE."""
-
-    def __call__(self, model: Any, batch: Any, *, label_smoothing: float = 0.0) -> Float[Tensor, ""]: ...
+# objective(model, batch, label_smoothing=0.0): from a batch of the data to the summed loss of its targets, IGNORE aside
+Objective = Callable[..., Tensor]
 
 
 def language(model: Any, batch: Text, *, label_smoothing: float = 0.0) -> Float[Tensor, ""]:

@@ -19,14 +19,13 @@ def mean_loss(model: Model, data: Data, objective: Objective, settings: Training
     """Of every target once, without label smoothing. The model is as it was when it is left: training or not."""
     device, training = next(model.parameters()).device, model.training
     data, model = data.to(device), model.eval()
-    total = torch.zeros((), dtype=torch.float64)
-    targets = 0
+    losses, targets = [], []
     for spec in data.batches(settings, None):
         batch = data.take(spec)
-        total += objective(model, batch).double().cpu()
-        targets += int(count(batch.targets))
+        losses.append(objective(model, batch))
+        targets.append(count(batch.targets))
     model.train(training)
-    return float(total) / targets
+    return float(torch.stack(losses).cpu().double().sum() / torch.stack(targets).sum().cpu())
 
 
 @dataclass(frozen=True)

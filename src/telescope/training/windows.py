@@ -2,7 +2,6 @@
 
 import zlib
 from collections.abc import Sequence
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ class Windows:
         mark = zlib.crc32(self.ids.cpu().numpy().tobytes())
         self.described = f"{len(self.ids):,} ids in windows of {block:,}, checksum {mark:08x}"
 
-    def to(self, device: torch.device) -> Self:
+    def to(self, device: torch.device) -> "Windows":
         self.ids = self.ids.to(device)
         return self
 
