@@ -145,6 +145,8 @@ def test_folders_that_hold_something_else(tmp_path):
         (["train", str(TINY), "--out", "x", "--data", "nowhere"], "there is no nowhere/multi30k; get it from"),
         (["evaluate", "nowhere"], "there is no recipe nowhere/recipe.toml"),
         (["evaluate", "nowhere", "--predict", "--score"], "the two halves"),
+        (["evaluate", "nowhere", "nobody", "--out", "x"], "of one folder, not of 2"),
+        (["evaluate", "nowhere", "--recipe", str(TINY)], "nowhere is no folder in which answers can be kept; --out"),
     ],
 )
 def test_commands(command, tmp_path, monkeypatch, arguments, said):
@@ -167,3 +169,7 @@ def test_commands_that_fit(command, tmp_path, monkeypatch):
     assert code == 0
     assert printed.startswith("multi30k-tiny   test (4)   bleu ")
     assert '"answers": 4' in command("evaluate", "run", "--score", "--json")[1]
+    printed = command("evaluate", "run", "run", "--score")[1]
+    assert printed.splitlines()[2].startswith("mean of 2 runs   bleu ")
+    assert command("evaluate", "run", "--out", "elsewhere", "--recipe", "mine.toml")[0] == 0
+    assert (tmp_path / "elsewhere/test.json").read_text() == (tmp_path / "run/evaluation/test.json").read_text()

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import corpora
 import telescope as ts
 from recipes import FILES, quiet, small
-from telescope.tasks.evaluate import evaluate, predict, score
+from telescope.tasks.evaluate import Evaluation, evaluate, predict, score, spread
 from telescope.tasks.known import TASKS, read
 from telescope.tasks.train import changed, train
 from telescope.training import Logged, Validated
@@ -57,8 +57,13 @@ def test_two_steps_and_its_figures(file, made, tmp_path):
     found = evaluate(tmp_path / "run", data=made)
     assert found.recipe == file.stem
     kept = json.loads((tmp_path / "run/evaluation/test.json").read_text())
-    assert kept == {"recipe": file.stem, "split": "test", "answers": found.answers, **found.figures}
+    assert kept == {"recipe": file.stem, "split": "test", "answers": found.answers, "figures": found.figures}
     assert all(0 <= figure < 200 or name == "perplexity" for name, figure in found.figures.items())
+
+
+def test_the_mean_of_several_runs():
+    runs = [Evaluation("mine", "test", 9, {"bleu": bleu, "chrf": 50.0}) for bleu in (40.0, 41.0, 42.0)]
+    assert spread(runs) == {"bleu": (41.0, 1.0), "chrf": (50.0, 0.0)}
 
 
 def test_answers_are_scored_elsewhere_to_the_same_figures(made, tmp_path):
