@@ -28,8 +28,13 @@ def make(data):
                 write(data / "multi30k" / kind / name.format(split, language), lines, packed=language == "de")
     write(data / "multi30k/bpe10k/code", "".join(f"{line}\n" for line in CODES))
     write(data / "tatoeba_de_en/deu.txt", "".join(f"{english}\t{german}\n" for english, german in tatoeba()))
-    rows = [("0ad", "synopsis", "strategy game", "Strategiespiel"), ("2vcard", "paragraph", "It is 2vcard.", "Es ist 2vcard.")]
-    records = [{"package": "a", "summary": "grep for trees", "document": "Ack is like grep.\n\nIt is for 99% of uses."}] * 4
+    rows = [
+        ("0ad", "synopsis", "strategy game", "Strategiespiel"),
+        ("2vcard", "paragraph", "It is 2vcard.", "Es ist 2vcard."),
+    ]
+    records = [
+        {"package": "a", "summary": "grep for trees", "document": "Ack is like grep.\n\nIt is for 99% of uses."}
+    ] * 4
     chats = [{"id": str(i), "summary": summary, "dialogue": chat} for i, (chat, summary) in enumerate(CHATS)]
     for split in ("train", "valid"):
         write(data / f"debian_ddtp_en_de/{split}.tsv", "".join("\t".join(row) + "\n" for row in rows), packed=True)
@@ -44,7 +49,7 @@ def make(data):
 
 def tatoeba():
     """Enough sentences for each split to have some; the first has two translations."""
-    numbered = [(f"I see {i} dogs.", f"Ich sehe {i} Hunde.") for i in range(200)]
+    numbered = [(f"I see {i} dogs.", f"Ich sehe {i} Hunde.") for i in range(300)]
     return [(numbered[0][0], "Null Hunde sehe ich."), *numbered, ("i see 0 dogs!", "ich sehe 0 Hunde!")]
 
 

@@ -212,9 +212,7 @@ def doctor(
 @app.command()
 def train(
     recipe: Annotated[str, typer.Argument(help="a TOML file; those of published results are in recipes/")],
-    out: Annotated[
-        str, typer.Option(help="the folder for the model; a run that was stopped goes on there")
-    ],
+    out: Annotated[str, typer.Option(help="the folder for the model; a run that was stopped goes on there")],
     data: Annotated[str | None, typer.Option(help="the folder of all data; TELESCOPE_DATA says it too")] = None,
     seed: Annotated[int | None, typer.Option(help="another seed than the recipe's")] = None,
     steps: Annotated[int | None, typer.Option(help="as many steps, instead of the recipe's")] = None,
@@ -230,30 +228,38 @@ def train(
 
 @app.command()
 def evaluate(
-    folder: Annotated[str, typer.Argument(help="a folder that telescope train wrote")],
+    folders: Annotated[list[str], typer.Argument(help="what telescope train wrote; of several, also the mean")],
     data: Annotated[str | None, typer.Option(help="the folder of all data; TELESCOPE_DATA says it too")] = None,
     split: Annotated[str, typer.Option(help="test or validation")] = "test",
     recipe: Annotated[str | None, typer.Option(help="by which it is measured, if not by the folder's own")] = None,
+    out: Annotated[str | None, typer.Option(help="where answers and figures are kept, if not in the folder")] = None,
     predict: Annotated[bool, typer.Option("--predict", help="only write what it answers, to be scored later")] = False,
     score: Annotated[bool, typer.Option("--score", help="only score what was written before")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="every number with all its digits, as JSON")] = False,
 ) -> None:
-    """Measure a trained model. What it answers, and the figures, are kept in FOLDER/evaluation."""
+    """Measure trained models. What they answer, and the figures, are kept in FOLDER/evaluation."""
     from .tasks import evaluate as measure
 
     if predict and score:
         raise ValueError("--predict and --score are the two halves of it; leave both out to get the whole")
-    if not score:
-        written = measure.predict(folder, data=data, split=split, recipe=recipe)
-        if predict:
-            print(written)
-            return
-    found = measure.score(folder, split=split, recipe=recipe)
-    if as_json:
-        _json(asdict(found), indent=1)
-    else:
-        figures = "   ".join(f"{name} {figure:.4f}" for name, figure in found.figures.items())
-        print(f"{found.recipe}   {found.split} ({found.answers:,})   {figures}")
+    if out is not None and len(folders) > 1:
+        raise ValueError(f"--out {out} holds the answers of one folder, not of {len(folders)}; leave it out")
+    found = []
+    for folder in folders:
+        if not score:
+            written = measure.predict(folder, data=data, split=split, recipe=recipe, out=out)
+            if predict:
+                print(written)
+                continue
+        found.append(measure.score(folder, split=split, recipe=recipe, out=out))
+        if not as_json:
+            figures = "   ".join(f"{name} {figure:.4f}" for name, figure in found[-1].figures.items())
+            print(f"{found[-1].recipe}   {split} ({found[-1].answers:,})   {figures}", flush=True)
+    if as_json and found:
+        print(json.dumps([asdict(one) for one in found], ensure_ascii=False, allow_nan=False, indent=1))
+    elif len(found) > 1:
+        figures = "   ".join(f"{name} {mean:.4f} ± {by:.4f}" for name, (mean, by) in measure.spread(found).items())
+        print(f"mean of {len(found)} runs   {figures}")
 
 
 @app.command()

@@ -31,7 +31,7 @@ def test_case_counts_unless_lower():
 
 
 def test_words_are_not_split_without_tokens():
-    """"mat." is one word of four without tokens, and two of five with them."""
+    """ "mat." is one word of four without tokens, and two of five with them."""
     assert bleu(["on the mat today."], [["on the mat today ."]], tokens="none")["bleu"] == 0  # no four in a row
     assert bleu(["on the mat today."], [["on the mat today ."]])["bleu"] == pytest.approx(100)
 

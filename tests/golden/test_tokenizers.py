@@ -1,11 +1,11 @@
 """Pieces that a hand can check, and the merges of Multi30k against the pieces that were published with them."""
 
-import corpora
 import pytest
-from data import DATA, folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import corpora
+from data import DATA, folder
 from telescope.models import Special
 from telescope.text.corpora.files import lines
 from telescope.text.corpora.multi30k import codes
@@ -34,10 +34,14 @@ def test_given_merges_are_as_published():
     assert tokenizer.get_vocab_size() == 10126
     for language in ("de", "en"):
         plain = lines(DATA / f"multi30k/tok/test_2016_flickr.lc.norm.tok.{language}") + texts[language][:1000]
-        published = lines(DATA / f"multi30k/bpe10k/test.2016.{language}") + lines(DATA / f"multi30k/bpe10k/train.{language}")
+        published = lines(DATA / f"multi30k/bpe10k/test.2016.{language}") + lines(
+            DATA / f"multi30k/bpe10k/train.{language}"
+        )
         for text, pieces in zip(plain, published[: len(plain)], strict=True):
             found = tokenizer.encode(text)
-            marked = (piece.removesuffix("</w>") if piece.endswith("</w>") else f"{piece}@@" for piece in found.tokens[:-1])
+            marked = (
+                piece.removesuffix("</w>") if piece.endswith("</w>") else f"{piece}@@" for piece in found.tokens[:-1]
+            )
             assert " ".join(marked) == pieces
             assert tokenizer.decode(found.ids) == text
 
