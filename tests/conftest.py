@@ -31,7 +31,8 @@ SURVEY = [f"telescope.observe.survey.{name}" for name in ("reference", "chunked"
 OBSERVE = [f"telescope.observe.{name}" for name in ("ran", "follow", "growing", "kept", "recording")]
 MODELS = [f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong", "parts", "transformer")]
 DECODING = [f"telescope.decoding.{name}" for name in ("beam", "choose", "ready", "top", "writers")]
-HOOKED = (*ATTENTION, *ENGINES, *SURVEY, *OBSERVE, "telescope.layers", *MODELS, *DECODING)
+TASKS = [f"telescope.tasks.{name}" for name in ("looking", "show")]
+HOOKED = (*ATTENTION, *ENGINES, *SURVEY, *OBSERVE, "telescope.layers", *MODELS, *DECODING, *TASKS)
 install_import_hook(HOOKED, "checking.typechecker")
 
 torch.set_num_threads(1)  # the tests run side by side

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from io import TextIOWrapper
-from itertools import islice
+from itertools import chain, islice
 from typing import Annotated, Any
 
 import typer
@@ -180,10 +180,9 @@ def generate(
     elif n_best > 1 or as_json or show:
         found = [write_on.draw(loaded, text, seed=seed + i, **how) for i in range(n_best)]
     else:
-        print(text, end="", flush=True)
-        for token in write_on.write_on(loaded, text, seed=seed, **how):
-            print(token.text, end="", flush=True)
-        print()
+        written = write_on.write_on(loaded, text, seed=seed, **how)
+        for said in chain([text], (token.text or "" for token in written), ["\n"]):
+            print(said, end="", flush=True)
         return
     if as_json:
         _json(report.to_dict(loaded, text, [Part(text, found)], show=show))

@@ -68,7 +68,8 @@ def _said(text: str, spans: Sequence[Span | str]) -> str:
     first, last = spans[0], spans[-1]
     if isinstance(first, str) or isinstance(last, str):
         return str(first)
-    return " ".join(text[first[0] : last[1]].split())
+    said = text[first[0] : last[1]]
+    return " ".join(said.split()) or "␣" * bool(said)
 
 
 def _ends(text: str, words: Sequence[int], span: Span) -> tuple[int, int]:
@@ -79,14 +80,14 @@ def _ends(text: str, words: Sequence[int], span: Span) -> tuple[int, int]:
 
 
 def _words(text: str) -> list[int]:
-    """The number of each character's word, one more for the end. A space has that of the word behind it."""
+    """The number of each character's word, and of the end. A space has that of the word behind it, if there is one."""
     words, number, before = list[int](), 0, ""
-    for i in range(len(text)):
+    for i in range(len(text.rstrip())):
         kind = _kind(text, i)
         number += before not in ("", kind)
         words.append(number)
         before = kind
-    return [*words, number]
+    return words + [number] * (len(text) + 1 - len(words))
 
 
 def _kind(text: str, i: int) -> str:
