@@ -30,9 +30,12 @@ ENGINES = [f"telescope.engines.{name}" for name in ("chunked", "exact", "referen
 SURVEY = [f"telescope.observe.survey.{name}" for name in ("reference", "chunked", "triton", "ranking", "cells")]
 OBSERVE = [f"telescope.observe.{name}" for name in ("ran", "follow", "growing", "kept", "recording")]
 MODELS = [f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong", "parts", "transformer")]
+TRAINING = [
+    f"telescope.training.{name}" for name in ("batch", "examples", "health", "learner", "objectives", "windows")
+]
 DECODING = [f"telescope.decoding.{name}" for name in ("beam", "choose", "ready", "top", "writers")]
 TASKS = [f"telescope.tasks.{name}" for name in ("looking", "show")]
-HOOKED = (*ATTENTION, *ENGINES, *SURVEY, *OBSERVE, "telescope.layers", *MODELS, *DECODING, *TASKS)
+HOOKED = (*ATTENTION, *ENGINES, *SURVEY, *OBSERVE, "telescope.layers", *MODELS, *DECODING, *TRAINING, *TASKS)
 install_import_hook(HOOKED, "checking.typechecker")
 
 torch.set_num_threads(1)  # the tests run side by side
@@ -54,6 +57,17 @@ def unchecked(monkeypatch):
             if isinstance(function, FunctionType) and (function.__module__ or "").startswith(HOOKED):
                 monkeypatch.setattr(place, name, kind(unwrap(function)))
     monkeypatch.setattr(config, "jaxtyping_disable", True)
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """Training takes a GPU where there is one, and remembers what it took; not here."""
+    from accelerate.state import AcceleratorState
+
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture

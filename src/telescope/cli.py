@@ -193,8 +193,8 @@ def generate(
 @app.command()
 def doctor(
     every: Annotated[bool, typer.Option("--all", help="also what compiles for half a minute first")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="every number with all its digits, as JSON")] = False,
-    plain: Annotated[bool, typer.Option("--plain", help="no colour; also when the output is not a terminal")] = False,
+    as_json: AsJson = False,
+    plain: Plain = False,
 ) -> None:
     """Check every engine on this machine: right, how fast, and what is missing. Exit code 1 if one is wrong."""
     from .tasks.doctor import doctor as examine
@@ -206,6 +206,51 @@ def doctor(
     else:
         _show([draw(report)], plain)
     raise typer.Exit(0 if report.healthy else 1)
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="a TOML file; those of published results are in recipes/")],
+    out: Annotated[str, typer.Option(help="the folder for the model; a run that was stopped goes on there")],
+    data: Annotated[str | None, typer.Option(help="the folder of all data; TELESCOPE_DATA says it too")] = None,
+    seed: Annotated[int | None, typer.Option(help="another seed than the recipe's")] = None,
+    steps: Annotated[int | None, typer.Option(help="as many steps, instead of the recipe's")] = None,
+    watch: Annotated[int | None, typer.Option(help="look at all heads every so many steps, in TensorBoard")] = None,
+) -> None:
+    """Train a model as a recipe says. Run the same command again to go on where it was stopped."""
+    from .tasks.known import read
+    from .tasks.train import changed
+    from .tasks.train import train as learn
+
+    learn(changed(read(recipe), seed=seed, steps=steps, watch=watch), out, data=data)
+
+
+@app.command()
+def evaluate(
+    folder: Annotated[str, typer.Argument(help="a folder that telescope train wrote")],
+    data: Annotated[str | None, typer.Option(help="the folder of all data; TELESCOPE_DATA says it too")] = None,
+    split: Annotated[str, typer.Option(help="test or validation")] = "test",
+    recipe: Annotated[str | None, typer.Option(help="by which it is measured, if not by the folder's own")] = None,
+    predict: Annotated[bool, typer.Option("--predict", help="only write what it answers, to be scored later")] = False,
+    score: Annotated[bool, typer.Option("--score", help="only score what was written before")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a trained model. What it answers, and the figures, are kept in FOLDER/evaluation."""
+    from .tasks import evaluate as measure
+
+    if predict and score:
+        raise ValueError("--predict and --score are the two halves of it; leave both out to get the whole")
+    if not score:
+        written = measure.predict(folder, data=data, split=split, recipe=recipe)
+        if predict:
+            print(written)
+            return
+    found = measure.score(folder, split=split, recipe=recipe)
+    if as_json:
+        _json(asdict(found), indent=1)
+    else:
+        figures = "   ".join(f"{name} {figure:.4f}" for name, figure in found.figures.items())
+        print(f"{found.recipe}   {found.split} ({found.answers:,})   {figures}")
 
 
 def _load(name: str, device: str = "cpu") -> Any:

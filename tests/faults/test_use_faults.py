@@ -5,6 +5,7 @@ import os
 import sys
 
 import pytest
+from tokenizers.models import WordLevel
 
 import telescope as ts
 import writers
@@ -16,13 +17,17 @@ def folders(tmp_path_factory):
     place = tmp_path_factory.mktemp("models")
     without = writers.translator()
     without.tokenizer = None
-    models = {"translator": writers.translator(), "gpt": writers.gpt(), "without": without, "luong": writers.luong()}
+    strict = writers.gpt()
+    strict.tokenizer.model = WordLevel(strict.tokenizer.get_vocab(), unk_token="<unk>")  # which is no token
+    models = {"translator": writers.translator(), "gpt": writers.gpt(), "luong": writers.luong()}
+    models |= {"without": without, "strict": strict}
     for name, model in models.items():
         model.save(place / name)
     return place
 
 
 CASES = {
+    "a character it never saw": (["generate", "日", "--model", "strict"], "does not know all characters of the text"),
     "a model of another kind": (["translate", "Hello", "--model", "gpt"], "a GPT does not make one text of another"),
     "the other way round": (["generate", "Hello", "--model", "translator"], "a Transformer does not write on; a GPT"),
     "nor searches": (["generate", "Hello", "--model", "translator", "--beam", "2"], "does not write on; a GPT does"),

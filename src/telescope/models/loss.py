@@ -7,7 +7,7 @@ and of the head, so that nothing has to be kept or computed again for the backwa
 
 from collections.abc import Iterator
 from math import ceil
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,11 +18,14 @@ from torch.nn.functional import pad
 from ..attention.values import has_numbers
 from ..engines import autocast
 from ..engines.exact import precise
+from ..layers.check import one_of
 
 # How many logits there are at a time: on a CPU the best of 2**19 to 2**25 (one Neoverse core); eagerly they are float32
 # for a moment, compiled never, and each piece more is another sum into the gradient of the head.
 LOGITS = {"cpu": 2**23, "cuda": 2**27, "compiled": 2**30}
 ALIGNED = {"cuda": 64}  # tensor cores want rows of a multiple of this: GPT-2's 50,257 words become 50,304
+
+Reduction = Literal["mean", "sum"]
 
 
 def cross_entropy(
@@ -33,11 +36,13 @@ def cross_entropy(
     *,
     ignore: int = -100,
     label_smoothing: float = 0.0,
+    reduction: Reduction = "mean",
 ) -> Float[Tensor, ""]:
-    """torch's cross_entropy(hidden @ weight.T + bias, targets): the mean over all targets that are not `ignore`.
+    """torch's cross_entropy(hidden @ weight.T + bias, targets): the mean, or sum, over all targets but `ignore`.
 
     Of no such target there is no mean: it is NaN, as in torch. It has a first derivative, no second.
     """
+    one_of("reduction", reduction, get_args(Reduction))
     if not 0.0 <= label_smoothing < 1.0:
         raise ValueError(f"label_smoothing={label_smoothing} is a share: from 0, below 1")
     if targets.shape != hidden.shape[:-1]:
@@ -47,7 +52,7 @@ def cross_entropy(
         )
     states, wanted = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     _check(wanted, len(weight), ignore)
-    loss: Tensor = _OverTheHead.apply(states, weight, bias, wanted, ignore, label_smoothing)  # type: ignore[no-untyped-call]
+    loss: Tensor = _OverTheHead.apply(states, weight, bias, wanted, ignore, label_smoothing, reduction)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -63,6 +68,7 @@ class _OverTheHead(torch.autograd.Function):
         targets: Int[Tensor, " n"],
         ignore: int,
         smoothing: float,
+        reduction: Reduction,
     ) -> Float[Tensor, ""]:
         for_hidden, for_weight, for_bias, *_ = ctx.needs_input_grad
         states, W = autocast.cast(hidden, weight)
@@ -82,7 +88,7 @@ class _OverTheHead(torch.autograd.Function):
                     _add_product(d_weight, d_logits.mT[: len(weight)], states[some])
                 if d_bias is not None:
                     d_bias += d_logits.sum(0, dtype=d_bias.dtype)[: len(weight)]
-        count = real.sum()
+        count = real.sum() if reduction == "mean" else torch.ones_like(total)
         ctx.save_for_backward(torch.cat(d_hidden) if d_hidden else None, d_weight, d_bias, count)
         ctx.dtype = hidden.dtype
         return total / count
@@ -96,6 +102,7 @@ class _OverTheHead(torch.autograd.Function):
             None if d_hidden is None else (d_hidden * each).to(ctx.dtype),
             None if d_weight is None else (d_weight * each).to(d_weight.dtype),
             None if d_bias is None else (d_bias * each).to(d_bias.dtype),
+            None,
             None,
             None,
             None,

@@ -68,7 +68,10 @@ def _said(text: str, spans: Sequence[Span | str]) -> str:
     first, last = spans[0], spans[-1]
     if isinstance(first, str) or isinstance(last, str):
         return str(first)
-    said = text[first[0] : last[1]]
+    stop = last[1]
+    while stop < len(text) and category(text[stop])[0] == "M":  # é may be two characters, and its token say one
+        stop += 1
+    said = text[first[0] : stop]
     return " ".join(said.split()) or "␣" * bool(said)
 
 
