@@ -98,7 +98,7 @@ def test_every_token_is_of_one_word_and_words_follow_each_other(kind, text):
     assert len(found.of) == len(found.pieces) == len(encoding.ids)
     assert sorted(set(found.of)) == list(range(len(found.names)))
     assert list(found.of) == sorted(found.of)
-    if kind == "bytes":  # which loses nothing of a text
+    if kind == "bytes" and text.strip():  # which loses nothing of a text
         assert "".join("".join(found.names[i] for i in found.real).split()) == "".join(text.split())
 
 
