@@ -34,7 +34,7 @@ TRAINING = [
     f"telescope.training.{name}" for name in ("batch", "examples", "health", "learner", "objectives", "windows")
 ]
 DECODING = [f"telescope.decoding.{name}" for name in ("beam", "choose", "ready", "top", "writers")]
-TASKS = [f"telescope.tasks.recall.{name}" for name in ("corruption", "data")]
+TASKS = [f"telescope.tasks.{name}" for name in ("looking", "recall.corruption", "recall.data", "show")]
 HOOKED = (*ATTENTION, *ENGINES, *SURVEY, *OBSERVE, "telescope.layers", *MODELS, *DECODING, *TRAINING, *TASKS)
 install_import_hook(HOOKED, "checking.typechecker")
 

@@ -49,7 +49,7 @@ def make(data):
 
 def tatoeba():
     """Enough sentences for each split to have some; the first has two translations."""
-    numbered = [(f"I see {i} dogs.", f"Ich sehe {i} Hunde.") for i in range(200)]
+    numbered = [(f"I see {i} dogs.", f"Ich sehe {i} Hunde.") for i in range(300)]
     return [(numbered[0][0], "Null Hunde sehe ich."), *numbered, ("i see 0 dogs!", "ich sehe 0 Hunde!")]
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from io import TextIOWrapper
-from itertools import islice
+from itertools import chain, islice
 from typing import Annotated, Any
 
 import typer
@@ -180,10 +180,9 @@ def generate(
     elif n_best > 1 or as_json or show:
         found = [write_on.draw(loaded, text, seed=seed + i, **how) for i in range(n_best)]
     else:
-        print(text, end="", flush=True)
-        for token in write_on.write_on(loaded, text, seed=seed, **how):
-            print(token.text, end="", flush=True)
-        print()
+        written = write_on.write_on(loaded, text, seed=seed, **how)
+        for said in chain([text], (token.text or "" for token in written), ["\n"]):
+            print(said, end="", flush=True)
         return
     if as_json:
         _json(report.to_dict(loaded, text, [Part(text, found)], show=show))
@@ -194,8 +193,8 @@ def generate(
 @app.command()
 def doctor(
     every: Annotated[bool, typer.Option("--all", help="also what compiles for half a minute first")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="every number with all its digits, as JSON")] = False,
-    plain: Annotated[bool, typer.Option("--plain", help="no colour; also when the output is not a terminal")] = False,
+    as_json: AsJson = False,
+    plain: Plain = False,
 ) -> None:
     """Check every engine on this machine: right, how fast, and what is missing. Exit code 1 if one is wrong."""
     from .tasks.doctor import doctor as examine
@@ -228,30 +227,38 @@ def train(
 
 @app.command()
 def evaluate(
-    folder: Annotated[str, typer.Argument(help="a folder that telescope train wrote")],
+    folders: Annotated[list[str], typer.Argument(help="what telescope train wrote; of several, also the mean")],
     data: Annotated[str | None, typer.Option(help="the folder of all data; TELESCOPE_DATA says it too")] = None,
     split: Annotated[str, typer.Option(help="test or validation")] = "test",
     recipe: Annotated[str | None, typer.Option(help="by which it is measured, if not by the folder's own")] = None,
+    out: Annotated[str | None, typer.Option(help="where answers and figures are kept, if not in the folder")] = None,
     predict: Annotated[bool, typer.Option("--predict", help="only write what it answers, to be scored later")] = False,
     score: Annotated[bool, typer.Option("--score", help="only score what was written before")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="every number with all its digits, as JSON")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Measure a trained model. What it answers, and the figures, are kept in FOLDER/evaluation."""
+    """Measure trained models. What they answer, and the figures, are kept in FOLDER/evaluation."""
     from .tasks import evaluate as measure
 
     if predict and score:
         raise ValueError("--predict and --score are the two halves of it; leave both out to get the whole")
-    if not score:
-        written = measure.predict(folder, data=data, split=split, recipe=recipe)
-        if predict:
-            print(written)
-            return
-    found = measure.score(folder, split=split, recipe=recipe)
-    if as_json:
-        _json(asdict(found), indent=1)
-    else:
-        figures = "   ".join(f"{name} {figure:.4f}" for name, figure in found.figures.items())
-        print(f"{found.recipe}   {found.split} ({found.answers:,})   {figures}")
+    if out is not None and len(folders) > 1:
+        raise ValueError(f"--out {out} holds the answers of one folder, not of {len(folders)}; leave it out")
+    found = []
+    for folder in folders:
+        if not score:
+            written = measure.predict(folder, data=data, split=split, recipe=recipe, out=out)
+            if predict:
+                print(written)
+                continue
+        found.append(measure.score(folder, split=split, recipe=recipe, out=out))
+        if not as_json:
+            figures = "   ".join(f"{name} {figure:.4f}" for name, figure in found[-1].figures.items())
+            print(f"{found[-1].recipe}   {split} ({found[-1].answers:,})   {figures}", flush=True)
+    if as_json and found:
+        _json([asdict(one) for one in found], indent=1)
+    elif len(found) > 1:
+        figures = "   ".join(f"{name} {mean:.4f} ± {by:.4f}" for name, (mean, by) in measure.spread(found).items())
+        print(f"mean of {len(found)} runs   {figures}")
 
 
 @app.command()

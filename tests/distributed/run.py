@@ -1,53 +1,80 @@
-"""A run of training as a process of its own: python run.py OUT {"steps": 6}. It prints losses, and saves OUT/model."""
+"""Runs of training in processes of their own: python run.py RUNS, or under torchrun.
+
+RUNS is JSON, a list of [OUT, SETTINGS] or [OUT, SETTINGS, DEATH]; each writes its losses to OUT/told, and saves
+OUT/model. DEATH is where it kills itself, as kill -9 would: "training 5", after that step's loss is told; "writing 6",
+when only some files of that checkpoint are there; "written 8", when it is, and the one before is there still.
+"""
 
 import json
+import os
+import shutil
+import signal
 import sys
 from pathlib import Path
 
 import torch
+from torch.distributed.tensor import DTensor
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from learning import pairs, transformer
 from telescope import training
-from telescope.models import Transformer, TransformerConfig
+from telescope.training import checkpoint
 
 torch.set_num_threads(1)
 
 
-def pairs(count=21):
-    """Words, and the same backwards."""
-    draw = torch.Generator().manual_seed(5)
-    lengths = torch.randint(2, 12, (count,), generator=draw).tolist()
-    sources = [torch.randint(3, 30, (n,), generator=draw).tolist() for n in lengths]
-    return sources, [[1, *reversed(source), 2] for source in sources]
-
-
-def small(**fields):
-    torch.manual_seed(3)
-    shape = {"vocabulary": 30, "d_model": 16, "heads": 2, "encoder_blocks": 1, "decoder_blocks": 1, "d_hidden": 32}
-    return Transformer(TransformerConfig(**shape, **fields))
-
-
-def told(event):
-    if isinstance(event, training.Logged):
-        print(f"step {event.step} loss {event.loss!r}", flush=True)
-    if isinstance(event, training.Validated):
-        print(f"validated {event.step} {event.metrics['loss']!r}", flush=True)
-
-
-def main(out, settings, dropout=0.0):
-    settings = training.Training(**{"tokens": 96, "lr": 3e-3, "warmup": 3, "clip": 1.0, "log_every": 1} | settings)
-    data = training.Examples(*pairs())
+def run(out, settings, death=""):
+    """In float64: a bias of keys has no gradient but rounding, which AdamW makes as large as any other."""
+    out = Path(out)
+    prepare(*death.split())
+    data, model = training.Examples(*pairs(21)), transformer(dropout=settings.pop("dropout", 0.0)).double()
+    said = training.Training(**{"tokens": 96, "lr": 3e-3, "warmup": 3, "clip": 1.0, "log_every": 1} | settings)
 
     def validate(model):
-        return {"loss": training.mean_loss(model, data, training.translation, settings)}
+        return {"loss": training.mean_loss(model, data, training.translation, said)}
 
-    model = training.train(
-        small(dropout=dropout), data, training.translation, settings, Path(out), validate=validate, report=told
-    )
-    from accelerate import PartialState
+    def told(event):
+        with open(out / "told", "a") as file:
+            if isinstance(event, training.Logged):
+                print("loss", event.step, repr(event.loss), file=file, flush=True)
+            if isinstance(event, training.Validated):
+                print("validation", event.step, repr(event.metrics["loss"]), file=file, flush=True)
+            if isinstance(event, training.Saved) and event.step == 2:
+                shutil.copytree(out / "checkpoints", out / "second" / "checkpoints")
+            if isinstance(event, training.Finished):
+                print("sharded", sum(isinstance(parameter, DTensor) for parameter in model.parameters()), file=file)
+        if isinstance(event, training.Logged) and death == f"training {event.step}":
+            die()
 
-    if PartialState().is_main_process:
-        model.save(Path(out) / "model")
+    out.mkdir(parents=True, exist_ok=True)
+    trained = training.train(model, data, training.translation, said, out, validate=validate, report=told)
+    if os.environ.get("RANK", "0") == "0":
+        trained.save(out / "model")
+
+
+def prepare(when="", step="0"):
+    def deadly(function, doomed):
+        return lambda path, *rest, **how: die() if doomed(Path(path)) else function(path, *rest, **how)
+
+    if when == "writing":
+        new = f".step-{int(step):08d}.new-"
+        checkpoint.write_json = deadly(checkpoint.write_json, lambda path: path.parent.name.startswith(new))
+    if when == "written":
+        old = f"step-{int(step) - 2:08d}"
+        checkpoint.shutil.rmtree = deadly(checkpoint.shutil.rmtree, lambda path: path.name == old)
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]), *map(float, sys.argv[3:]))
+    for job in json.loads(sys.argv[1]):
+        if "RANK" in os.environ:
+            run(*job)
+            continue
+        child = os.fork()  # what is imported need not be imported again
+        if not child:
+            run(*job)
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))

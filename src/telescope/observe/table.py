@@ -1,11 +1,12 @@
 """Numbers as tables for a terminal: named rows and columns, weights as coloured cells."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import StringIO
 from math import inf
 from typing import NamedTuple
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -32,19 +33,37 @@ def lines(names: Sequence[str], matrix: Tensor, peak: float | None = None) -> li
 
 
 def table(columns: Sequence[str] | None, lines: Sequence[Line]) -> RenderableType:
-    drawn = Table(box=None, padding=(0, 1), pad_edge=False, show_header=columns is not None, header_style="dim")
-    drawn.add_column(no_wrap=True)
-    across = shown(len(lines[0].numbers) if lines else 0, COLUMNS)
+    return inset(Fitting(lambda most: drawn(columns, lines, most)))
+
+
+class Fitting:
+    """A table of as many columns as there is room for: fewer numbers are better than numbers cut short."""
+
+    def __init__(self, draw: Callable[[int], Table]) -> None:
+        self.draw = draw
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        boundless, most = options.update(width=10_000), COLUMNS
+        while most > 3 and Measurement.get(console, boundless, self.draw(most)).maximum > options.max_width:
+            most -= 1
+        yield self.draw(most)
+
+
+def drawn(columns: Sequence[str] | None, lines: Sequence[Line], most: int, *, tight: bool = False) -> Table:
+    grid = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=tight, header_style="dim")
+    grid.show_header = columns is not None
+    grid.add_column(no_wrap=True)
+    across = shown(len(lines[0].numbers) if lines else 0, most)
     for j in across:
-        drawn.add_column(Text("…" if j is None else columns[j] if columns else ""), justify="right", no_wrap=True)
+        grid.add_column(Text("…" if j is None else columns[j] if columns else ""), justify="right", no_wrap=True)
     for i in shown(len(lines), ROWS):
         if i is None:
-            drawn.add_row("…")
+            grid.add_row("…")
             continue
         name, numbers, places, peak = lines[i]
         values = numbers.tolist()
-        drawn.add_row(Text(name), *(Text("…") if j is None else _cell(values[j], places, peak) for j in across))
-    return inset(drawn)
+        grid.add_row(Text(name), *(Text("…") if j is None else _cell(values[j], places, peak) for j in across))
+    return grid
 
 
 def inset(picture: RenderableType) -> RenderableType:

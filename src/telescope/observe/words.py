@@ -68,7 +68,11 @@ def _said(text: str, spans: Sequence[Span | str]) -> str:
     first, last = spans[0], spans[-1]
     if isinstance(first, str) or isinstance(last, str):
         return str(first)
-    return " ".join(text[first[0] : last[1]].split())
+    stop = last[1]
+    while stop < len(text) and _is_sign(text[stop]):  # é may be two characters, and its token say one
+        stop += 1
+    said = text[first[0] : stop]
+    return " ".join(said.split()) or "␣" * bool(said)
 
 
 def _ends(text: str, words: Sequence[int], span: Span) -> tuple[int, int]:
@@ -79,14 +83,14 @@ def _ends(text: str, words: Sequence[int], span: Span) -> tuple[int, int]:
 
 
 def _words(text: str) -> list[int]:
-    """The number of each character's word, one more for the end. A space has that of the word behind it."""
+    """The number of each character's word, and of the end. A space has that of the word behind it, if there is one."""
     words, number, before = list[int](), 0, ""
-    for i in range(len(text)):
-        kind = _kind(text, i)
+    for i in range(len(text.rstrip())):
+        kind = before if before and _is_sign(text[i]) else _kind(text, i)
         number += before not in ("", kind)
         words.append(number)
         before = kind
-    return [*words, number]
+    return words + [number] * (len(text) + 1 - len(words))
 
 
 def _kind(text: str, i: int) -> str:
@@ -99,5 +103,9 @@ def _kind(text: str, i: int) -> str:
 
 
 def _of_word(character: str) -> bool:
-    """Letters, digits, and the signs that are written onto letters."""
     return category(character)[0] in "LMN"
+
+
+def _is_sign(character: str) -> bool:
+    """Written onto the character before it: an accent, a vowel of Hindi."""
+    return category(character)[0] == "M"

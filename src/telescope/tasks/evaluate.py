@@ -2,8 +2,10 @@
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import mean, stdev
 from typing import cast, get_args
 
 import torch
@@ -15,6 +17,8 @@ from ..text.corpora.files import lines
 from .known import TASKS, read
 from .task import Answer
 from .train import RECIPE
+
+Place = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -28,54 +32,57 @@ class Evaluation:
 
 
 def evaluate(
-    folder: str | os.PathLike[str],
+    folder: Place,
     *,
-    data: str | os.PathLike[str] | None = None,
+    data: Place | None = None,
     split: str = "test",
-    recipe: str | os.PathLike[str] | None = None,
+    recipe: Place | None = None,
+    out: Place | None = None,
 ) -> Evaluation:
-    """Answer everything in a split, and score the answers. Both are kept in the folder, in evaluation/."""
-    predict(folder, data=data, split=split, recipe=recipe)
-    return score(folder, split=split, recipe=recipe)
+    """Answer everything in a split, and score the answers. Both are kept in `out`, FOLDER/evaluation unless given."""
+    predict(folder, data=data, split=split, recipe=recipe, out=out)
+    return score(folder, split=split, recipe=recipe, out=out)
 
 
 def predict(
-    folder: str | os.PathLike[str],
+    folder: Place,
     *,
-    data: str | os.PathLike[str] | None = None,
+    data: Place | None = None,
     split: str = "test",
-    recipe: str | os.PathLike[str] | None = None,
+    recipe: Place | None = None,
+    out: Place | None = None,
 ) -> Path:
     """The answers alone, as lines of JSON: they can be scored elsewhere. `recipe` is the folder's unless given."""
     said = read(recipe or Path(folder) / RECIPE)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = load(folder, device=device, dtype=torch.float32)
-    answers = TASKS[said.task].answer(said, model, data_folder(data), _split(split))
-    file = _file(folder, split)
-    file.parent.mkdir(exist_ok=True)
+    if out is None and not Path(folder).is_dir():
+        raise ValueError(f"{folder} is no folder in which answers can be kept; --out says one")
+    one_of("split", split, get_args(Split))
+    model = load(folder, device="cuda" if torch.cuda.is_available() else "cpu", dtype=torch.float32)
+    answers = TASKS[said.task].answer(said, model, data_folder(data), cast(Split, split))
+    file = _file(folder, split, out)
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(it, ensure_ascii=False) + "\n" for it in answers), encoding="utf-8")
     return file
 
 
-def score(
-    folder: str | os.PathLike[str], *, split: str = "test", recipe: str | os.PathLike[str] | None = None
-) -> Evaluation:
+def score(folder: Place, *, split: str = "test", recipe: Place | None = None, out: Place | None = None) -> Evaluation:
     """The figures of answers that are there."""
     said = read(recipe or Path(folder) / RECIPE)
-    answers = _answers(_file(folder, split))
+    file = _file(folder, split, out)
+    answers = _answers(file)
     found = Evaluation(said.name, split, len(answers), TASKS[said.task].score(said, answers))
-    text = json.dumps({"recipe": found.recipe, "split": split, "answers": len(answers), **found.figures}, indent=1)
-    _file(folder, split).with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+    file.with_suffix(".json").write_text(json.dumps(asdict(found), indent=1) + "\n", encoding="utf-8")
     return found
 
 
-def _split(given: str) -> Split:
-    one_of("split", given, get_args(Split))
-    return cast(Split, given)
+def spread(runs: Sequence[Evaluation]) -> dict[str, tuple[float, float]]:
+    """The mean of each figure over several runs, and its standard deviation."""
+    columns = {name: [run.figures[name] for run in runs] for name in runs[0].figures}
+    return {name: (mean(column), stdev(column)) for name, column in columns.items()}
 
 
-def _file(folder: str | os.PathLike[str], split: str) -> Path:
-    return Path(folder) / "evaluation" / f"{split}.jsonl"
+def _file(folder: Place, split: str, out: Place | None) -> Path:
+    return (Path(folder) / "evaluation" if out is None else Path(out)) / f"{split}.jsonl"
 
 
 def _answers(file: Path) -> list[Answer]:

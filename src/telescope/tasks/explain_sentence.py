@@ -45,16 +45,16 @@ def _scene(number: int, scene: Scene) -> list[RenderableType]:
     looking = scene.looking
     layers, heads = looking.weights.shape[:2]
     row = looking.weights[:, :, scene.row]
-    return [
+    parts: list[RenderableType] = [
         Text(),
         Rule(f"{number}  {scene.title}", align="left", style="dim"),
         Text(f"{scene.says}; {layers} layers of {heads} heads"),
-        Text.assemble("\nthe row of ", (scene.word, "bold"), " in every head"),
-        *(
-            shares([scene.name(i, j) for j in range(heads)], looking.columns.names, row[i], float(row.max()))
-            for i in range(layers)
-        ),
+        Text.assemble("\nthe row of ", (scene.word, "bold"), " in every head, in %"),
     ]
+    names = [f"head {head}" for head in range(heads)]
+    for layer, watched in enumerate(looking.layers):
+        parts += [Text(watched.name), shares(names, looking.columns.names, row[layer], float(row.max()))]
+    return parts
 
 
 def _heads(scene: Scene, every_head: bool, steps: bool) -> list[RenderableType]:
@@ -63,7 +63,7 @@ def _heads(scene: Scene, every_head: bool, steps: bool) -> list[RenderableType]:
     layers, heads = looking.weights.shape[:2]
     parts: list[RenderableType] = []
     for at in [(i, j) for i in range(layers) for j in range(heads)] if every_head else [chosen]:
-        parts.append(Text.assemble("\n", (scene.name(*at), "bold"), ": every row"))
+        parts.append(Text.assemble("\n", (scene.name(*at), "bold"), ": every row, in %"))
         parts.append(shares(looking.rows.names, looking.columns.names, looking.weights[at]))
     trace = looking.trace(*chosen)
     row = trace.row(looking.rows.tokens(scene.row)[-1])

@@ -7,9 +7,7 @@ Fits = Callable[[str], bool]
 
 END = re.compile(r"[.!?…。！？]+[\"'”’»)\]]*(?=\s)|[。！？]")
 # After which a full stop ends no sentence: titles, abbreviations, initials, and numbers of days.
-GOES_ON = re.compile(
-    r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|vs|cf|Nr|No|Hr|Fr|bzw|ca|evtl|e\.g|i\.e|z\.\s?B|d\.\s?h|[A-Z]|\d\d?))\.$"
-)
+GOES_ON = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|vs|cf|Nr|Hr|Fr|bzw|ca|evtl|e\.g|i\.e|z|d|[A-HJ-Z]|\d\d?)\.$")
 
 
 def sentences(text: str) -> list[str]:

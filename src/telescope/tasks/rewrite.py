@@ -48,7 +48,10 @@ def rewrite(model: Model, texts: Sequence[str], cut: Cut, *, beams: int = 5, n_b
 
 def tokens(model: Model, text: str) -> list[int]:
     assert model.tokenizer is not None
-    ids: list[int] = model.tokenizer.encode(text).ids
+    try:
+        ids: list[int] = model.tokenizer.encode(text).ids
+    except Exception as problem:  # the tokenizers library raises nothing narrower
+        raise ValueError(f"the model's tokenizer does not know all characters of the text ({problem})") from None
     return ids
 
 

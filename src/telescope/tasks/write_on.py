@@ -11,16 +11,23 @@ from .rewrite import tokens
 def write_on(model: Model, prompt: str, *, max_new_tokens: int, seed: int = 0, **how: Any) -> Iterator[Token]:
     """Token by token; `how` is that of `stream`. Where its positions end, it goes on from the later half of them."""
     gpt, before = _gpt(model), beginning(model, prompt)
-    while True:
-        before = _fitting(gpt, before)
-        room = min(max_new_tokens, gpt.longest + 1 - len(before))
-        for token in stream(gpt, before, max_new_tokens=room, seed=seed, **how):
-            yield token
-            before = [*before, token.id]
-        max_new_tokens -= room
-        if max_new_tokens <= 0 or before[-1] in gpt.special.end:
-            return
-        seed += 1  # with the same dice, what begins alike would go on alike
+
+    def stretch() -> Iterator[Token]:
+        return stream(gpt, before, max_new_tokens=_room(gpt, before, max_new_tokens), seed=seed, **how)
+
+    def write(tokens: Iterator[Token]) -> Iterator[Token]:
+        nonlocal before, max_new_tokens, seed
+        while True:
+            for token in tokens:
+                yield token
+                before, max_new_tokens = [*before, token.id], max_new_tokens - 1
+            if max_new_tokens <= 0 or before[-1] in gpt.special.end:
+                return
+            before, seed = _fitting(gpt, before), seed + 1  # with the same dice, what begins alike would go on alike
+            tokens = stretch()
+
+    before = _fitting(gpt, before)
+    return write(stretch())  # what does not fit is said now, not at the first token
 
 
 def draw(model: Model, prompt: str, **how: Any) -> Written:
@@ -35,7 +42,7 @@ def search(model: Model, prompt: str, *, max_new_tokens: int, beams: int, n_best
     """The likeliest texts, the best first, as far as there are positions."""
     gpt = _gpt(model)
     before = _fitting(gpt, beginning(model, prompt))
-    room = min(max_new_tokens, gpt.longest + 1 - len(before))
+    room = _room(gpt, before, max_new_tokens)
     return beam(gpt, [before], beams=beams, n_best=n_best, max_new_tokens=room)[0]
 
 
@@ -52,6 +59,11 @@ def beginning(model: Model, prompt: str) -> list[int]:
 
 def _fitting(model: GPT, before: list[int]) -> list[int]:
     return before if len(before) <= model.longest else before[-max(1, model.longest // 2) :]
+
+
+def _room(model: GPT, before: list[int], max_new_tokens: int) -> int:
+    """The last token is not read any more, so it needs no position."""
+    return min(max_new_tokens, model.longest + 1 - len(before))
 
 
 def _gpt(model: Model) -> GPT:

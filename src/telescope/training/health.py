@@ -41,7 +41,8 @@ def _logits(seen: Survey) -> Float[Tensor, "batch heads query"]:
 
 def _queries(name: str, batch: Any) -> Bool[Tensor, "batch query"]:
     """Which queries are looked at: an encoder's are the source's, all others' are what is guessed from."""
-    if isinstance(batch, Pair) and name.startswith("encoder"):
-        return torch.arange(batch.source.shape[1], device=batch.source.device) < batch.lengths[:, None]
     real: Tensor = batch.targets != IGNORE
+    if isinstance(batch, Pair) and name.startswith("encoder"):
+        place = torch.arange(batch.source.shape[1], device=real.device)
+        return (place < batch.lengths[:, None]) & real.any(1, keepdim=True)
     return real
