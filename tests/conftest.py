@@ -34,7 +34,8 @@ TRAINING = [
     f"telescope.training.{name}" for name in ("batch", "examples", "health", "learner", "objectives", "windows")
 ]
 DECODING = [f"telescope.decoding.{name}" for name in ("beam", "choose", "ready", "top", "writers")]
-HOOKED = (*ATTENTION, *ENGINES, *SURVEY, *OBSERVE, "telescope.layers", *MODELS, *DECODING, *TRAINING)
+TASKS = [f"telescope.tasks.recall.{name}" for name in ("corruption", "data")]
+HOOKED = (*ATTENTION, *ENGINES, *SURVEY, *OBSERVE, "telescope.layers", *MODELS, *DECODING, *TRAINING, *TASKS)
 install_import_hook(HOOKED, "checking.typechecker")
 
 torch.set_num_threads(1)  # the tests run side by side

@@ -7,12 +7,13 @@ from typing import Any
 
 from ..words import hint, near
 from .generate import GENERATE
+from .recall.task import RECALL
 from .recipe import Recipe
 from .summarize import SUMMARIZE
 from .task import Task
 from .translate import TRANSLATE
 
-TASKS: dict[str, Task[Any]] = {"translate": TRANSLATE, "summarize": SUMMARIZE, "generate": GENERATE}
+TASKS: dict[str, Task[Any]] = {"translate": TRANSLATE, "summarize": SUMMARIZE, "generate": GENERATE, "recall": RECALL}
 
 
 def read(path: str | os.PathLike[str]) -> Recipe:

@@ -3,7 +3,8 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Protocol, Self, get_type_hints
+from types import NoneType
+from typing import Any, Protocol, Self, get_args, get_type_hints
 
 import torch
 
@@ -59,17 +60,21 @@ class Recipe:
 
     @classmethod
     def from_tables(cls, name: str, task: str, tables: Mapping[str, Any]) -> Self:
-        """A table that is left out has its defaults, if they are enough."""
+        """A table that is left out has its defaults, if they are enough; one that may be None is then None."""
         kinds = {key: kind for key, kind in get_type_hints(cls).items() if key not in ("name", "task")}
         for key, table in tables.items():
             if key not in kinds:
                 raise ValueError(f'{name}: a recipe to {task} has no "{key}"; {hint(key, kinds)}')
             if not isinstance(table, dict):
                 raise ValueError(f"{name}: {key}={table!r} should be a table, [{key}]")
-        read = {}
+        read: dict[str, Any] = {}
         for key, kind in kinds.items():
+            options = get_args(kind)
+            if NoneType in options and key not in tables:
+                read[key] = None
+                continue
             try:
-                read[key] = kind.from_dict(tables.get(key, {}))
+                read[key] = (options[0] if options else kind).from_dict(tables.get(key, {}))
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{name}, [{key}]: {error}") from None
         return cls(name, task, **read)
@@ -81,7 +86,8 @@ class Recipe:
         return replace(self, **others)
 
     def tables(self) -> dict[str, Table]:
-        return {field.name: getattr(self, field.name) for field in fields(self)[2:]}
+        there = {field.name: getattr(self, field.name) for field in fields(self)[2:]}
+        return {name: table for name, table in there.items() if table is not None}
 
     def to_toml(self) -> str:
         """Every setting, also those that were left out; what is None is left out."""

@@ -19,13 +19,13 @@ Answer = dict[str, Any]  # what a model answered to one question, beside what is
 
 @dataclass(frozen=True)
 class Stage:
-    """One training of a model; `better` is which validation is the better one, "highest bleu"."""
+    """One training of a model; `better` is which validation is the better one, "highest bleu"; without, the last."""
 
     settings: Training
     data: Data
     objective: Objective
-    validate: Validate
-    better: str
+    validate: Validate | None = None
+    better: str = "lowest loss"
 
 
 @dataclass(frozen=True)

@@ -64,12 +64,13 @@ def from_codes(codes: Sequence[str], texts: Iterable[str]) -> Tokenizer:
     return _ending(tokenizer)
 
 
-def characters(text: str) -> Tokenizer:
-    """Every character of the text is a token; one that is not in it cannot be encoded."""
-    vocabulary = {character: i for i, character in enumerate(sorted(set(text)))}
+def characters(text: str, special: Sequence[str] = ()) -> Tokenizer:
+    """Every character of the text is a token; one that is not in it cannot be encoded. `special` ones come first."""
+    vocabulary = {character: i for i, character in enumerate([*special, *sorted(set(text) - set(special))])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))  # which is no token, so it is an error
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(list(special))
     return tokenizer
 
 
