@@ -54,7 +54,8 @@ def unchecked(monkeypatch):
                 type(checked) if isinstance(checked, classmethod | staticmethod | property) else lambda written: written
             )
             function = getattr(checked, "__func__", getattr(checked, "fget", checked))
-            if isinstance(function, FunctionType) and (function.__module__ or "").startswith(HOOKED):
+            mine = isinstance(function, FunctionType) and (function.__module__ or "").startswith(HOOKED)
+            if mine and not hasattr(function, "dispatch"):  # one that dispatches by type wraps as well
                 monkeypatch.setattr(place, name, kind(unwrap(function)))
     monkeypatch.setattr(config, "jaxtyping_disable", True)
 
