@@ -6,8 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import ClassVar
+from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -56,19 +57,19 @@ class Disk(Store):
     name = "disk"
 
     def __init__(self) -> None:
-        self.folder = TemporaryDirectory(prefix="telescope-")
-        self.numbers = count()
+        self.folder, self.numbers = mkdtemp(prefix="telescope-"), count()
+        finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
     def room(self, like: Tensor, shape: Sequence[int]) -> Tensor:
         size = torch.Size(shape)
         if not size.numel():
             return torch.empty(size, dtype=like.dtype)
-        file = Path(self.folder.name) / str(next(self.numbers))
+        file = Path(self.folder) / str(next(self.numbers))
         mapped = torch.from_file(str(file), shared=True, size=size.numel(), dtype=like.dtype)
         return mapped.view(size)
 
     def free(self, device: torch.device) -> tuple[int, str]:
-        return shutil.disk_usage(self.folder.name).free, "disk"
+        return shutil.disk_usage(self.folder).free, "disk"
 
 
 STORES: dict[str, type[Store]] = {kind.name: kind for kind in (Device, Ram, Disk)}

@@ -10,9 +10,10 @@ from torch.utils._pytree import tree_map
 
 from ...attention import Mask
 from .masks import understood
-from .place import Arguments, Place, device_of, some_rows
+from .place import Arguments, Place, device_of, settled, some_rows
 
 LOOKS = {"__get__", "size", "dim", "__len__", "is_floating_point", "numel", "stride", "get_device", "__hash__"}
+COPIES = {"contiguous", "clone", "detach"}
 LARGEST = 2**26  # of a mask that is written out as a whole, once, as transformers does; 8,192 x 8,192
 
 
@@ -27,6 +28,7 @@ class LazyMask(Tensor):
 
     @staticmethod
     def of(own: Callable[..., Tensor], given: Arguments, dtype: torch.dtype) -> "LazyMask":
+        given = settled(given)
         place = Place.of(given)
         empty = torch.empty((), dtype=dtype, device=device_of(given))
         lazy = empty.expand(place.batch, 1, place.queries, place.keys).as_subclass(LazyMask)
@@ -59,7 +61,7 @@ class LazyMask(Tensor):
         if func.__name__ in LOOKS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        if func is Tensor.__getitem__ and _covers(args[0], args[1]):
+        if func.__name__ in COPIES or (func is Tensor.__getitem__ and _covers(args[0], args[1])):
             return args[0]
         args, kwargs = tree_map(lambda it: it.dense if isinstance(it, LazyMask) else it, (args, kwargs or {}))
         return func(*args, **kwargs)

@@ -26,6 +26,11 @@ class Place(NamedTuple):
         return cls(given["batch_size"], queries, given["kv_length"], int(query), int(given.get("kv_offset", 0)))
 
 
+def settled(given: Arguments) -> dict[str, Any]:
+    """The same arguments in numbers: a cache of fixed size counts its tokens in a tensor, and counts on."""
+    return {**given, "q_offset": int(given["q_offset"])} if "q_offset" in given else dict(given)
+
+
 def some_rows(given: Arguments, rows: range) -> dict[str, Any]:
     """The arguments for these queries alone, of a mask that is wanted in any case."""
     if "q_length" in given:

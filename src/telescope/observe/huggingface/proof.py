@@ -51,9 +51,10 @@ def _error(ran: Ran, output: Tensor, rounds_scores: bool) -> Tensor:
     attention = ran.here
     scores = masked_rows(ran.queries, ran.keys, attention, rows, range(keys), some, range(heads))
     seeing = (scores > -torch.inf).any(-1, keepdim=True)  # of a row that sees nothing, everyone makes something else
-    values = share_heads(ran.values[some.start : some.stop : some.step], ran.queries[:1]).to(scores.dtype)
+    few = slice(some.start, some.stop, some.step)
+    values = share_heads(ran.values[few], ran.queries[few]).to(scores.dtype)
     context = attention.weights(scores) @ values
-    told = output[some.start : some.stop : some.step][:, rows].transpose(1, 2).to(scores.dtype)
+    told = output[few][:, rows].transpose(1, 2).to(scores.dtype)
     most = scores.masked_fill(scores == -torch.inf, 0.0).abs().amax() if rounds_scores else scores.new_zeros(())
     slack = (1e-3 + (8.0 + most) * torch.finfo(ran.queries.dtype).eps) * values.abs().amax()
     return ((context - told).abs() * seeing).amax() / slack.clamp(min=1e-30)
