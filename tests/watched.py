@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import torch
+
 from huggingface import BERT, GPT2, LLAMA, MARIAN, VOCABULARY, numbered, transformers
 
 IDS = torch.tensor([[1, 5, 2, 58, 3, 9, 9, 17], [4, 4, 7, 60, 12, 6, 33, 2]])

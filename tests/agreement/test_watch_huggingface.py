@@ -71,7 +71,7 @@ def test_every_family_is_named_as_it_stands_in_the_model():
         model(IDS)
     assert recording.names == ("model.layers.0.self_attn", "model.layers.1.self_attn")
     assert recording["model.layers.1"] is recording["model.layers.1.self_attn"]
-    with pytest.raises(KeyError, match='there are 2 attentions in "model.layers"'):
+    with pytest.raises(KeyError, match=r'there are 2 attentions in "model\.layers"'):
         recording["model.layers"]
 
 
@@ -129,7 +129,7 @@ def assert_same(recording, truth, some=slice(None)):
                 getattr(one.summary, number)[some],
                 getattr(two.summary, number)[some],
                 **BETWEEN,
-                msg=lambda m: f"{name} {number} {m}",
+                msg=lambda text, where=(name, number): f"{where}: {text}",
             )
 
 

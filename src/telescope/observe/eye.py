@@ -28,7 +28,7 @@ class Eye:
             )
         return get_ident() == self.thread
 
-    @torch.compiler.disable  # where a compiled model falls back to Python, what looks on is not compiled either
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def saw(self, name: str, ran: Ran) -> Call:
         heads = ran.queries.shape[1]
         if self.heads is not None and max(self.heads) >= heads:

@@ -56,5 +56,5 @@ class Growing(Part):
         """From a GPU to memory that it can write by itself, nobody waits; whoever reads does."""
         place.copy_(what, non_blocking=True)
         if what.is_cuda and not place.is_cuda:
-            self.copied = torch.cuda.Event()
+            self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.copied.record()

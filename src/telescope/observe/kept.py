@@ -379,9 +379,9 @@ class Steps(QueriesKeys):
         self._grow("after", after, 1)
 
     def trace(self, tokens: Tokens | None = None) -> Trace:
-        numbers = (self._where_it_ran(tensor) for tensor in (self.queries, self.keys, self.values))
+        queries, keys, values = map(self._where_it_ran, (self.queries, self.keys, self.values))
         with torch.no_grad(), autocast.off(self.facts.device):
-            return trace(*numbers, self._kept_attention(), tokens)
+            return trace(queries, keys, values, self._kept_attention(), tokens)
 
     @property
     def values(self) -> Float[Tensor, "batch key_heads key d_v"]:

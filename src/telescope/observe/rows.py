@@ -26,11 +26,8 @@ def chosen(queries: Any) -> Chosen:
         numbers = [index(queries)] if not hasattr(queries, "__iter__") else [index(number) for number in queries]
     except TypeError:
         numbers = []
-    if (
-        not numbers
-        or any(isinstance(number, bool) for number in (queries, *numbers))
-        or len(set(numbers)) < len(numbers)
-    ):
+    doubtful = any(isinstance(number, bool) for number in (queries, *numbers)) or len(set(numbers)) < len(numbers)
+    if not numbers or doubtful:
         raise ValueError(f"queries={queries!r} are not numbers of queries, each once; -1 is the last, None is all")
 
     def rows(count: int, before: int) -> list[int]:

@@ -54,7 +54,7 @@ def _attend(
         attn_mask = attn_mask.dense
     plain = attn_mask is None and not torch.is_autocast_enabled(query.device.type)
     if plain and query.shape[-1] % 8 == 0:  # of other widths, torch fills the features up first
-        choice: Any = torch._fused_sdp_choice  # type: ignore[attr-defined]
+        choice: Any = torch._fused_sdp_choice
         backend = choice(query, key, value, None, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         kernel = _KERNELS.get((query.device.type, SDPBackend(backend)))
         if kernel is not None:

@@ -3,14 +3,16 @@ own, and its mask interface one that leaves masks unwritten. A missing mask func
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial
+from functools import partial
 from inspect import unwrap
+from itertools import takewhile
 from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from ..eye import Eye
 from .definition import Reader
@@ -47,12 +49,12 @@ class Name(str):
 
 
 def attentions(model: nn.Module) -> dict[str, nn.Module]:
-    found = {path: module for path, module in model.named_modules() if _door(type(module)) is not None}
+    found = {path: module for path, module in model.named_modules() if _door(module) is not None}
     kind = type(model).__name__
     if not found:
         raise ValueError(
-            f"{kind} does not go through transformers' attention interface: no part of it asks ALL_ATTENTION_FUNCTIONS, "
-            "so nobody can look on; ts.load reads some models of its kind, and those can be watched"
+            f"{kind} does not go through transformers' attention interface: no part of it asks "
+            "ALL_ATTENTION_FUNCTIONS, so nobody can look on; what ts.load reads can be watched"
         )
     for path, module in found.items():
         implementation = _implementation(module)
@@ -80,31 +82,39 @@ def embeddings(model: nn.Module) -> Iterable[nn.Module]:
     return {id(embedding): embedding for embedding in found if isinstance(embedding, nn.Embedding)}.values()
 
 
-@cache
-def _door(kind: type[nn.Module]) -> Any:
-    """The method by which a kind of module asks the interface, if it does."""
-    for owner in kind.__mro__:
-        if owner is PreTrainedModel:  # the whole model asks which implementations there are
-            break
-        for method in vars(owner).values():
-            function: Any = unwrap(method) if callable(method) else None
-            if "ALL_ATTENTION_FUNCTIONS" in getattr(getattr(function, "__code__", None), "co_names", ()):
-                return function
-    return None
+def _door(module: nn.Module) -> Any:
+    """The method by which a module asks the interface, if it does."""
+    kind = type(module)
+    if kind not in _doors:
+        _doors[kind] = next(filter(_asks, (method for owner in _owners(kind) for method in vars(owner).values())), None)
+    return unwrap(_doors[kind]) if _doors[kind] is not None else None
 
 
-def _implementation(module: nn.Module) -> str:
+def _owners(kind: type) -> Iterable[type]:
+    """A whole model asks too, which implementations there are."""
+    return takewhile(lambda owner: owner is not PreTrainedModel, kind.__mro__)
+
+
+def _asks(method: Any) -> bool:
+    code = getattr(unwrap(method), "__code__", None) if callable(method) else None
+    return "ALL_ATTENTION_FUNCTIONS" in getattr(code, "co_names", ())
+
+
+_doors: dict[type, Any] = {}
+
+
+def _implementation(module: Any) -> str:
     name = module.config._attn_implementation
-    return name.implementation if isinstance(name, Name) else name
+    return name.implementation if isinstance(name, Name) else str(name)
 
 
 def _eager_names(module: nn.Module) -> list[str]:
-    return [name for name in _door(type(module)).__code__.co_names if name.endswith("eager_attention_forward")]
+    return [name for name in _door(module).__code__.co_names if name.endswith("eager_attention_forward")]
 
 
 def _own(implementation: str, module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """What the model would have called."""
-    names: Any = _door(type(module)).__globals__
+    names: Any = _door(module).__globals__
     if implementation == "eager":
         own = names[_eager_names(module)[0]]
     else:
@@ -162,7 +172,7 @@ class _WantedError(Exception):
 
 
 def _mask(implementation: str, **given: Any) -> Any:
-    own = AttentionMaskInterface()[implementation]
+    own = ALL_MASK_ATTENTION_FUNCTIONS[implementation]
     if implementation not in ("sdpa", "eager"):  # these write no matrix
         place = Place.of(given)
         for looking in _watched.values():

@@ -107,8 +107,8 @@ def _known(function: MaskFunction, held: dict[str, Any], place: Place, back: boo
             return window(held["sliding_window"] + 1)
         case "chunked_overlay":
             places = torch.arange(keys, device=held["left_padding"].device)
-            ids = (places - held["left_padding"][:, None]).div(held["chunk_size"], rounding_mode="floor")
-            return Documents(ids.long())
+            chunks = (places - held["left_padding"][:, None]).div(held["chunk_size"], rounding_mode="floor")
+            return Documents(chunks.long())
         case "padding_mask_function":
             return padded(_filled(held["padding_mask"], keys))
         case "packed_sequence_mask_function":

@@ -36,4 +36,5 @@ def _collected() -> list[str]:
         from transformers.utils.output_capturing import _active_collector
     except ImportError:
         return []
-    return list(_active_collector.get() or ())
+    collected: dict[str, Any] | None = _active_collector.get()  # type: ignore[no-untyped-call]
+    return list(collected or ())
