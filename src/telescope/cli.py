@@ -5,10 +5,12 @@ import os
 import sys
 from dataclasses import asdict
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console, RenderableType
+from rich.progress import Progress
 
 from .words import hint
 
@@ -67,6 +69,55 @@ def doctor(
     else:
         _show(draw(report), plain)
     raise typer.Exit(0 if report.healthy else 1)
+
+
+@app.command()
+def watch(
+    model: Annotated[Path, typer.Option(help="a folder with a model, ours or Hugging Face's, and its tokenizer.json")],
+    text: Annotated[Path, typer.Option(help="the text that it reads")],
+    out: Annotated[Path | None, typer.Option(help="where the recording is saved, for ts.open and the explorer")] = None,
+    layers: Annotated[str | None, typer.Option(help='which attentions: a name, "decoder.*", or a number')] = None,
+    keep: Annotated[str, typer.Option(help="summaries, queries-keys or steps")] = "summaries",
+    store: Annotated[str, typer.Option(help="where it is kept meanwhile: device, ram or disk")] = "device",
+    tokens: Annotated[int | None, typer.Option(help="read at most so many", min=1)] = None,
+    write: Annotated[int, typer.Option(help="go on with so many new tokens", min=0)] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="the heads as JSON")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="no colour; also when the output is not a terminal")] = False,
+) -> None:
+    """Let a model read a text, look at every head, and say what kind each is."""
+    from .tasks.look import look, to_json
+    from .words import size
+
+    try:
+        contents = text.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise ValueError(f"--text {text} cannot be read: {problem}") from None
+    chosen = int(layers) if layers is not None and layers.lstrip("-").isdecimal() else layers
+    with Progress(console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("reading", total=None)
+        reading = look(
+            model,
+            contents,
+            layers=chosen,
+            keep=keep,
+            store=store,
+            tokens=tokens,
+            write=write,
+            device=device,
+            progress=lambda name, done, of: bar.update(task, description=name, completed=done, total=of),
+        )
+    recording = reading.recording
+    if out is not None:
+        recording.save(out)
+    if as_json:
+        print(to_json(reading))
+        return
+    saved = "" if out is None else f", saved as {out}"
+    print(f"{recording.model} read {reading.tokens:,} tokens: {size(recording.nbytes)}{saved}")
+    if reading.written:
+        print(f"it wrote: {reading.written}")
+    _show(recording.heads(), plain)
 
 
 def _show(drawn: RenderableType, plain: bool) -> None:

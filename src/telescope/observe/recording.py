@@ -1,5 +1,6 @@
 """`Recording`: what every attention of a model did while it was watched, by name."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from jaxtyping import Float
@@ -7,6 +8,7 @@ from rich.table import Table
 from torch import Tensor
 
 from ..words import hint, size
+from .heads import Heads, heads_of
 from .kept import KEEP, Call, Keeping, MapSize
 from .names import within
 from .ran import Ran
@@ -82,6 +84,8 @@ class Recording(Mapping[str, Watched]):
         self.model, self.keep, self.decode = model, keep, decode
         self.foretold = 0
         """How many bytes the run was going to take, as told when it began."""
+        self.each: Callable[[str], object] | None = None
+        """Called with the name of every attention that ran, for whoever counts along."""
         self._how = how
         self._watched = {name: Watched(name) for name in names}
         self._run = 0
@@ -105,6 +109,8 @@ class Recording(Mapping[str, Watched]):
             self._must_fit(ran)
             calls.append(KEEP[self.keep](name, ran, self._how))
         self._last_run[name] = self._run
+        if self.each is not None:
+            self.each(name)
         return calls[-1]
 
     def _must_fit(self, ran: Ran) -> None:
@@ -145,6 +151,21 @@ class Recording(Mapping[str, Watched]):
 
     def __len__(self) -> int:
         return len(self._watched)
+
+    def heads(self) -> Heads:
+        """Every head and what kind it is, the clearest of each kind first."""
+        return Heads(
+            head
+            for name, watched in self.items()
+            if watched.calls
+            for head in heads_of(name, watched.calls, self.decode)
+        ).sort()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """As a folder, which ts.open opens; written whole or not at all."""
+        from .saved import save_recording
+
+        save_recording(self, path)
 
     @property
     def nbytes(self) -> int:
