@@ -110,7 +110,7 @@ def _same(keys: Tensor, place: Tensor, asking: Tensor, ids: Tensor) -> Bool[Tens
 
 
 def _followed(keys: Tensor, place: Tensor, asking: Tensor, ids: Tensor) -> Bool[Tensor, "batch heads row top"]:
-    return (_of(ids, keys - 1) == asking[:, None, :, None]) & (keys > 0) & (keys <= place)
+    return (_of(ids, keys - 1) == asking[:, None, :, None]) & (keys > 0) & (keys < place)
 
 
 def _punctuation(

@@ -41,7 +41,7 @@ def look(
 ) -> Reading:
     """Read the text, at most so many tokens of it, and go on with `write` more."""
     model, tokenizer = opened(folder)
-    model = model.to(device).eval()
+    model = (model.float() if device == "cpu" else model).to(device).eval()  # a CPU computes in float32
     ids = torch.tensor([tokenizer.encode(text).ids[:tokens]], device=device)
     if not ids.numel():
         raise ValueError("the text has no tokens; a model needs at least one")
@@ -65,9 +65,12 @@ def opened(folder: Path) -> tuple[nn.Module, Tokenizer]:
     if "tokenizer.json" not in paths.names(folder):
         raise ValueError(f"{folder} has no tokenizer.json, so it cannot read a text")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
     if "telescope" in config or find_spec("transformers") is None:
         return load(folder), tokenizer
     transformers: Any = import_module("transformers")
+    transformers.utils.logging.disable_progress_bar()  # there is one of ours
     kinds = config.get("architectures") or ["AutoModel"]
     kind = getattr(transformers, str(kinds[0]), transformers.AutoModel)
     try:
