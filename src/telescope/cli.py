@@ -7,10 +7,12 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from io import TextIOWrapper
 from itertools import chain, islice
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
+from rich.progress import Progress
 
 from .words import hint
 
@@ -280,6 +282,55 @@ def recall(
             _json({"question": question, "answer": answer})
         else:
             print(answer)
+
+
+@app.command()
+def watch(
+    model: Annotated[Path, typer.Option(help="a folder with a model, ours or Hugging Face's, and its tokenizer.json")],
+    text: Annotated[Path, typer.Option(help="the text that it reads")],
+    out: Annotated[Path | None, typer.Option(help="where the recording is saved, for ts.open and the explorer")] = None,
+    layers: Annotated[str | None, typer.Option(help='which attentions: a name, "decoder.*", or a number')] = None,
+    keep: Annotated[str, typer.Option(help="summaries, queries-keys or steps")] = "summaries",
+    store: Annotated[str, typer.Option(help="where it is kept meanwhile: device, ram or disk")] = "device",
+    tokens: Annotated[int | None, typer.Option(help="read at most so many", min=1)] = None,
+    write: Annotated[int, typer.Option(help="go on with so many new tokens", min=0)] = 0,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+    plain: Plain = False,
+) -> None:
+    """Let a model read a text, look at every head, and say what kind each is."""
+    from .tasks.look import look, to_json
+    from .words import size
+
+    try:
+        contents = text.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise ValueError(f"--text {text} cannot be read: {problem}") from None
+    chosen = int(layers) if layers is not None and layers.lstrip("-").isdecimal() else layers
+    with Progress(console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("reading", total=None)
+        reading = look(
+            model,
+            contents,
+            layers=chosen,
+            keep=keep,
+            store=store,
+            tokens=tokens,
+            write=write,
+            device=device,
+            progress=lambda name, done, of: bar.update(task, description=name, completed=done, total=of),
+        )
+    recording = reading.recording
+    if out is not None:
+        recording.save(out)
+    if as_json:
+        print(to_json(reading))
+        return
+    saved = "" if out is None else f", saved as {out}"
+    print(f"{recording.model} read {reading.tokens:,} tokens: {size(recording.nbytes)}{saved}")
+    if reading.written:
+        print(f"it wrote: {reading.written}")
+    _show([recording.heads()], plain)
 
 
 def _load(name: str, device: str = "cpu") -> Any:
