@@ -201,6 +201,7 @@ def test_a_beam_finds_the_likeliest(command, writer):
 
 def test_show_of_what_was_written_on(command, writer):
     printed = said(command, "generate", "ROMEO: O", "--model", writer, "--tokens", "12", "--show")
+    assert printed.startswith("ROMEO: O")
     assert "blocks." in printed
 
 
