@@ -51,12 +51,8 @@ def explain(
     between: Annotated[
         str | None, typer.Option(help="two words, a,b: which heads read the one from the query, and which the other")
     ] = None,
-    layer: Annotated[
-        int | None, typer.Option(help="in whose heads to look for the one that is shown step by step")
-    ] = None,
-    head: Annotated[
-        int | None, typer.Option(help="which head is shown in every step; the sharpest unless given")
-    ] = None,
+    layer: Annotated[int | None, typer.Option(help="of which layer a head is shown in full")] = None,
+    head: Annotated[int | None, typer.Option(help="which head is shown in full; unless given, a sharp one")] = None,
     every_head: Annotated[bool, typer.Option("--every-head", help="the weights of every head")] = False,
     steps: Annotated[bool, typer.Option("--steps", help="of one head every step and every product")] = False,
     by_sum: Annotated[bool, typer.Option("--by-sum", help="examples: divide by the sum, the notes' way")] = False,
@@ -189,7 +185,7 @@ def generate(
     if as_json:
         _json(report.to_dict(loaded, text, [Part(text, found)], show=show))
     else:
-        _show(report.draw(loaded, [Part(text, found)], show=show), plain)
+        _show(report.draw(loaded, [Part(text, found)], before=text, show=show), plain)
 
 
 @app.command()

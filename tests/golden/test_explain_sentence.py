@@ -12,6 +12,7 @@ import writers
 from telescope.observe.table import text
 from telescope.tasks.explain_sentence import draw
 from telescope.tasks.sentence import explained
+from telescope.tasks.show import shares
 
 TITLES = ("Encoder self-attention", "Decoder masked self-attention", "Encoder-decoder attention")
 
@@ -91,6 +92,17 @@ def test_numbers_of_a_row_are_hundredths_of_the_weights(notes):
     assert line.split()[2:] == [f"{100 * weight:.0f}" for weight in row.tolist()]
 
 
+def test_what_does_not_fit_is_a_list_of_what_is_given_most():
+    rows, columns = ["hier", "dort"], [f"word{j}" for j in range(30)]
+    weights = torch.full((2, 30), 0.01)
+    weights[0, 7], weights[1, 3], weights[1, 29] = 0.71, 0.41, 0.31
+    printed = text(shares(rows, columns, weights), width=60).splitlines()
+    assert printed[0].split()[:5] == ["hier", "word7", "71", "word0", "1"]
+    assert printed[1].split()[:5] == ["dort", "word3", "41", "word29", "31"]
+    assert max(map(len, printed)) <= 60
+    assert len(text(shares(rows, columns, weights), width=400).splitlines()) == 3  # there all of it fits
+
+
 def test_the_future_is_not_looked_at(notes):
     weights = notes.scenes[1].looking.weights
     assert weights.triu(1).abs().max() == 0
@@ -110,6 +122,8 @@ def test_steps_and_every_head_on_demand(notes):
 def test_a_head_can_be_chosen(model):
     chosen = explained(model, "I am tired.", name="learnt", layer=0, head=2)
     assert all((scene.layer, scene.head) == (0, 2) for scene in chosen.scenes)
+    deep = explained(model, "I am tired.", name="learnt", layer=1)  # the encoder has one layer, the decoder two
+    assert [scene.layer for scene in deep.scenes] == [0, 1, 1]
 
 
 def test_the_head_that_is_shown_looks_at_one_word_most(model):

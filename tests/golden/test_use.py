@@ -2,6 +2,7 @@
 
 import io
 import json
+import subprocess
 import sys
 
 import pytest
@@ -201,6 +202,7 @@ def test_a_beam_finds_the_likeliest(command, writer):
 
 def test_show_of_what_was_written_on(command, writer):
     printed = said(command, "generate", "ROMEO: O", "--model", writer, "--tokens", "12", "--show")
+    assert printed.startswith("ROMEO: O")
     assert "blocks." in printed
 
 
@@ -214,3 +216,10 @@ def test_a_luong_translator_translates_too(command, tmp_path):
     aligned = printed["parts"][0]["texts"][0]["alignment"]
     assert aligned["attention"] == "cross"
     assert aligned["columns"] == ["I", "am", "</s>"]
+
+
+def test_loading_does_not_wait_for_a_compiler(folder):
+    """torch imports its own for seconds, if a model that has no numbers yet is asked to compute some."""
+    line = "import sys, telescope as ts; ts.load(sys.argv[1]); print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", line, folder], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -83,5 +83,5 @@ def _readings(explained: Explained) -> RenderableType:
         drawn.add_row(Text(f"{scene.word} → {scene.looking.columns.names[word]}", "bold"), Text(even, "dim"), heads)
     neither = sum(r.reads is None for r in readings)
     drawn.add_row("neither", "", f"{neither} of {len(readings)} heads")
-    says = "\nwhich heads read which, that is, give it more than an even look at all pieces would"
+    says = "\nwhich heads read which: give it more than an even look at all pieces would, and more so than the other"
     return Group(Text(says), inset(drawn))

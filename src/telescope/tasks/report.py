@@ -12,16 +12,22 @@ from .rewrite import Part
 from .show import show as table
 
 
-def draw(model: Model, parts: Sequence[Part], *, between: str = " ", show: bool = False) -> Iterator[RenderableType]:
-    """The text of all parts; where several were asked for, or what they looked at, one after another."""
+def draw(
+    model: Model, parts: Sequence[Part], *, before: str = "", between: str = " ", show: bool = False
+) -> Iterator[RenderableType]:
+    """The text of all parts; where several were asked for, or what they looked at, one after another.
+
+    before   what was written on, if it was
+    between  what stands between the parts
+    """
     several = any(len(part.found) > 1 for part in parts)
     if not several and not show:
-        yield between.join(part.text for part in parts)
+        yield before + between.join(part.text for part in parts)
         return
     for part in parts:
         for number, written in enumerate(part.found, 1):
             label = f"{number}  " if written.score is None else f"{written.score:.4f}  "
-            yield f"{label if several else ''}{written.text}"
+            yield f"{label if several else ''}{before}{written.text}"
             if show:
                 yield table(alignment(model, part.source, written))
 

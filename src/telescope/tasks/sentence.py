@@ -127,6 +127,7 @@ def explained(
         query, between = READINGS
     written = _translated(model, source)
     encoder, decoder, cross = sentence(model, source, written)
+    _must_be_there(layer, head, (encoder, decoder, cross))
     read = encoder.columns
     asking, answered = _rows(cross, query)
     pair = tuple(_find(word, read) for word in between)
@@ -209,16 +210,24 @@ def _find(word: str, words: Words) -> int:
     return found
 
 
-def _head(looking: Looking, row: int, columns: Sequence[int], layer: int | None, head: int | None) -> tuple[int, int]:
-    """The head that gives one of these columns most, of the layers and heads that are asked for."""
-    layers, heads = looking.weights.shape[:2]
+def _must_be_there(layer: int | None, head: int | None, all_of_it: Sequence[Looking]) -> None:
+    layers, heads = (max(looking.weights.shape[axis] for looking in all_of_it) for axis in (0, 1))
     for name, number, count in (("layer", layer, layers), ("head", head, heads)):
         if number is not None and not 0 <= number < count:
             raise ValueError(f"there is no {name} {number}; there are {count}, counted from 0")
+
+
+def _head(looking: Looking, row: int, columns: Sequence[int], layer: int | None, head: int | None) -> tuple[int, int]:
+    """The head that gives one of these columns most, of the layer and the head that are asked for, if they are here.
+
+    An encoder may have more layers than a decoder.
+    """
     given = looking.weights[:, :, row, list(columns)].amax(-1) if columns else looking.weights[:, :, row].amax(-1)
+    layers, heads = range(len(given)), range(given.shape[1])
     choices = [
         (i, j)
-        for i in (range(layers) if layer is None else [layer])
-        for j in (range(heads) if head is None else [head])
+        for i in layers
+        for j in heads
+        if (i == layer or layer not in layers) and (j == head or head not in heads)
     ]
     return max(choices, key=lambda at: float(given[at]))
