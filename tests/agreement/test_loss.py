@@ -48,11 +48,12 @@ def aligned(request, monkeypatch):
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.usefixtures("at_a_time", "aligned")
-def test_it_is_torchs_cross_entropy(bias, smoothing):
+def test_it_is_torchs_cross_entropy(bias, smoothing, reduction):
     given, targets = made(bias=bias)
-    truth = expected(given, targets, label_smoothing=smoothing)
-    assert_close(actual(given, targets, label_smoothing=smoothing), truth, rtol=1e-12, atol=1e-12)
+    how = {"label_smoothing": smoothing, "reduction": reduction}
+    assert_close(actual(given, targets, **how), expected(given, targets, **how), rtol=1e-12, atol=1e-12)
 
 
 def test_by_hand():
@@ -82,6 +83,14 @@ def test_every_target_ignored_is_nan_as_in_torch():
     targets[:] = -100
     assert cross_entropy(*given[:2], targets).isnan()
     assert theirs(linear(*given[:2]), targets).isnan()
+
+
+def test_every_target_ignored_sums_to_nothing():
+    given, targets = made()
+    targets[:] = -100
+    loss, gradients = actual(given, targets, reduction="sum")
+    assert loss == 0.0
+    assert not any(gradient.any() for gradient in gradients)
 
 
 @pytest.mark.parametrize("frozen", [0, 1, 2])
@@ -156,6 +165,7 @@ def test_memory_is_that_of_a_piece_not_of_the_batch():
         ({"targets": torch.full((N,), -1)}, "targets has the id -1"),
         ({"targets": torch.zeros(N - 1, dtype=torch.long)}, f"targets has shape ({N - 1},); hidden states ({N}, {D})"),
         ({"label_smoothing": 1.0}, "label_smoothing=1.0"),
+        ({"reduction": "none"}, 'there is no reduction="none"'),
     ],
 )
 @pytest.mark.usefixtures("unchecked")

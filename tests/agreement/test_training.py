@@ -21,8 +21,10 @@ from telescope.training import (
     Watched,
     Windows,
     learning_rate,
+    objectives,
 )
 from telescope.training.health import health
+from telescope.training.learner import Learner
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
@@ -237,3 +239,23 @@ def test_health_is_told(tmp_path):
     assert [event.step for event in told] == [2, 4]
     assert set(told[0].entropy) == {"encoder.0.self", "decoder.0.self", "decoder.0.cross"}
     assert all(len(heads) == 2 and all(map(math.isfinite, heads)) for heads in told[0].logit.values())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch, while it compiles
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("make", [gpt, transformer])
+def test_a_loss_is_one_graph(make):
+    """Whole, without a break, for every shape."""
+    compiler = pytest.importorskip("torch._dynamo.testing").CompileCounterWithBackend("eager")
+    sources, targets = pairs(12, longest=20)
+    data = Examples(targets) if make is gpt else Examples(sources, targets)
+    settings = Training(steps=1, tokens=96, label_smoothing=0.1)
+    learner = Learner(make(), objectives.language if make is gpt else objectives.translation, settings)
+    torch._dynamo.reset()
+    compiled, shapes = torch.compile(learner, backend=compiler, fullgraph=True, dynamic=False), set()
+    for spec in data.batches(settings, 0):
+        batch = data.take(spec)
+        shapes.add(tuple(tensor.shape for tensor in batch))
+        assert_close(compiled(batch, torch.tensor(3)), learner(batch, torch.tensor(3)))
+    torch._dynamo.reset()
+    assert compiler.frame_count == len(shapes) == 3

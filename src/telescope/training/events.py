@@ -55,7 +55,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Stopped:
-    """By whoever runs it. The same command goes on from the checkpoint of step `saved`."""
+    """By whoever runs it, or by a fault. The same command goes on from the checkpoint of step `saved`; 0 is none."""
 
     step: int
     saved: int

@@ -13,7 +13,7 @@ Tensors = dict[str, Tensor]
 def whole(tensor: Tensor) -> Tensor:
     """All processes have to ask for it, and get it."""
     tensor = tensor.detach()
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu().clone()
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).to("cpu", copy=True)
 
 
 @torch.no_grad()

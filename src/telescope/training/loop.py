@@ -92,8 +92,8 @@ class Run:
         self.recipe = _recipe(model, data, settings)
         _must_know_all_ids(model, data)
         self.data = data.to(self.device)
-        self.per_epoch = -(-len(self.data.batches(settings, 0)) // settings.accumulate)
-        self.steps = settings.steps or (settings.epochs or 0) * self.per_epoch
+        per_epoch = -(-len(self.data.batches(settings, 0)) // settings.accumulate)
+        self.steps = per_epoch * settings.epochs if settings.steps is None else settings.steps  # type: ignore[operator]
 
         _same_everywhere(model.to(self.device))
         self.step = Step(self.accelerator, Learner(model, objective, settings).train(), settings)
@@ -123,7 +123,7 @@ class Run:
         try:
             while not self.standing.finished:
                 self._epoch()
-        except KeyboardInterrupt:
+        except BaseException:
             self._tell(Stopped(self.standing.step, self.saved))
             raise
         kept = self.best if self.best is not None else self._candidate()

@@ -65,7 +65,8 @@ def sentence(event: Event) -> str | None:
         case Saved():
             return f"step {event.step:,}  saved"
         case Stopped():
-            return f"stopped at step {event.step:,}; the same command goes on from step {event.saved:,}"
+            again = f"goes on from step {event.saved:,}" if event.saved else "starts anew"
+            return f"stopped at step {event.step:,}; the same command {again}"
         case Finished():
             return f"finished at step {event.step:,} with the weights of step {event.kept:,}"
 

@@ -38,8 +38,8 @@ class Training(Config):
     validate_every: int | None = None  # steps; once an epoch unless given
     patience: int | None = None  # validations without a better one, after which it stops
 
-    precision: Literal["bf16", "fp32"] = "fp32"  # of products on a GPU; weights, sums and a CPU are float32
-    compile: bool = False  # by torch.compile; on a GPU
+    precision: Literal["bf16", "tf32", "fp32"] = "fp32"  # of products on a GPU; weights, sums and a CPU are float32
+    compile: bool = False  # by torch.compile, on a GPU: for every shape of a batch anew, so for data of one shape
     capture: bool = False  # a step is one CUDA graph for each shape of a batch; on one GPU, without accumulation
 
     shard: bool = False  # weights and what AdamW keeps are shared out among the processes: FSDP

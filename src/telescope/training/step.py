@@ -1,7 +1,7 @@
 """A step: the gradient of the mean loss over all targets of its batches, clipped, and AdamW."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from .objectives import count
 from .settings import Training
 from .shard import shard
 
+SHAPES = 256  # of batches; more are not compiled
+
 
 class Step:
     """Nothing in it waits for a GPU: what is to be known later is added up there, in `total`, `targets` and `norm`."""
@@ -28,13 +30,14 @@ class Step:
         if self.sharded:
             shard(learner, accelerator.device)
         self.learner = learner if self.sharded else accelerator.prepare_model(learner)
+        self.parameters = [parameter for parameter in learner.parameters() if parameter.requires_grad]
         capture = settings.capture and accelerator.device.type == "cuda" and accelerator.num_processes == 1
         self.captured = Captured(lambda batch: self._run([batch])) if capture else None
-        self.optimiser = _adam(learner, settings, capture)
+        self.optimiser = _adam(self.parameters, settings, capture)
         for group in self.optimiser.param_groups if capture else ():
             group["lr"] = torch.tensor(0.0, device=accelerator.device)  # a captured step reads it anew every time
         compiled = settings.compile and accelerator.device.type == "cuda"
-        self.loss = torch.compile(self.learner) if compiled else self.learner
+        self.loss: Callable[..., Tensor] = _compiled(self.learner) if compiled else self.learner
         self.total, self.norm = (torch.zeros((), device=accelerator.device) for _ in range(2))
         self.targets = torch.zeros((), dtype=torch.int64, device=accelerator.device)
 
@@ -44,10 +47,11 @@ class Step:
                 group["lr"].fill_(lr)
             else:
                 group["lr"] = lr
-        if self.captured is None:
-            self._run(batches)
-        else:
-            self.captured(batches[0])
+        with _products(self.settings.precision):
+            if self.captured is None:
+                self._run(batches)
+            else:
+                self.captured(batches[0])
 
     def _run(self, batches: Sequence[Any]) -> None:
         rank, processes = self.accelerator.process_index, self.accelerator.num_processes
@@ -56,11 +60,11 @@ class Step:
         for i, batch in enumerate(batches):
             with self._sent(only_if=i == len(batches) - 1):
                 loss = self.loss(share(batch, rank, processes), over)
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
             self.total += loss.detach() * over
         self.targets += targets
         if self.settings.clip:
-            norm = clip_grad_norm_(self.learner.parameters(), self.settings.clip)
+            norm = clip_grad_norm_(self.parameters, self.settings.clip)
             self.norm.copy_(norm.full_tensor() if isinstance(norm, DTensor) else norm)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
@@ -89,9 +93,27 @@ class Step:
         self.targets.fill_(targets)
 
 
-def _adam(learner: nn.Module, settings: Training, capture: bool) -> torch.optim.AdamW:
-    matrices = [p for p in learner.parameters() if p.requires_grad and p.ndim > 1]
-    vectors = [p for p in learner.parameters() if p.requires_grad and p.ndim <= 1]
+def _compiled(learner: nn.Module) -> Callable[..., Tensor]:
+    """For every shape anew. Beyond its limit torch would quietly stop compiling."""
+    from torch._dynamo import config
+
+    config.recompile_limit = max(config.recompile_limit, SHAPES)
+    return torch.compile(learner, dynamic=False)
+
+
+@contextmanager
+def _products(precision: str) -> Iterator[None]:
+    """Whether a GPU may round what it multiplies to TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _adam(parameters: Sequence[nn.Parameter], settings: Training, capture: bool) -> torch.optim.AdamW:
+    matrices, vectors = ([p for p in parameters if (p.ndim > 1) == several] for several in (True, False))
     groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
