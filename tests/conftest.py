@@ -16,10 +16,12 @@ ATTENTION = [
         "biases",
         "definition",
         "heads",
+        "later",
         "mask",
         "masks",
         "pairs",
         "positions",
+        "queries",
         "scores",
         "spans",
         "values",
@@ -28,13 +30,14 @@ ATTENTION = [
 ]
 ENGINES = [f"telescope.engines.{name}" for name in ("chunked", "exact", "reference", "sdpa")]  # flex compiles
 SURVEY = [f"telescope.observe.survey.{name}" for name in ("reference", "chunked", "triton", "ranking", "cells")]
-OBSERVE = [f"telescope.observe.{name}" for name in ("ran", "follow", "growing", "kept", "recording")]
+OBSERVE = [f"telescope.observe.{name}" for name in ("ran", "follow", "growing", "kept", "recording", "huggingface")]
 MODELS = [f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong", "parts", "transformer")]
 TRAINING = [
     f"telescope.training.{name}" for name in ("batch", "examples", "health", "learner", "objectives", "windows")
 ]
 DECODING = [f"telescope.decoding.{name}" for name in ("beam", "choose", "ready", "top", "writers")]
-HOOKED = (*ATTENTION, *ENGINES, *SURVEY, *OBSERVE, "telescope.layers", *MODELS, *DECODING, *TRAINING)
+TASKS = [f"telescope.tasks.{name}" for name in ("looking", "recall.corruption", "recall.data", "show")]
+HOOKED = (*ATTENTION, *ENGINES, *SURVEY, *OBSERVE, "telescope.layers", *MODELS, *DECODING, *TRAINING, *TASKS)
 install_import_hook(HOOKED, "checking.typechecker")
 
 torch.set_num_threads(1)  # the tests run side by side
@@ -53,7 +56,8 @@ def unchecked(monkeypatch):
                 type(checked) if isinstance(checked, classmethod | staticmethod | property) else lambda written: written
             )
             function = getattr(checked, "__func__", getattr(checked, "fget", checked))
-            if isinstance(function, FunctionType) and (function.__module__ or "").startswith(HOOKED):
+            mine = isinstance(function, FunctionType) and (function.__module__ or "").startswith(HOOKED)
+            if mine and not hasattr(function, "dispatch"):  # one that dispatches by type wraps as well
                 monkeypatch.setattr(place, name, kind(unwrap(function)))
     monkeypatch.setattr(config, "jaxtyping_disable", True)
 

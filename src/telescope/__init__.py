@@ -28,7 +28,7 @@ from .attention import (
 )
 from .engines import Plan, attend, plan
 from .models import LoadError, export, load
-from .observe import Recording, Row, Survey, Trace, survey, trace, watch
+from .observe import Recording, Row, Survey, Trace, open, survey, trace, watch
 
 __version__ = "0.1.0"
 
@@ -61,6 +61,7 @@ __all__ = [
     "layers",
     "load",
     "models",
+    "open",
     "padding",
     "plan",
     "prefix",

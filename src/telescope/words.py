@@ -1,4 +1,4 @@
-"""The words of an error: what was probably meant."""
+"""The words of an error: what was probably meant, and how much it is."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -16,3 +16,12 @@ def hint(given: str, known: Iterable[str]) -> str:
     names = list(known)
     meant = near(given, names)
     return f'did you mean "{meant}"?' if meant else f"there are {', '.join(names)}"
+
+
+def size(bytes: float) -> str:
+    """1.5 MiB"""
+    for unit in ("KiB", "MiB"):
+        bytes /= 1024
+        if bytes < 1024:
+            return f"{bytes:.1f} {unit}"
+    return f"{bytes / 1024:,.1f} GiB"

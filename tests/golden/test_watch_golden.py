@@ -94,7 +94,7 @@ def test_the_recording_prints_as_a_table():
     with ts.watch(model, keep="queries-keys") as recording:
         model(TOKENS)
     assert repr(recording).splitlines() == [
-        'Two, keep="queries-keys": 0.0 KiB',
+        'Two, keep="queries-keys": 0.1 KiB',
         "name           heads  queries x keys  definition                           calls",
         "blocks.0.self      1  2 x 2           softmax(mask(q·k)) v, mask = causal      1",
     ]

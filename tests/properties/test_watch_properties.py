@@ -67,7 +67,7 @@ def test_what_is_kept_has_no_gradient(keep, make):
     with ts.watch(model, keep=keep) as recording:
         assert model(sequence(5), sequence(4, seed=1)).requires_grad
     for watched in recording.values():
-        kept = [part.memory for part in watched.call._parts()]
+        kept = [part.tensor for part in (*watched.call.parts.values(), *watched.call._known)]
         assert len(kept) >= 3
         assert not any(tensor.requires_grad for tensor in [*kept, *tensors(watched.call.attention)])
 

@@ -22,6 +22,10 @@ class Bias(Value):
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
         """Raise a ValueError where this bias does not fit an attention of this size."""
 
+    def agrees(self, other: "Bias", of: tuple[int, int]) -> bool:
+        """Whether the other adds the same to every pair of a matrix of that size, (queries, keys)."""
+        return self == other
+
 
 @dataclass(frozen=True, eq=False)
 class OfPositions(Bias):
@@ -83,6 +87,16 @@ class Relative(Bias):
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
         if self.table.shape[0] not in (1, heads):
             raise ValueError(f"relative(table) has {self.table.shape[0]} heads; this attention has {heads}")
+
+    def agrees(self, other: Bias, of: tuple[int, int]) -> bool:
+        """A table of a longer reach may say the same of the distances there are."""
+        if not isinstance(other, Relative) or self == other:
+            return self == other
+        return torch.equal(self._at(1 - of[1], of[0]), other._at(1 - of[1], of[0]))
+
+    def _at(self, start: int, stop: int) -> Float[Tensor, "heads distance"]:
+        reach = self.table.shape[-1] // 2
+        return self.table[:, torch.arange(start, stop).clamp(-reach, reach) + reach]
 
     def __repr__(self) -> str:
         return f"relative(reach={self.table.shape[-1] // 2})"

@@ -6,6 +6,7 @@ and of the head, so that nothing has to be kept or computed again for the backwa
 """
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from math import ceil
 from typing import Any, Literal, get_args
 
@@ -20,10 +21,12 @@ from ..engines import autocast
 from ..engines.exact import precise
 from ..layers.check import one_of
 
-# How many logits there are at a time: on a CPU the best of 2**19 to 2**25 (one Neoverse core); eagerly they are float32
-# for a moment, compiled never, and each piece more is another sum into the gradient of the head.
-LOGITS = {"cpu": 2**23, "cuda": 2**27, "compiled": 2**30}
+# How many logits there are at a time: on a CPU the best of 2**19 to 2**25 (one Neoverse core). On a GPU each piece more
+# is another sum into the gradient of the head, and its kernel keeps nothing beside them.
+LOGITS = {"cpu": 2**23, "cuda": 2**30}
 ALIGNED = {"cuda": 64}  # tensor cores want rows of a multiple of this: GPT-2's 50,257 words become 50,304
+KERNEL = find_spec("triton") is not None
+BLOCK = 4096  # logits that the kernel reads at a time
 
 Reduction = Literal["mean", "sum"]
 
@@ -79,13 +82,17 @@ class _OverTheHead(torch.autograd.Function):
             d_weight = torch.zeros_like(weight) if for_weight else None
             d_bias = torch.zeros_like(bias) if bias is not None and for_bias else None
             total = precise(states).new_zeros(())
-            for some in _pieces(len(states), len(W), W.device):
-                loss, d_logits = _piece(states[some] @ W.mT, bias, targets[some], real[some], len(weight), smoothing)
-                total = total + loss
+            for some in _pieces(len(states), len(W), W.device.type):
+                logits = states[some] @ W.mT
+                if KERNEL and logits.is_cuda and logits.dtype != torch.float64:
+                    losses, d_logits = in_place(logits, bias, targets[some], len(weight), ignore, smoothing), logits
+                else:
+                    losses, d_logits = _piece(logits, bias, targets[some], real[some], len(weight), smoothing)
+                total = total + losses.sum()
                 if for_hidden:
                     d_hidden.append(d_logits @ W)
                 if d_weight is not None:
-                    _add_product(d_weight, d_logits.mT[: len(weight)], states[some])
+                    _add_product(d_weight, d_logits, states[some])
                 if d_bias is not None:
                     d_bias += d_logits.sum(0, dtype=d_bias.dtype)[: len(weight)]
         count = real.sum() if reduction == "mean" else torch.ones_like(total)
@@ -109,6 +116,27 @@ class _OverTheHead(torch.autograd.Function):
         )
 
 
+@torch.library.custom_op("telescope::differentiate_logits", mutates_args=["logits"])
+def in_place(
+    logits: Tensor, bias: Tensor | None, targets: Tensor, vocabulary: int, ignore: int, smoothing: float
+) -> Tensor:
+    """The loss of each position; its gradient takes the place of the logits. On a GPU, by triton."""
+    from .loss_kernel import differentiate
+
+    losses = logits.new_empty(len(logits), dtype=torch.float32)
+    block = min(BLOCK, max(64, 1 << (logits.shape[-1] - 1).bit_length()))
+    differentiate[(len(logits),)](
+        logits, bias, targets, losses, logits.stride(0), vocabulary, logits.shape[-1], ignore, smoothing,
+        BLOCK=block, num_warps=max(1, block // 512), enable_fp_fusion=True,
+    )  # fmt: skip
+    return losses
+
+
+@in_place.register_fake
+def _(logits: Tensor, bias: Tensor | None, targets: Tensor, vocabulary: int, ignore: int, smoothing: float) -> Tensor:
+    return logits.new_empty(len(logits), dtype=torch.float32)
+
+
 def _piece(
     logits: Float[Tensor, "some width"],
     bias: Float[Tensor, " vocabulary"] | None,
@@ -116,8 +144,8 @@ def _piece(
     real: Bool[Tensor, " some"],
     vocabulary: int,
     smoothing: float,
-) -> tuple[Float[Tensor, ""], Float[Tensor, "some width"]]:
-    """The summed loss of some positions, and its gradient in place of their logits z.
+) -> tuple[Float[Tensor, "some 1"], Float[Tensor, "some width"]]:
+    """The loss of some positions, and its gradient in place of their logits z.
 
     -log p_target = ln Σ exp(z) - z_target, in which `smoothing` of z_target is the mean of all z.
     """
@@ -138,29 +166,27 @@ def _piece(
     losses = (losses + sums.log() + largest) * mine
 
     d = weights.mul_(mine / sums)  # softmax, less what was wanted
-    if torch.compiler.is_compiling():  # one kernel reads the logits and writes this; a scatter would come between
-        d = d - torch.where(columns == wanted, kept * mine, 0.0)
-    else:
-        d.scatter_add_(-1, wanted, -kept * mine)
+    d.scatter_add_(-1, wanted, -kept * mine)
     if smoothing:
         d = d - torch.where(columns < vocabulary, even * mine, 0.0)
-    return losses.sum(), d.to(logits.dtype)
+    return losses, d.to(logits.dtype)
 
 
 def _add_product(
-    total: Float[Tensor, "rows columns"], left: Float[Tensor, "rows some"], right: Float[Tensor, "some columns"]
+    total: Float[Tensor, "vocabulary d_model"],
+    d_logits: Float[Tensor, "some width"],
+    states: Float[Tensor, "some d_model"],
 ) -> None:
-    """total += left @ right; products of halves are summed in the dtype of the total."""
-    if total.dtype == left.dtype:
-        total.addmm_(left, right)
-    else:
-        total += left @ right
+    """total += d_logitsᵀ states; products of halves are summed in the dtype of the total."""
+    if total.dtype == d_logits.dtype:
+        total.addmm_(d_logits.mT[: len(total)], states)
+    else:  # all of the width, since tensor cores want it aligned
+        total += (d_logits.mT @ states)[: len(total)]
 
 
-def _pieces(rows: int, width: int, device: torch.device) -> Iterator[slice]:
+def _pieces(rows: int, width: int, device: str) -> Iterator[slice]:
     """As few as the number of logits allows, all of one size but the last."""
-    where = "compiled" if device.type != "cpu" and torch.compiler.is_compiling() else device.type
-    pieces = max(1, ceil(rows * width / LOGITS.get(where, LOGITS["cuda"])))
+    pieces = max(1, ceil(rows * width / LOGITS.get(device, LOGITS["cpu"])))
     size = max(1, ceil(rows / pieces))
     return (slice(first, min(first + size, rows)) for first in range(0, rows, size))
 

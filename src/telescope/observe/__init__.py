@@ -2,8 +2,9 @@
 
 from .recording import Recording
 from .row import Row
+from .saved import open_recording as open
 from .survey import Survey, survey
 from .trace import Trace, trace
 from .watch import watch
 
-__all__ = ["Recording", "Row", "Survey", "Trace", "survey", "trace", "watch"]
+__all__ = ["Recording", "Row", "Survey", "Trace", "open", "survey", "trace", "watch"]

@@ -1,27 +1,60 @@
-"""A tensor that grows token by token."""
+"""A tensor that grows token by token, wherever it is kept."""
 
+from abc import ABC, abstractmethod
+
+import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
+from .stores import Store, on_device
 
-class Growing:
+
+class Part(ABC):
+    """Numbers that are kept, in memory or in a file."""
+
+    @property
+    @abstractmethod
+    def tensor(self) -> Shaped[Tensor, "..."]: ...
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int: ...
+
+
+class Growing(Part):
     """A copy of `first`, to which more is put along one axis. Its memory doubles, so that a token costs a token."""
 
-    def __init__(self, first: Shaped[Tensor, "..."], axis: int) -> None:
-        self.axis, self.size = axis, first.shape[axis]
-        self.memory = first.detach().clone()  # what is given may be a view of memory that is written again
+    def __init__(self, first: Shaped[Tensor, "..."], axis: int, store: Store = on_device) -> None:
+        self.axis, self.size, self.store, self.like = axis, first.shape[axis], store, first.new_empty(0)
+        self.copied: torch.cuda.Event | None = None
+        self.memory = store.room(self.like, first.shape)
+        self._copy(self.memory, first.detach())  # what is given may be a view of memory that is written again
 
     @property
     def tensor(self) -> Shaped[Tensor, "..."]:
+        if self.copied is not None:
+            self.copied.synchronize()
+            self.copied = None
         return self.memory.narrow(self.axis, 0, self.size)
+
+    @property
+    def nbytes(self) -> int:
+        return self.memory.nbytes
 
     def append(self, more: Shaped[Tensor, "..."]) -> None:
         size = self.size + more.shape[self.axis]
         if size > self.memory.shape[self.axis]:
             shape = list(self.memory.shape)
             shape[self.axis] = 2 * size
-            larger = self.memory.new_empty(shape)
+            larger = self.store.room(self.like, shape)
             larger.narrow(self.axis, 0, self.size).copy_(self.tensor)
             self.memory = larger
-        self.memory.narrow(self.axis, self.size, size - self.size).copy_(more)
+        self._copy(self.memory.narrow(self.axis, self.size, size - self.size), more)
         self.size = size
+
+    def _copy(self, place: Tensor, what: Tensor) -> None:
+        """From a GPU to memory that it can write by itself, nobody waits; whoever reads does."""
+        place.copy_(what, non_blocking=True)
+        if what.is_cuda and not place.is_cuda:
+            self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.copied.record()

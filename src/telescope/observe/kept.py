@@ -1,62 +1,156 @@
 """What is kept of a call: its summary alone, its queries and keys, or everything its steps are made of."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from ..attention import Attention
+from ..attention.queries import of_queries
 from ..attention.values import mapped
 from ..engines import autocast
 from .follow import follows, marks, same
-from .growing import Growing
+from .growing import Growing, Part
 from .ran import Ran
-from .survey import Summary, Survey, survey
+from .rows import Chosen, everyone
+from .stores import Store, on_device
+from .survey import Summary, Survey, read_off, survey
+from .survey.extend import Size
+from .survey.summary import precision
 from .trace import Tokens, Trace, trace
 
 TOP = 8
 MapSize = tuple[int, int]
 
 
+@dataclass(frozen=True)
+class Keeping:
+    """How it is kept."""
+
+    top: int = TOP
+    map: MapSize | None = None
+    queries: Chosen = everyone
+    store: Store = on_device
+
+
+@dataclass
+class Facts:
+    """What is known of a call besides its numbers."""
+
+    name: str
+    heads: tuple[int, ...]
+    """The numbers its heads have in the model."""
+    dropout: float
+    attention: Attention
+    size: Size
+    rows: list[int] | None
+    """Which queries were kept; None is all."""
+    shape: tuple[int, int, int, int]
+    """batch, key heads, d_q, d_k"""
+    dtype: torch.dtype
+    device: torch.device
+    engine: str | None = None
+    recorded: MapSize | None = None
+
+
 class Call(ABC):
     """What was kept of one call of an attention. Calls that go on with a sequence, as decoding does, are one call."""
 
     keep: ClassVar[str]
-    whole: ClassVar[tuple[bool, bool]]  # whether keys and values are kept, or only marks to know them by
+    facts: Facts
+    parts: dict[str, Part]
 
-    def __init__(self, name: str, ran: Ran) -> None:
-        self.name, self.kind, self.size = name, ran.kind, ran.size
-        self.heads, self.dropout, self.attention = ran.heads, ran.dropout, _copied(ran.attention)
+    def __init__(self, name: str, ran: Ran, how: Keeping = Keeping()) -> None:
+        self.how, self.kind = how, ran.kind
+        (batch, key_heads, _, d_k), d_q = ran.keys.shape, ran.queries.shape[-1]
+        self.facts = Facts(
+            name=name,
+            heads=ran.heads,
+            dropout=ran.dropout,
+            attention=_copied(ran.attention),
+            size=ran.size,
+            rows=None if how.queries is everyone else [],
+            shape=(batch, key_heads, d_q, d_k),
+            dtype=ran.queries.dtype,
+            device=ran.queries.device,
+        )
+        self.parts = {}
         self._first = marks(ran.queries[:, :, :1])
-        self._known = [Growing(tensor, 2) for tensor in self._of(ran, slice(None))]
+        self._known = [Growing(marks(tensor), 2) for tensor in (ran.keys, ran.values)]
+        self._put(self._chosen(ran, 0), 0)
+        self._put_ids(ran, 0)
+
+    @classmethod
+    def opened(cls, facts: Facts, parts: Mapping[str, Part]) -> "Call":
+        """One that was saved; nothing goes on with it."""
+        call = cls.__new__(cls)
+        call.facts, call.parts, call._known = facts, dict(parts), []
+        return call
+
+    # ------------------------------------------------------------------------------------------------------ growing
 
     def goes_on_with(self, ran: Ran, *, in_one_run: bool) -> bool:
         """Whether that call is the rest of this one. To the same keys it may also be the first of another sequence: of
         another run, or with the same first query once more."""
-        return (
-            ran.kind == self.kind
-            and (ran.size[1] > self.size[1] or (in_one_run and not same(self._first, marks(ran.queries[:, :, :1]))))
-            and follows(self.attention, self.size, ran)
-            and all(map(same, (known.tensor for known in self._known), self._of(ran, slice(self.size[1]))))
+        if (
+            ran.kind != self.kind
+            or not (ran.size[1] > self.size[1] or (in_one_run and not same(self._first, marks(ran.queries[:, :, :1]))))
+            or not follows(self.attention, self.size, ran)
+        ):
+            return False
+        old = slice(0, self.size[1] - ran.gone)
+        return all(
+            same(known.tensor[:, :, ran.gone :], marks(now[:, :, old]))
+            for known, now in zip(self._known, (ran.keys, ran.values), strict=True)
         )
 
     def go_on_with(self, ran: Ran) -> None:
-        self._put(ran)
-        for known, new in zip(self._known, self._of(ran, slice(self.size[1], None)), strict=True):
-            known.append(new)
-        self.size = (self.size[0] + ran.size[0], ran.size[1])
-        self.attention = self.attention if ran.attention == self.attention else _copied(ran.attention)
+        queries, keys = self.size
+        self._put(self._chosen(ran, queries), keys - ran.gone)
+        self._put_ids(ran, queries)
+        for known, new in zip(self._known, (ran.keys, ran.values), strict=True):
+            known.append(marks(new[:, :, keys - ran.gone :]))
+        self.facts.size = (queries + ran.size[0], ran.size[1])
+        if ran.attention != self.attention:
+            self.facts.attention = _copied(ran.attention)
 
     @abstractmethod
-    def _put(self, ran: Ran) -> None:
-        """What those queries say, to what is here. (Keys and values follow.)"""
+    def _put(self, ran: Ran, known: int) -> None:
+        """What those queries say, to what is here; the first `known` of the keys are here already."""
 
-    def _of(self, ran: Ran, some: slice) -> list[Tensor]:
-        """Of some of a call's keys and values what is kept of them."""
-        both = zip(self.whole, (ran.keys[:, :, some], ran.values[:, :, some]), strict=True)
-        return [tensor if whole else marks(tensor) for whole, tensor in both]
+    @classmethod
+    @abstractmethod
+    def foretold(cls, ran: Ran, how: Keeping) -> int:
+        """How many bytes would be kept of that call."""
+
+    def _chosen(self, ran: Ran, before: int) -> Ran:
+        """The queries that are kept of those that came after so many."""
+        if self.facts.rows is None:
+            return ran
+        which = self.how.queries(ran.size[0], before)
+        self.facts.rows += [before + row for row in which]
+        return ran.of_queries(torch.tensor(which, dtype=torch.long))
+
+    def _grow(self, name: str, more: Shaped[Tensor, "..."], axis: int = 2) -> None:
+        if name not in self.parts:
+            self.parts[name] = Growing(more, axis, self.how.store)
+        else:
+            part = self.parts[name]
+            assert isinstance(part, Growing)
+            part.append(more)
+
+    def _put_ids(self, ran: Ran, before: int) -> None:
+        """The tokens, as long as those of every query are known."""
+        if before == 0 and ran.key_ids is not None:
+            self._grow("key_ids", ran.key_ids, 1)
+        if ran.query_ids is not None and (before == 0 or "query_ids" in self.parts):
+            self._grow("query_ids", ran.query_ids, 1)
+        else:
+            self.parts.pop("query_ids", None)
 
     # -------------------------------------------------------------------------------------------------- what to ask
 
@@ -73,6 +167,33 @@ class Call(ABC):
     def trace(self, tokens: Tokens | None = None) -> Trace:
         """Every step; see ts.trace. A training step's dropout, thrown by dice, is left out of it."""
         raise self._not_kept("trace()", "steps")
+
+    @property
+    def name(self) -> str:
+        return self.facts.name
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """The numbers its heads have in the model."""
+        return self.facts.heads
+
+    @property
+    def size(self) -> Size:
+        """How many queries and keys there were."""
+        return self.facts.size
+
+    @property
+    def attention(self) -> Attention:
+        return self.facts.attention
+
+    @property
+    def dropout(self) -> float:
+        return self.facts.dropout
+
+    @property
+    def rows(self) -> list[int]:
+        """Which of its queries were kept."""
+        return list(range(self.size[0])) if self.facts.rows is None else self.facts.rows
 
     @property
     def queries(self) -> Float[Tensor, "batch heads query d_q"]:
@@ -97,12 +218,30 @@ class Call(ABC):
         raise self._not_kept("after", "steps")
 
     @property
+    def query_ids(self) -> Int[Tensor, "batch query"] | None:
+        """The tokens that ask, where the model was given any."""
+        return self._ids("query_ids", self.size[0])
+
+    @property
+    def key_ids(self) -> Int[Tensor, "batch key"] | None:
+        """The tokens that are asked: the same, or those of another sequence."""
+        if "key_ids" in self.parts:
+            return self._ids("key_ids", self.size[1])
+        return self.query_ids if self.size[0] == self.size[1] else None
+
+    @property
     def nbytes(self) -> int:
         """How much memory it takes."""
-        return sum(part.memory.nbytes for part in self._parts())
+        return sum(part.nbytes for part in (*self.parts.values(), *self._known))
 
-    def _parts(self) -> list[Growing]:
-        return [part for part in (*vars(self).values(), *self._known) if isinstance(part, Growing)]
+    def _ids(self, name: str, count: int) -> Tensor | None:
+        part = self.parts.get(name)
+        return None if part is None or part.tensor.shape[1] != count else part.tensor
+
+    def _kept_attention(self) -> Attention:
+        """The definition, of the queries that were kept."""
+        rows = self.facts.rows
+        return self.attention if rows is None else of_queries(self.attention, torch.tensor(rows).long(), self.size)
 
     def _not_kept(self, what: str, keep: str) -> ValueError:
         return ValueError(f'"{self.name}" has no {what}: keep="{self.keep}" did not keep it, keep="{keep}" does')
@@ -111,132 +250,161 @@ class Call(ABC):
 class Summaries(Call):
     """The numbers of a survey, computed while the model runs. Queries and keys are let go."""
 
-    keep, whole = "summaries", (False, False)
+    keep = "summaries"
 
-    def __init__(self, name: str, ran: Ran, *, top: int = TOP, map: MapSize | None = None) -> None:
-        super().__init__(name, ran)
-        fitting = None if map is None or 0 in ran.size else (min(map[0], ran.size[0]), min(map[1], ran.size[1]))
-        seen = survey(ran.queries, ran.keys, ran.attention, top=top, map=fitting)
-        summary, self.engine, self.recorded, self.pooled = seen.summary, seen.engine, fitting, seen.summary.map
-        self.widths, self.dtype = (ran.queries.shape[-1], *ran.keys.shape[1::2]), ran.queries.dtype
-        self.lse = None if summary.lse is None else Growing(summary.lse, 2)
-        self.received = Growing(summary.received.double(), 2)  # a sum of as many numbers as there are calls
-        self.entropy = Growing(summary.entropy, 2)
-        self.top_weights, self.top_keys = Growing(summary.top_weights, 2), Growing(summary.top_keys, 2)
+    def _put(self, ran: Ran, known: int) -> None:
+        first = not self.parts
+        top = self.how.top
+        size = (ran.queries.shape[-2], ran.keys.shape[-2])
+        map = None
+        if first and self.how.map is not None and 0 not in size:
+            map = (min(self.how.map[0], size[0]), min(self.how.map[1], size[1]))
+        seen = read_off(ran.queries, ran.keys, ran.here, top=top, lse=ran.lse, map=map)
+        self.facts.engine, self.facts.recorded = seen.engine, map
+        summary = seen.summary
+        if first:
+            self._grow("received", summary.received)
+        else:
+            self._receive(summary.received, ran.gone, known)
+            self.parts.pop("map", None)  # rows of a map would have to be cut anew
+        if summary.lse is not None:
+            self._grow("lse", summary.lse)
+        self._grow("entropy", summary.entropy)
+        self._grow("top_weights", summary.top_weights)
+        keys = torch.where(summary.top_keys < 0, -1, summary.top_keys + ran.gone) if ran.gone else summary.top_keys
+        self._grow("top_keys", keys.to(torch.int32))
+        if summary.map is not None:
+            self._grow("map", summary.map)
 
-    def _put(self, ran: Ran) -> None:
-        more = survey(ran.queries, ran.keys, ran.attention, top=self.top_keys.tensor.shape[-1]).summary
-        assert self.lse is not None
-        assert more.lse is not None
-        self.lse.append(more.lse)
-        self.received.append(torch.zeros_like(more.received[:, :, self.size[1] :]))
-        self.received.tensor.add_(more.received)
-        self.entropy.append(more.entropy)
-        self.top_weights.append(more.top_weights)
-        self.top_keys.append(more.top_keys)
-        self.recorded = self.pooled = None  # rows of a map would have to be cut anew
+    def _receive(self, more: Float[Tensor, "batch heads key"], gone: int, known: int) -> None:
+        """Added up in float64: it is a sum of as many numbers as there are calls."""
+        received = self.parts["received"]
+        if received.tensor.dtype != torch.float64:
+            received = self.parts["received"] = Growing(received.tensor.double(), 2, self.how.store)
+        assert isinstance(received, Growing)
+        received.append(torch.zeros_like(more[:, :, known:]))
+        received.tensor[:, :, gone:].add_(more.to(received.memory.device))
+
+    @classmethod
+    def foretold(cls, ran: Ran, how: Keeping) -> int:
+        (batch, heads, queries, _), keys = ran.queries.shape, ran.keys.shape[-2]
+        number = precision(ran.queries).itemsize
+        rows = len(how.queries(queries, 0))
+        pooled = 0 if how.map is None else min(how.map[0], rows) * min(how.map[1], keys)
+        return batch * heads * (number * (2 * rows + keys + how.top * rows + pooled) + 4 * how.top * rows)
 
     def survey(self, *, top: int | None = None, map: MapSize | None = None) -> Survey:
-        kept, (d_q, key_heads, d_k) = self.top_keys.tensor.shape[-1], self.widths
+        numbers = {name: part.tensor for name, part in self.parts.items()}
+        kept, (batch, key_heads, d_q, d_k) = numbers["top_keys"].shape[-1], self.facts.shape
         top = kept if top is None else top
         if not 0 <= top <= kept:
             raise ValueError(f'"{self.name}" has the top {kept} of each query, not {top}; watch(..., top=...) says it')
-        if map is not None and map != self.recorded:
+        if map is not None and map != self.facts.recorded:
             raise self._not_kept(f"map of {map[0]} x {map[1]}", "queries-keys")
-        batch, heads = self.entropy.tensor.shape[:2]
+        heads, rows = numbers["entropy"].shape[1:]
         return Survey(
-            queries=torch.empty(batch, heads, self.size[0], d_q, dtype=self.dtype, device="meta"),
-            keys=torch.empty(batch, key_heads, self.size[1], d_k, dtype=self.dtype, device="meta"),
+            queries=torch.empty(batch, heads, rows, d_q, dtype=self.facts.dtype, device="meta"),
+            keys=torch.empty(batch, key_heads, self.size[1], d_k, dtype=self.facts.dtype, device="meta"),
             values=None,
-            attention=self.attention,
-            engine=self.engine,
+            attention=self._kept_attention(),
+            engine=self.facts.engine or "",
             summary=Summary(
-                lse=None if self.lse is None else self.lse.tensor,
-                received=self.received.tensor.to(self.entropy.tensor.dtype, copy=True),  # it is added to in place
-                entropy=self.entropy.tensor,
-                top_weights=self.top_weights.tensor[..., :top],
-                top_keys=self.top_keys.tensor[..., :top],
-                map=self.pooled,
+                lse=numbers.get("lse"),
+                received=numbers["received"].to(numbers["entropy"].dtype, copy=True),  # it is added to in place
+                entropy=numbers["entropy"],
+                top_weights=numbers["top_weights"][..., :top],
+                top_keys=numbers["top_keys"][..., :top].long(),
+                map=numbers.get("map"),
             ),
-            recorded=self.recorded,
+            recorded=self.facts.recorded,
             context=None,
         )
 
 
 class QueriesKeys(Call):
-    """Queries and keys: surveys, rows and maps are computed when they are asked for."""
+    """Queries and keys: surveys, rows and maps are computed when they are asked for, where the model ran."""
 
-    keep, whole = "queries-keys", (True, False)
+    keep = "queries-keys"
+    _surveys: dict[tuple[int, Size], Survey] | None = None
 
-    def __init__(self, name: str, ran: Ran) -> None:
-        super().__init__(name, ran)
-        self._queries = Growing(ran.queries, 2)
-        self._surveys: dict[int, Survey] = {}
+    def _put(self, ran: Ran, known: int) -> None:
+        self._surveys = None
+        self._grow("queries", ran.queries)
+        self._grow("keys", ran.keys[:, :, known:])
 
-    def _put(self, ran: Ran) -> None:
-        self._queries.append(ran.queries)
-        self._surveys.clear()
+    @classmethod
+    def foretold(cls, ran: Ran, how: Keeping) -> int:
+        some = len(how.queries(ran.size[0], 0)) / max(ran.size[0], 1)
+        return int(ran.queries.nbytes * some) + ran.keys.nbytes
 
     def survey(self, *, top: int | None = None, map: MapSize | None = None) -> Survey:
-        top = TOP if top is None else top
-        if map is None and top in self._surveys:
-            return self._surveys[top]
-        with autocast.off(self.queries.device):
-            seen = self._surveys[top] = survey(self.queries, self.keys, self.attention, top=top, map=map)
+        wanted = (TOP if top is None else top, self.size)
+        if map is None and self._surveys and wanted in self._surveys:
+            return self._surveys[wanted]
+        queries, keys = self._where_it_ran(self.queries), self._where_it_ran(self.keys)
+        with autocast.off(queries.device):
+            seen = survey(queries, keys, self._kept_attention(), top=wanted[0], map=map)
+        self._surveys = {**(self._surveys or {}), wanted: seen}
         return seen
 
     @property
     def queries(self) -> Float[Tensor, "batch heads query d_q"]:
-        return self._queries.tensor
+        return self.parts["queries"].tensor
 
     @property
     def keys(self) -> Float[Tensor, "batch key_heads key d_k"]:
-        return self._known[0].tensor
+        return self.parts["keys"].tensor
+
+    def _where_it_ran(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.facts.device)
 
 
 class Steps(QueriesKeys):
     """Queries, keys and values, from which every step is computed when it is asked for, and the residual stream."""
 
-    keep, whole = "steps", (True, True)
+    keep = "steps"
 
-    def __init__(self, name: str, ran: Ran) -> None:
-        super().__init__(name, ran)
-        self._before: Growing | None = None
-        self._after: Growing | None = None
+    def _put(self, ran: Ran, known: int) -> None:
+        super()._put(ran, known)
+        self._grow("values", ran.values[:, :, known:])
+
+    @classmethod
+    def foretold(cls, ran: Ran, how: Keeping) -> int:
+        """The residual stream, whose width an attention does not know, left out."""
+        return super().foretold(ran, how) + ran.values.nbytes
 
     def stood_between(self, before: Float[Tensor, "batch n d_model"], after: Float[Tensor, "batch n d_model"]) -> None:
         """The residual stream around the last of it."""
-        if self._before is None or self._after is None:
-            self._before, self._after = Growing(before, 1), Growing(after, 1)
-        else:
-            self._before.append(before)
-            self._after.append(after)
+        self._grow("before", before, 1)
+        self._grow("after", after, 1)
 
     def trace(self, tokens: Tokens | None = None) -> Trace:
-        with torch.no_grad(), autocast.off(self.queries.device):
-            return trace(self.queries, self.keys, self.values, self.attention, tokens)
+        queries, keys, values = map(self._where_it_ran, (self.queries, self.keys, self.values))
+        with torch.no_grad(), autocast.off(self.facts.device):
+            return trace(queries, keys, values, self._kept_attention(), tokens)
 
     @property
     def values(self) -> Float[Tensor, "batch key_heads key d_v"]:
-        return self._known[1].tensor
+        return self.parts["values"].tensor
 
     @property
     def before(self) -> Float[Tensor, "batch query d_model"]:
-        return self._stream(self._before)
+        return self._stream("before")
 
     @property
     def after(self) -> Float[Tensor, "batch query d_model"]:
-        return self._stream(self._after)
+        return self._stream("after")
 
-    def _stream(self, kept: Growing | None) -> Tensor:
-        if kept is None:
+    def _stream(self, name: str) -> Tensor:
+        if name not in self.parts:
             raise ValueError(f'"{self.name}" stands in no residual stream: it was not called by an AddNorm')
-        if kept.size != self.size[0]:
+        stream = self.parts[name].tensor
+        if stream.shape[1] != self.size[0]:
             raise ValueError(
-                f'"{self.name}": {kept.size} positions of the residual stream do not fit its {self.size[0]} queries; '
-                "beams ask side by side, and a call that was interrupted has no stream"
+                f'"{self.name}": {stream.shape[1]} positions of the residual stream do not fit its {self.size[0]} '
+                "queries; beams ask side by side, and a call that was interrupted has no stream"
             )
-        return kept.tensor
+        return stream
 
 
 KEEP: dict[str, type[Call]] = {kind.keep: kind for kind in (Summaries, QueriesKeys, Steps)}

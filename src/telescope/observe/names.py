@@ -26,9 +26,14 @@ def chosen(names: Sequence[str], layers: Layers) -> list[str]:
     return [name for name in names if any(name in some for some in found)]
 
 
+def within(names: Iterable[str], place: str) -> list[str]:
+    """The attentions that stand there: of model.layers.3 that is model.layers.3.self_attn."""
+    return [name for name in names if name.startswith(f"{place}.")]
+
+
 def _meant(names: Sequence[str], one: str | int) -> list[str]:
     if isinstance(one, str):
-        found = [name for name in names if fnmatchcase(name, one)]
+        found = [name for name in names if fnmatchcase(name, one)] or within(names, one)
         if not found:
             raise ValueError(f'layers="{one}" is no attention of this model; {hint(one, names)}')
         return found
@@ -46,5 +51,5 @@ def _meant(names: Sequence[str], one: str | int) -> list[str]:
 def _place(name: str) -> tuple[str, int] | None:
     """The stack it stands in and its number there: decoder.0.cross is number 0 in decoder."""
     parts = name.split(".")
-    numbered = [i for i, part in enumerate(parts) if part.isdecimal()]
-    return (".".join(parts[: numbered[-1]]), int(parts[numbered[-1]])) if numbered else None
+    numbered = [i for i, part in enumerate(parts) if part.isdecimal()]  # the first: a block may number its parts too
+    return (".".join(parts[: numbered[0]]), int(parts[numbered[0]])) if numbered else None

@@ -1,38 +1,53 @@
-"""A call of an attention as it ran: what a hook sees of it."""
+"""A call of an attention as it ran: what whoever looks on sees of it."""
 
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..attention import Attention
 from ..attention.heads import key_heads_of, of_heads
+from ..attention.later import of_later_keys
+from ..attention.queries import of_queries
 from ..attention.written import WrittenBias, WrittenMask
 from .survey.extend import Size
 
 
 class Ran(NamedTuple):
-    """A call of an attention as it ran, or what some of its heads did in it."""
+    """A call of an attention as it ran, or what some of its heads or queries did in it."""
 
     queries: Float[Tensor, "batch heads query d_q"]
     keys: Float[Tensor, "batch key_heads key d_k"]
     values: Float[Tensor, "batch key_heads key d_v"]
     attention: Attention
+    """The definition, in which the keys that are gone are counted."""
     heads: tuple[int, ...]
     """The numbers these heads have in the model."""
     dropout: float
+    lse: Float[Tensor, "batch heads query"] | None = None
+    """Where the engine gave it."""
+    gone: int = 0
+    """How many keys there were before the first of these: a cache that keeps a window lets them go."""
+    query_ids: Int[Tensor, "batch query"] | None = None
+    key_ids: Int[Tensor, "batch key"] | None = None
+    """The tokens, where they are known; of the keys where these are another sequence."""
 
     @property
     def size(self) -> Size:
-        return self.queries.shape[-2], self.keys.shape[-2]
+        return self.queries.shape[-2], self.gone + self.keys.shape[-2]
 
     @property
     def kind(self) -> tuple[object, ...]:
         """What does not change while a sequence grows."""
         batch, heads, _, d_q = self.queries.shape
         return batch, heads, d_q, self.queries.dtype, self.queries.device, self.heads, self.dropout
+
+    @property
+    def here(self) -> Attention:
+        """The definition over the keys that are here."""
+        return of_later_keys(self.attention, self.gone)
 
     def of_written(self) -> "Ran":
         """Without the room that a cache of fixed shape has behind its keys."""
@@ -63,4 +78,14 @@ class Ran(NamedTuple):
             values=self.values[:, serving],
             attention=of_heads(self.attention, which, count),
             heads=numbers,
+            lse=None if self.lse is None else self.lse[:, numbers],
+        )
+
+    def of_queries(self, which: Int[Tensor, " some"]) -> "Ran":
+        """What these queries did. (Who goes on with it has to know of all of them.)"""
+        rows = which.to(self.queries.device)
+        return self._replace(
+            queries=self.queries[:, :, rows],
+            attention=of_queries(self.attention, which, self.size),
+            lse=None if self.lse is None else self.lse[:, :, rows],
         )

@@ -1,14 +1,18 @@
 """`Recording`: what every attention of a model did while it was watched, by name."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from jaxtyping import Float
 from rich.table import Table
 from torch import Tensor
 
-from ..words import hint
-from .kept import Call, MapSize
+from ..words import hint, size
+from .heads import Heads, heads_of
+from .kept import KEEP, Call, Keeping, MapSize
+from .names import within
 from .ran import Ran
+from .stores import STORES
 from .survey import Survey
 from .table import text
 from .trace import Tokens, Trace
@@ -69,9 +73,20 @@ class Watched:
 class Recording(Mapping[str, Watched]):
     """The attentions that were watched, by name: recording["decoder.0.cross"].trace(). Prints as a table."""
 
-    def __init__(self, title: str, names: Sequence[str], keep: Callable[[str, Ran], Call]) -> None:
-        self.title = title
-        self._keep = keep
+    def __init__(
+        self,
+        model: str,
+        names: Sequence[str],
+        keep: str,
+        how: Keeping = Keeping(),
+        decode: Callable[[list[int]], str] | None = None,
+    ) -> None:
+        self.model, self.keep, self.decode = model, keep, decode
+        self.foretold = 0
+        """How many bytes the run was going to take, as told when it began."""
+        self.each: Callable[[str], object] | None = None
+        """Called with the name of every attention that ran, for whoever counts along."""
+        self._how = how
         self._watched = {name: Watched(name) for name in names}
         self._run = 0
         self._last_run: dict[str, int] = {}
@@ -86,19 +101,50 @@ class Recording(Mapping[str, Watched]):
         A run ends when an attention that was called in it starts anew. It tells one more query from another run's
         first one where both look at the same keys.
         """
-        calls, in_one_run = self[name].calls, self._last_run.get(name) == self._run
+        calls, in_one_run = self._watched[name].calls, self._last_run.get(name) == self._run
         if calls and calls[-1].goes_on_with(ran, in_one_run=in_one_run):
             calls[-1].go_on_with(ran)
         else:
             self._run += 1 if in_one_run else 0
-            calls.append(self._keep(name, ran))
+            self._must_fit(ran)
+            calls.append(KEEP[self.keep](name, ran, self._how))
         self._last_run[name] = self._run
+        if self.each is not None:
+            self.each(name)
         return calls[-1]
 
+    def _must_fit(self, ran: Ran) -> None:
+        """When a run begins it is told what it will keep, if its attentions are alike; what has no room is refused."""
+        if self._run in self._last_run.values():
+            return
+        count, device = len(self), ran.queries.device
+        self.foretold = count * KEEP[self.keep].foretold(ran, self._how)
+        free, where = self._how.store.free(device)
+        if self.foretold <= free:
+            return
+        stores = [name for name in STORES if STORES[name]().free(device)[0] > self.foretold]
+        less = count * KEEP["summaries"].foretold(ran, self._how) <= free and self.keep != "summaries"
+        way = f'store="{stores[-1]}" has room' if stores else 'keep="summaries" takes less' if less else ""
+        raise ValueError(
+            f'keep="{self.keep}" of {count} attentions, {ran.size[0]:,} queries x {ran.size[1]:,} keys, takes '
+            f"{size(self.foretold)}, and {size(free)} of {where} are free; "
+            + (f"{way}, or " if way else "")
+            + "choose fewer with layers=, heads= or queries="
+        )
+
     def __getitem__(self, name: str) -> Watched:
-        if name not in self._watched:
-            raise UnknownNameError(f'no attention watched is "{name}"; {hint(str(name), self._watched)}')
-        return self._watched[name]
+        """By its name, or by the place in the model where it stands alone: model.layers.11."""
+        if name in self._watched:
+            return self._watched[name]
+        there = within(self._watched, str(name))
+        if len(there) == 1:
+            return self._watched[there[0]]
+        if there:
+            raise UnknownNameError(f'there are {len(there)} attentions in "{name}": {", ".join(there)}')
+        raise UnknownNameError(f'no attention watched is "{name}"; {hint(str(name), self._watched)}')
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._watched
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._watched)
@@ -106,9 +152,29 @@ class Recording(Mapping[str, Watched]):
     def __len__(self) -> int:
         return len(self._watched)
 
+    def heads(self) -> Heads:
+        """Every head and what kind it is, the clearest of each kind first."""
+        return Heads(
+            head
+            for name, watched in self.items()
+            if watched.calls
+            for head in heads_of(name, watched.calls, self.decode)
+        ).sort()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """As a folder, which ts.open opens; written whole or not at all."""
+        from .saved import save_recording
+
+        save_recording(self, path)
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory it takes."""
+        return sum(call.nbytes for watched in self.values() for call in watched.calls)
+
     def __rich__(self) -> Table:
-        size = sum(call.nbytes for watched in self.values() for call in watched.calls)
-        drawn = Table(title=f"{self.title}: {_bytes(size)}", box=None, pad_edge=False, title_justify="left")
+        title = f'{self.model}, keep="{self.keep}": {size(self.nbytes)}'
+        drawn = Table(title=title, box=None, pad_edge=False, title_justify="left")
         for column in ("name", "heads", "queries x keys", "definition", "calls"):
             right = column in ("heads", "calls")
             drawn.add_column(column, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
@@ -126,14 +192,5 @@ def _cells(watched: Watched) -> list[str]:
         return [watched.name, "", "", "", "0"]
     last = watched.calls[-1]
     dropout = f", dropout = {last.dropout:g}" if last.dropout else ""
-    size = f"{last.size[0]:,} x {last.size[1]:,}"
-    return [watched.name, str(len(last.heads)), size, f"{last.attention}{dropout}", str(len(watched.calls))]
-
-
-def _bytes(size: float) -> str:
-    """1.5 MiB"""
-    for unit in ("KiB", "MiB"):
-        size /= 1024
-        if size < 1024:
-            return f"{size:.1f} {unit}"
-    return f"{size / 1024:,.1f} GiB"
+    matrix = f"{last.size[0]:,} x {last.size[1]:,}"
+    return [watched.name, str(len(last.heads)), matrix, f"{last.attention}{dropout}", str(len(watched.calls))]

@@ -1,21 +1,18 @@
-"""`watch`: look on while a model runs, by PyTorch's own forward hooks, and leave it as it was."""
+"""`watch`: look on while a model runs, and leave it as it was."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
-from threading import get_ident
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ..engines import autocast
-from ..layers import AddNorm, Attend
 from ..words import hint
-from .kept import KEEP, Call, MapSize, Steps, Summaries
-from .names import Layers, chosen, name_of
-from .ran import Ran
+from . import hooks, huggingface, rows
+from .eye import Eye
+from .kept import KEEP, TOP, Keeping, MapSize, Summaries
+from .names import Layers, chosen
 from .recording import Recording
+from .stores import store_of
 
 
 @contextmanager
@@ -24,86 +21,49 @@ def watch(
     *,
     layers: Layers = None,
     heads: int | Sequence[int] | None = None,
+    queries: int | Sequence[int] | slice | None = None,
     keep: str = "summaries",
     top: int | None = None,
     map: MapSize | None = None,
+    store: str = "device",
+    tokenizer: Any = None,
 ) -> Iterator[Recording]:
-    """with ts.watch(model, keep="steps") as recording: model(...); then recording["decoder.0.cross"].trace().
+    """with ts.watch(model) as recording: model(...); then recording["model.layers.11"].head(4).top.
 
+    model     one of ours, or any of Hugging Face's that goes through its attention interface
     layers    which attentions: names, patterns such as "encoder.*", or numbers of layers; None is all
     heads     which heads, by number; None is all
+    queries   which queries, by their place; -1 is the last one read, and then every one written; None is all
     keep      "summaries": the numbers of a survey, computed while the model runs, in memory that grows with n
               "queries-keys": queries and keys, for rows, maps and any survey afterwards
-              "steps": values too, for traces, and the residual stream before and after each attention
+              "steps": values too, for traces; of our models also the residual stream around each attention
     top, map  of "summaries": how many weights of each query to keep, and a map of at most (rows, cols)
+    store     where it is kept: on the "device" where the model runs, in "ram", or on "disk"
+    tokenizer what turns ids into text, by its decode; of our models their own
 
     The model computes what it does unwatched, bit by bit, and is as it was when the block is left. What is kept is a
-    copy without gradients. Decoding token by token is one call that grows. Other threads are not watched.
+    copy without gradients. Writing token by token is one call that grows. Other threads are not watched.
     """
-    kind = _kind(keep, top, map)
-    attends = _attends(model)
-    names, numbers = chosen(list(attends), layers), _numbers(heads)
-    recording = Recording(f'{type(model).__name__}, keep="{keep}"', names, kind)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"watch takes a model, a torch.nn.Module, not {type(model).__name__}")
+    how = _how(keep, top, map, rows.chosen(queries), store)
+    _must_not_be_compiled(model)
+    side = huggingface if huggingface.owns(model) else hooks
+    attentions: dict[str, Any] = side.attentions(model)
+    if not attentions:
+        raise ValueError(
+            f"{type(model).__name__} holds no attention of ours: watch looks at telescope.layers.Attend, which every "
+            "attention layer of telescope.layers has, and at models of transformers"
+        )
+    names, numbers = chosen(list(attentions), layers), _numbers(heads)
+    decode = getattr(tokenizer or getattr(model, "tokenizer", None), "decode", None)
+    recording = Recording(type(model).__name__, names, keep, how, decode)
     eye = Eye(recording, numbers)
-    with ExitStack() as hooks:
-        for name in names:
-            hook = partial(eye.attended, name=name)
-            hooks.callback(attends[name].register_forward_hook(hook, with_kwargs=True).remove)
-        for module in model.modules() if keep == Steps.keep else ():
-            if isinstance(module, AddNorm):
-                hooks.callback(module.register_forward_pre_hook(eye.entered, with_kwargs=True).remove)
-                hooks.callback(module.register_forward_hook(eye.left, always_call=True).remove)
+    with eye.reading(side.embeddings(model)), side.looking(model, {name: attentions[name] for name in names}, eye):
         yield recording
 
 
-class Eye:
-    """What the hooks call. Attention runs within an AddNorm's forward, so that is where its residual stream is."""
-
-    def __init__(self, recording: Recording, heads: tuple[int, ...] | None) -> None:
-        self.recording, self.heads, self.thread = recording, heads, get_ident()
-        self.around: list[tuple[nn.Module, Tensor, list[Steps]]] = []  # AddNorms at work, what came in, who ran within
-
-    def attended(self, module: Attend, args: Any, kwargs: Any, context: Tensor, *, name: str) -> None:
-        if not self._looks():
-            return
-        given = dict(zip(("queries", "keys", "values", "attention"), args, strict=False)) | kwargs
-        queries, keys, values = autocast.cast(given["queries"], given["keys"], given["values"])
-        heads, dropout = queries.shape[1], module.dropout if module.training else 0.0
-        if self.heads is not None and max(self.heads) >= heads:
-            raise ValueError(f'heads={[*self.heads]}: "{name}" has {heads}, counted from 0')
-        with torch.inference_mode(False), torch.no_grad(), autocast.off(queries.device):
-            ran = Ran(queries, keys, values, given["attention"], tuple(range(heads)), dropout).of_written()
-            call = self.recording.record(name, ran if self.heads is None else ran.of_heads(self.heads))
-        if self.around and isinstance(call, Steps) and call not in self.around[-1][2]:
-            self.around[-1][2].append(call)
-
-    def entered(self, module: AddNorm, args: Any, kwargs: Any) -> None:
-        if self._looks():
-            self.around.append((module, args[0] if args else kwargs["x"], []))
-
-    def left(self, module: AddNorm, args: Any, after: Tensor | None) -> None:
-        """Also after an exception, when there is nothing to keep."""
-        if not self._looks() or not self.around or self.around[-1][0] is not module:
-            return
-        _, before, calls = self.around.pop()
-        if after is not None:
-            with torch.inference_mode(False), torch.no_grad():
-                for call in calls:
-                    call.stood_between(before, after)
-
-    def _looks(self) -> bool:
-        if torch.compiler.is_compiling():
-            raise RuntimeError(
-                "watch sees nothing of what torch.compile makes; inside the block, call what is not compiled"
-            )
-        return get_ident() == self.thread
-
-
-def _attends(model: nn.Module) -> dict[str, Attend]:
-    """The model's attentions by name."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"watch takes a model, a torch.nn.Module, not {type(model).__name__}")
-    attends: dict[str, Attend] = {}
+def _must_not_be_compiled(model: nn.Module) -> None:
     for path, module in model.named_modules():
         if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
             what = f'its part "{path}"' if path else type(model).__name__
@@ -111,15 +71,6 @@ def _attends(model: nn.Module) -> dict[str, Attend]:
                 f"{what} is compiled, and compiled code runs past every hook; watch the model as it was before "
                 "torch.compile, and call that one"
             )
-        if isinstance(module, Attend):
-            name = name_of(path)
-            attends[name if name not in attends else path] = module
-    if not attends:
-        raise ValueError(
-            f"{type(model).__name__} holds no attention of ours: watch looks at telescope.layers.Attend, "
-            "which every attention layer of telescope.layers has"
-        )
-    return attends
 
 
 def _numbers(heads: int | Sequence[int] | None) -> tuple[int, ...] | None:
@@ -131,7 +82,7 @@ def _numbers(heads: int | Sequence[int] | None) -> tuple[int, ...] | None:
     return numbers
 
 
-def _kind(keep: str, top: int | None, map: MapSize | None) -> Callable[[str, Ran], Call]:
+def _how(keep: str, top: int | None, map: MapSize | None, queries: rows.Chosen, store: str) -> Keeping:
     if keep not in KEEP:
         raise ValueError(f'there is no keep="{keep}"; {hint(str(keep), KEEP)}')
     options: dict[str, Any] = {name: value for name, value in (("top", top), ("map", map)) if value is not None}
@@ -144,4 +95,4 @@ def _kind(keep: str, top: int | None, map: MapSize | None) -> Callable[[str, Ran
         isinstance(map, tuple) and len(map) == 2 and all(isinstance(n, int) and n > 0 for n in map)
     ):
         raise ValueError(f"map={map!r} is not a size; it takes (rows, cols), such as map=(128, 128)")
-    return partial(Summaries, **options) if keep == Summaries.keep else KEEP[keep]
+    return Keeping(TOP if top is None else top, map, queries, store_of(store))

@@ -8,7 +8,7 @@ from .loop import train
 from .objectives import Objective, language, translation
 from .schedule import learning_rate
 from .settings import Training
-from .validation import mean_loss
+from .validation import Validate, mean_loss
 from .windows import Windows
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Text",
     "Training",
     "TrainingError",
+    "Validate",
     "Validated",
     "Watched",
     "Windows",

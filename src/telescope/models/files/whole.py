@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
@@ -18,7 +18,7 @@ OUR_FILES = {SINGLE, "config.json", "tokenizer.json", "tokenizer_config.json"}
 
 
 @contextmanager
-def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
+def written_whole(path: str | os.PathLike[str], must_be_ours: Callable[[Path], None] | None = None) -> Iterator[Path]:
     """A new folder to write into; when the block ends it becomes `path`, and after an error it is gone.
 
     A folder that was written this way before is replaced. Anything else that is there is left alone: a ValueError.
@@ -27,7 +27,7 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
         place = Path(path).resolve()  # through links, so that they stay
     except (OSError, RuntimeError):
         raise ValueError(f"{path} cannot be written: its links go in a circle") from None
-    _must_be_ours(place)
+    (must_be_ours or _must_be_ours)(place)
     place.parent.mkdir(parents=True, exist_ok=True)
     beside, replaced = (place.with_name(f".{place.name}.{use}-{token_hex(4)}") for use in ("new", "replaced"))
     beside.mkdir()

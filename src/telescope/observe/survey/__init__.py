@@ -3,6 +3,6 @@
 from .cells import Cells
 from .choose import ENGINES
 from .summary import Summary
-from .survey import Survey, survey
+from .survey import Survey, read_off, survey
 
-__all__ = ["ENGINES", "Cells", "Summary", "Survey", "survey"]
+__all__ = ["ENGINES", "Cells", "Summary", "Survey", "read_off", "survey"]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ...attention import Attention, Pairs, softmax
+from ...attention import Attention, Bias, Pairs, softmax
 from ...attention.spans import Spans
 from .summary import Summary
 
@@ -18,7 +18,8 @@ def holds(before: Attention, now: Attention, old: Size, new: Size, queries: Tens
     batch, heads, _, d_q = queries.shape
     if (
         now.normalize is not softmax
-        or replace(now, mask=before.mask) != before
+        or replace(now, mask=before.mask, bias=before.bias) != before
+        or not _agree(before.bias, now.bias, old)
         or new[1] - old[1] != new[0] - old[0]  # the last query stands at the last key: the old ones would move
     ):
         return False
@@ -45,6 +46,11 @@ def joined(old: Summary, new: Summary) -> Summary:
         top_keys=torch.cat([old.top_keys, new.top_keys], -2),
         map=None,
     )
+
+
+def _agree(before: object, now: object, old: Size) -> bool:
+    """Whether both add the same to the old pairs."""
+    return now.agrees(before, old) if isinstance(now, Bias) and isinstance(before, Bias) else now == before
 
 
 def _spans(attention: Attention, of: Size, rows: int, queries: Tensor) -> Spans:

@@ -220,14 +220,28 @@ def survey(
         if lse is not None:
             check_lse(queries, lse)
             lse, meanwhile = lse.detach(), beside(lse)
-        chosen = choose(queries, keys, attention, top, engine)
-        cells = None if map is None else _cells(queries, keys, *_pair(map), "share", None)
-        summary = ENGINES[chosen].summarize(queries, keys, attention, lse, top, cells)
+        seen = read_off(queries, keys, attention, top=top, lse=lse, map=map, engine=engine)
         if lse is not None:
             with meanwhile:
                 check_sums(queries, keys, attention, lse)
-    context = None if values is None else attend(queries, keys, values, attention)
-    return Survey(queries, keys, values, attention, chosen, summary, map, context)
+    return seen if values is None else replace(seen, values=values, context=attend(queries, keys, values, attention))
+
+
+def read_off(
+    queries: Float[Tensor, "batch heads query d_q"],
+    keys: Float[Tensor, "batch key_heads key d_k"],
+    attention: Attention,
+    *,
+    top: int,
+    lse: Float[Tensor, "batch heads query"] | None = None,
+    map: tuple[int, int] | None = None,
+    engine: str | None = None,
+) -> Survey:
+    """`survey` of what is known to fit, and of an lse that is known to be its own: on a GPU, nobody waits for it."""
+    chosen = choose(queries, keys, attention, top, engine)
+    cells = None if map is None else _cells(queries, keys, *_pair(map), "share", None)
+    summary = ENGINES[chosen].summarize(queries, keys, attention, lse, top, cells)
+    return Survey(queries, keys, None, attention, chosen, summary, map, None)
 
 
 def _check(queries: Tensor, keys: Tensor, values: Tensor | None, attention: Attention) -> None:

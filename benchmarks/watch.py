@@ -1,0 +1,152 @@
+"""watch: reading a long text with a model of transformers, plainly, watched, and by "eager", which is how people look
+today. Random weights, since nothing here depends on them. Times are of the whole model, memory is beside its weights.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import telescope as ts
+
+from .measure import Row, race
+
+MAKE = {
+    "qwen2": ("Qwen2ForCausalLM", "Qwen2Config"),
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config"),
+    "minilm": ("BertModel", "BertConfig"),
+}
+
+
+def qwen2(quick: bool) -> dict[str, Any]:
+    """1.5B: 28 layers of 12 heads on 2 key heads, of 128 features each."""
+    small = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 512}
+    large = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "vocab_size": 151_936}
+    heads = {"num_attention_heads": 2 if quick else 12, "num_key_value_heads": 1 if quick else 2}
+    return (small if quick else large) | heads | {"max_position_embeddings": 2**20, "tie_word_embeddings": True}
+
+
+def gpt2(quick: bool) -> dict[str, Any]:
+    size = {"n_embd": 64, "n_layer": 2, "n_head": 2} if quick else {"n_embd": 768, "n_layer": 12, "n_head": 12}
+    return {"vocab_size": 500 if quick else 50_257, "n_positions": 4_096, **size}
+
+
+def minilm(quick: bool) -> dict[str, Any]:
+    size = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1_536}
+    few = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+    return {"vocab_size": 500 if quick else 30_522, "max_position_embeddings": 4_096, **(few if quick else size)}
+
+
+def about(device: torch.device, quick: bool) -> str:
+    small = ", small models" if quick else ""
+    if device.type == "cuda":
+        return f"Qwen2 1.5B's shape, bfloat16, a text read at once{small}; x is times plain sdpa of the same run"
+    return f"a text read at once, float32{small}; x is times plain sdpa of the same run"
+
+
+def run(device: torch.device, quick: bool) -> Iterator[Row]:
+    if device.type == "cuda":
+        for length in (512, 1_024) if quick else (8_192, 32_768):
+            yield from _compared("qwen2", qwen2(quick), length, device, torch.bfloat16)
+        if not quick:
+            yield from _largest(device)
+        return
+    length = 256 if quick else 4_096
+    for name, options in (("minilm", minilm(quick)), ("gpt2", gpt2(quick))):
+        yield from _compared(name, options, length, device, torch.float32)
+        yield from _sizes(name, options, length, device)
+
+
+def _compared(name: str, options: dict[str, Any], length: int, device: torch.device, dtype: torch.dtype) -> list[Row]:
+    models = {how: _model(name, options, how, device, dtype) for how in ("sdpa", "eager")}
+    ids = torch.randint(1, 400, (1, length), device=device, generator=torch.Generator(device).manual_seed(0))
+    plain = partial(_read, models["sdpa"], ids)
+    runners: dict[str, Callable[[], object]] = {
+        "sdpa": plain,
+        "watched, top=0": partial(_watched, models["sdpa"], ids, top=0),
+        "watched, top=8": partial(_watched, models["sdpa"], ids),
+    }
+    if device.type == "cuda":
+        runners["watched, top=8, in ram"] = partial(_watched, models["sdpa"], ids, store="ram")
+    runners["watched, queries-keys"] = partial(_watched, models["sdpa"], ids, keep="queries-keys")
+    runners["eager, layer by layer"] = partial(_eager, models["eager"], ids)
+    runners["eager, all at once"] = partial(_read, models["eager"], ids, output_attentions=True)
+    rows = race(f"{name}, n = {length:,}", runners, device, rounds=3 if device.type == "cpu" else 5)
+    return [_beside(row, rows[0]) for row in rows]
+
+
+def _sizes(name: str, options: dict[str, Any], longest: int, device: torch.device) -> Iterator[Row]:
+    """What a recording takes, at three sizes: it grows as the text does."""
+    model = _model(name, options, "sdpa", device, torch.float32)
+    for length in (longest // 4, longest // 2, longest):
+        recording = _watched(model, torch.ones(1, length, dtype=torch.long, device=device))
+        yield Row(f"{name}, n = {length:,}", "recording, top=8", mib=recording.nbytes / 2**20)
+
+
+def _largest(device: torch.device) -> Iterator[Row]:
+    """The longest text that fits, watched with top=8: doubled until it does not."""
+    model = _model("qwen2", qwen2(False), "sdpa", device, torch.bfloat16)
+    length = 65_536
+    while length <= 2**20:
+        ids = torch.ones(1, length, dtype=torch.long, device=device)
+        (row,) = race(
+            f"qwen2, n = {length:,}",
+            {"watched, top=8, in ram": partial(_watched, model, ids, store="ram")},
+            device,
+            rounds=1,
+        )
+        yield row
+        if row.ms is None:
+            return
+        length *= 2
+
+
+def _model(name: str, options: dict[str, Any], how: str, device: torch.device, dtype: torch.dtype) -> Any:
+    import transformers
+
+    kind, config = (getattr(transformers, it) for it in MAKE[name])
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = kind(config(**options)).to(dtype).eval()
+    model.set_attn_implementation(how)
+    return model
+
+
+@torch.no_grad()
+def _read(model: Any, ids: Tensor, **options: Any) -> Any:
+    last = {"logits_to_keep": 1, "use_cache": False} if hasattr(model, "lm_head") else {}
+    return model(ids, **last, **options)
+
+
+def _watched(model: Any, ids: Tensor, **options: Any) -> ts.Recording:
+    with ts.watch(model, **options) as recording:
+        _read(model, ids)
+    return recording
+
+
+def _eager(model: Any, ids: Tensor) -> list[Tensor]:
+    """The same numbers from eager's own weights, each layer's let go when it has been looked at."""
+    kept: list[Tensor] = []
+
+    def look(module: Any, args: Any, output: Any) -> Any:
+        weights = output[1].float()
+        kept.extend([weights.sum(-2), -torch.xlogy(weights, weights).sum(-1), *weights.topk(8)])
+        return (output[0], None)
+
+    ends = (".self_attn", ".attn", ".attention.self")
+    hooks = [part.register_forward_hook(look) for path, part in model.named_modules() if path.endswith(ends)]
+    try:
+        _read(model, ids)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return kept
+
+
+def _beside(row: Row, plain: Row) -> Row:
+    if row.ms is None or plain.ms is None:
+        return row
+    return replace(row, note=f"{row.ms / plain.ms:.2f} x")

@@ -1,0 +1,60 @@
+"""What looks on: it takes what ran, of the heads that were asked for, and puts it into the recording."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..engines import autocast
+from .kept import Call
+from .ran import Ran
+from .recording import Recording
+
+
+class Eye:
+    """One watch at work, in the thread that began it."""
+
+    def __init__(self, recording: Recording, heads: tuple[int, ...] | None) -> None:
+        self.recording, self.heads, self.thread = recording, heads, get_ident()
+        self.fed: list[Tensor] = []  # the tokens that came in last, the latest first
+
+    def looks(self) -> bool:
+        if torch.compiler.is_compiling():
+            raise RuntimeError(
+                "watch sees nothing of what torch.compile makes; inside the block, call what is not compiled"
+            )
+        return get_ident() == self.thread
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def saw(self, name: str, ran: Ran) -> Call:
+        heads = ran.queries.shape[1]
+        if self.heads is not None and max(self.heads) >= heads:
+            raise ValueError(f'heads={[*self.heads]}: "{name}" has {heads}, counted from 0')
+        with torch.inference_mode(False), torch.no_grad(), autocast.off(ran.queries.device):
+            ran = self._with_ids(ran).of_written()
+            return self.recording.record(name, ran if self.heads is None else ran.of_heads(self.heads))
+
+    def _with_ids(self, ran: Ran) -> Ran:
+        """With the tokens that came in: the last ones ask; before them, those of another sequence that is asked."""
+        batch, (queries, keys) = len(ran.queries), ran.size
+        asking = next((ids for ids in self.fed if tuple(ids.shape) == (batch, queries)), None)
+        if queries == keys or ran.attention.of_last_query() != ran.attention:  # looks back at its own
+            return ran._replace(query_ids=asking)
+        asked = next((ids for ids in self.fed if ids is not asking and tuple(ids.shape) == (batch, keys)), None)
+        return ran._replace(query_ids=asking, key_ids=asked)
+
+    @contextmanager
+    def reading(self, embeddings: Iterable[nn.Module]) -> Iterator[None]:
+        """What goes through these embeddings are the tokens."""
+
+        def feed(module: nn.Module, args: Any) -> None:
+            if get_ident() == self.thread and args and isinstance(args[0], Tensor) and args[0].ndim == 2:
+                self.fed = [args[0].detach(), *self.fed[:3]]
+
+        with ExitStack() as hooks:
+            for embedding in embeddings:
+                hooks.callback(embedding.register_forward_pre_hook(feed).remove)
+            yield

@@ -1,0 +1,79 @@
+"""Looking on at our own models, by PyTorch's own forward hooks."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..engines import autocast
+from ..layers import AddNorm, Attend
+from .eye import Eye
+from .kept import Steps
+from .names import name_of
+from .ran import Ran
+
+
+def attentions(model: nn.Module) -> dict[str, Attend]:
+    """The model's attentions by name."""
+    attends: dict[str, Attend] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, Attend):
+            name = name_of(path)
+            attends[name if name not in attends else path] = module
+    return attends
+
+
+def embeddings(model: nn.Module) -> Iterable[nn.Module]:
+    """Where tokens come in."""
+    named = ("embedding", "target_embedding")
+    return [module for path, module in model.named_modules() if path.rpartition(".")[2] in named]
+
+
+@contextmanager
+def looking(model: nn.Module, attends: Mapping[str, Attend], eye: Eye) -> Iterator[None]:
+    """The hooks are there while the block runs."""
+    seer = Seer(eye)
+    with ExitStack() as hooks:
+        for name, attend in attends.items():
+            hook = partial(seer.attended, name=name)
+            hooks.callback(attend.register_forward_hook(hook, with_kwargs=True).remove)
+        for module in model.modules() if eye.recording.keep == Steps.keep else ():
+            if isinstance(module, AddNorm):
+                hooks.callback(module.register_forward_pre_hook(seer.entered, with_kwargs=True).remove)
+                hooks.callback(module.register_forward_hook(seer.left, always_call=True).remove)
+        yield
+
+
+class Seer:
+    """What the hooks call. Attention runs within an AddNorm's forward, so that is where its residual stream is."""
+
+    def __init__(self, eye: Eye) -> None:
+        self.eye = eye
+        self.around: list[tuple[nn.Module, Tensor, list[Steps]]] = []  # AddNorms at work, what came in, who ran within
+
+    def attended(self, module: Attend, args: Any, kwargs: Any, context: Tensor, *, name: str) -> None:
+        if not self.eye.looks():
+            return
+        given = dict(zip(("queries", "keys", "values", "attention"), args, strict=False)) | kwargs
+        queries, keys, values = autocast.cast(given["queries"], given["keys"], given["values"])
+        heads, dropout = tuple(range(queries.shape[1])), module.dropout if module.training else 0.0
+        call = self.eye.saw(name, Ran(queries, keys, values, given["attention"], heads, dropout))
+        if self.around and isinstance(call, Steps) and call not in self.around[-1][2]:
+            self.around[-1][2].append(call)
+
+    def entered(self, module: AddNorm, args: Any, kwargs: Any) -> None:
+        if self.eye.looks():
+            self.around.append((module, args[0] if args else kwargs["x"], []))
+
+    def left(self, module: AddNorm, args: Any, after: Tensor | None) -> None:
+        """Also after an exception, when there is nothing to keep."""
+        if not self.eye.looks() or not self.around or self.around[-1][0] is not module:
+            return
+        _, before, calls = self.around.pop()
+        if after is not None:
+            with torch.inference_mode(False), torch.no_grad():
+                for call in calls:
+                    call.stood_between(before, after)

@@ -1,0 +1,149 @@
+"""What a call of an attention function of transformers computes, as a definition of ours.
+
+Each implementation has its own way to say who sees whom: `sdpa` looks back by itself where it is given no mask, `eager`
+does what the mask says, `flash` is told of padding and windows, `flex` has a mask function.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+
+from ...attention import Attention, Bias, Mask, causal, everyone, from_additive, from_tensor, window
+from ...attention.masks import Documents
+from ...engines import autocast
+from ..ran import Ran
+from .biases import bias_of
+from .lazy import LazyMask
+from .masks import Told, padded
+
+
+class Said(NamedTuple):
+    """Who sees whom: how many of the keys are there, and how many were before them."""
+
+    mask: Mask
+    keys: int
+    gone: int = 0
+    bias: Bias | None = None
+
+
+class Reader:
+    """Reads calls. What a model hands to all of its layers is looked at once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, int, Any]] = {}
+        self._biases: dict[int, Bias | None] = {}
+        self.places: dict[tuple[int, int, int], int] = {}
+        """Of a config, so many queries and keys: how many keys were before them. Flash is not told."""
+
+    def ran(
+        self,
+        implementation: str,
+        module: nn.Module,
+        tensors: tuple[Tensor, Tensor, Tensor],
+        given: Any,
+        options: Mapping[str, Any],
+        lse: Tensor | None,
+    ) -> Ran:
+        queries, keys, values = autocast.cast(*tensors)
+        looks_back = options.get("is_causal")
+        if looks_back is None:
+            looks_back = getattr(module, "is_causal", True)
+        who = _WAYS["flash" if "flash" in implementation else implementation]
+        said = who(self, module, queries, keys, given, bool(looks_back), options)
+        bias = said.bias
+        added = options.get("position_bias")
+        if added is not None:
+            mine = self._once(added, lambda: bias_of(added.detach()[..., : said.keys], self._biases.get(id(module))))
+            self._biases[id(module)] = mine
+            bias = mine if bias is None else bias
+        attention = Attention(
+            scale=options.get("scaling"),
+            softcap=options.get("softcap"),
+            sink=options.get("s_aux"),
+            bias=bias,
+            mask=said.mask,
+        )
+        heads, dropout = tuple(range(queries.shape[1])), float(options.get("dropout") or 0.0)
+        keys, values = keys[:, :, : said.keys], values[:, :, : said.keys]
+        return Ran(queries, keys, values, attention, heads, dropout, lse, said.gone)
+
+    def _once(self, tensor: Tensor, read: Callable[[], Any]) -> Any:
+        """What was read of this tensor, as long as nobody writes to it."""
+        known = self._known.get(id(tensor))
+        if known is None or known[0]() is not tensor or known[1] != _version(tensor):
+            known = self._known[id(tensor)] = (ref(tensor), _version(tensor), read())
+        return known[2]
+
+    # ---------------------------------------------------------------------------------------------- who sees whom
+
+    def sdpa(
+        self, module: nn.Module, queries: Tensor, keys: Tensor, given: Any, back: bool, options: Mapping[str, Any]
+    ) -> Said:
+        if given is not None:
+            return self._written(given, keys)
+        if not back:
+            return Said(everyone, keys.shape[-2])
+        one = queries.shape[-2] == 1  # of room that is not written yet, it takes as many keys as there are queries
+        return Said(causal, keys.shape[-2] if one else min(queries.shape[-2], keys.shape[-2]))
+
+    def eager(
+        self, module: nn.Module, queries: Tensor, keys: Tensor, given: Any, back: bool, options: Mapping[str, Any]
+    ) -> Said:
+        if given is not None:
+            return self._written(given, keys)
+        return Said(causal if back and queries.shape[-2] == 1 else everyone, keys.shape[-2])
+
+    def flash(
+        self, module: nn.Module, queries: Tensor, keys: Tensor, given: Any, back: bool, options: Mapping[str, Any]
+    ) -> Said:
+        rows, columns = queries.shape[-2], keys.shape[-2]
+        gone = self.places.get((id(getattr(module, "config", None)), rows, columns), 0)
+        mask: Mask = causal if back else everyone
+        if options.get("sliding_window") is not None:
+            mask = mask & window(options["sliding_window"])
+        if options.get("cu_seq_lens_q") is not None:  # several texts in one sequence
+            starts = options["cu_seq_lens_q"][1:-1].long()
+            places = torch.arange(rows, device=starts.device)
+            mask = mask & Documents(torch.searchsorted(starts, places, right=True)[None])
+        if isinstance(given, Tensor):
+            keep = torch.ones(len(keys), gone + columns, dtype=torch.bool, device=keys.device)
+            keep[:, gone:] = given[:, -columns:].bool()
+            mask = mask & padded(keep)
+        return Said(mask, columns, gone)
+
+    def flex(
+        self, module: nn.Module, queries: Tensor, keys: Tensor, given: Any, back: bool, options: Mapping[str, Any]
+    ) -> Said:
+        if given is None or isinstance(given, Tensor):
+            return self.eager(module, queries, keys, given, back, options)
+        return Said(Told(given.mask_mod, queries.shape[-2] - keys.shape[-2]), keys.shape[-2])
+
+    def _written(self, given: Tensor, keys: Tensor) -> Said:
+        if isinstance(given, LazyMask):
+            return Said(*given.understood)
+        mask, bias = self._once(given, lambda: _read(given))
+        return Said(mask, keys.shape[-2], bias=bias)
+
+
+_WAYS: dict[str, Callable[..., Said]] = {
+    "sdpa": Reader.sdpa,
+    "eager": Reader.eager,
+    "flash": Reader.flash,
+    "flex_attention": Reader.flex,
+}
+
+
+def _read(given: Tensor) -> tuple[Mask, Bias | None]:
+    """A tensor of four axes: True = may attend, or what is added to the scores, in which the lowest number hides."""
+    seen = given if given.dtype == torch.bool else given > torch.finfo(given.dtype).min / 2
+    mask = padded(seen[:, 0, 0]) if seen.shape[1:3] == (1, 1) else from_tensor(seen.clone())
+    if given.dtype == torch.bool or not bool(given.masked_fill(~seen, 0.0).any()):
+        return mask, None
+    return everyone, from_additive(given.masked_fill(~seen, -torch.inf))
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version

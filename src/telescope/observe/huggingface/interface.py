@@ -1,0 +1,243 @@
+"""The door: under a name of ours, transformers' attention interface has a function that looks on and calls the model's
+own, and its mask interface one that leaves masks unwritten. A missing mask function would drop the causal mask."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from inspect import unwrap
+from itertools import takewhile
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+from ..eye import Eye
+from .definition import Reader
+from .fused import Fused
+from .lazy import LazyMask
+from .place import Place
+from .proof import Proofs
+from .weights import weights_asked_for, weights_of
+
+KNOWN = ("sdpa", "eager", "flex_attention")  # and what has flash in its name
+BY_NAME = hasattr(AttentionInterface, "get_interface")  # before 5.1, what is equal to "eager" is not asked for
+
+
+class Name(str):
+    """Our name of an implementation: a model that asks whether it is "sdpa" is told what it would be told unwatched."""
+
+    implementation: str
+
+    def __new__(cls, implementation: str) -> "Name":
+        name = super().__new__(cls, f"{implementation}_telescope")
+        name.implementation = implementation
+        return name
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other) is True or (BY_NAME and other == self.implementation)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+
+# ------------------------------------------------------------------------------------------------ what can be watched
+
+
+def attentions(model: nn.Module) -> dict[str, nn.Module]:
+    found = {path: module for path, module in model.named_modules() if _door(module) is not None}
+    kind = type(model).__name__
+    if not found:
+        raise ValueError(
+            f"{kind} does not go through transformers' attention interface: no part of it asks "
+            "ALL_ATTENTION_FUNCTIONS, so nobody can look on; what ts.load reads can be watched"
+        )
+    for path, module in found.items():
+        implementation = _implementation(module)
+        if implementation not in KNOWN and "flash" not in str(implementation):
+            raise ValueError(
+                f'{kind} attends by "{implementation}" in {path}, and what that computes is not known here; '
+                'model.set_attn_implementation("sdpa") is one that can be watched'
+            )
+        if implementation == "eager" and len(_eager_names(module)) != 1:
+            raise ValueError(
+                f"{kind} has no eager_attention_forward of its own in {path}, so its eager attention cannot be called; "
+                'model.set_attn_implementation("sdpa") is one that can be watched'
+            )
+    return found
+
+
+def embeddings(model: nn.Module) -> Iterable[nn.Module]:
+    found = []
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel):
+            try:
+                found.append(part.get_input_embeddings())
+            except (NotImplementedError, AttributeError):  # of pixels or sound
+                continue
+    return {id(embedding): embedding for embedding in found if isinstance(embedding, nn.Embedding)}.values()
+
+
+def _door(module: nn.Module) -> Any:
+    """The method by which a module asks the interface, if it does."""
+    kind = type(module)
+    if kind not in _doors:
+        _doors[kind] = next(filter(_asks, (method for owner in _owners(kind) for method in vars(owner).values())), None)
+    return unwrap(_doors[kind]) if _doors[kind] is not None else None
+
+
+def _owners(kind: type) -> Iterable[type]:
+    """A whole model asks too, which implementations there are."""
+    return takewhile(lambda owner: owner is not PreTrainedModel, kind.__mro__)
+
+
+def _asks(method: Any) -> bool:
+    code = getattr(unwrap(method), "__code__", None) if callable(method) else None
+    return "ALL_ATTENTION_FUNCTIONS" in getattr(code, "co_names", ())
+
+
+_doors: dict[type, Any] = {}
+
+
+def _implementation(module: Any) -> str:
+    name = module.config._attn_implementation
+    return name.implementation if isinstance(name, Name) else str(name)
+
+
+def _eager_names(module: nn.Module) -> list[str]:
+    return [name for name in _door(module).__code__.co_names if name.endswith("eager_attention_forward")]
+
+
+def _own(implementation: str, module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """What the model would have called."""
+    names: Any = _door(module).__globals__
+    if implementation == "eager":
+        own = names[_eager_names(module)[0]]
+    else:
+        own = names["ALL_ATTENTION_FUNCTIONS"][implementation]
+    return own  # type: ignore[no-any-return]
+
+
+# ------------------------------------------------------------------------------------------------------- while it runs
+
+
+class Looking:
+    """One model that is watched."""
+
+    def __init__(self, eye: Eye, names: dict[int, str]) -> None:
+        self.eye, self.names = eye, names
+        self.reader, self.proofs = Reader(), Proofs()
+
+    def attended(
+        self,
+        implementation: str,
+        module: nn.Module,
+        tensors: tuple[Tensor, Tensor, Tensor],
+        mask: Any,
+        options: dict[str, Any],
+    ) -> tuple[Tensor, Tensor | None]:
+        asked = weights_asked_for(options)
+        options.pop("output_attentions", None)  # some would warn that they have none
+        with Fused() as fused:
+            output, weights = _own(implementation, module)(module, *tensors, mask, **options)
+        with torch.no_grad():
+            ran = self.reader.ran(implementation, module, tensors, mask, options, fused.lse)
+            name = self.names[id(module)]
+            self.proofs.add(name, module, ran, output, implementation)
+            self.eye.saw(name, ran)
+            return output, weights_of(name, ran) if asked and weights is None else weights
+
+
+_watched: dict[int, Looking] = {}  # by the id of an attention
+_switched: dict[int, tuple[Any, str, int]] = {}  # configs: what they said, and how many watches need them so
+_lock = Lock()
+
+
+def _forward(
+    implementation: str, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    looking = _watched.get(id(module))
+    if looking is not None and looking.eye.looks():
+        return looking.attended(implementation, module, (query, key, value), mask, options)
+    with Fused():  # a config may be shared with a model that nobody watches
+        return _own(implementation, module)(module, query, key, value, mask, **options)
+
+
+class _WantedError(Exception):
+    """A mask has to be written."""
+
+
+def _mask(implementation: str, **given: Any) -> Any:
+    own = ALL_MASK_ATTENTION_FUNCTIONS[implementation]
+    if implementation not in ("sdpa", "eager"):  # these write no matrix
+        place = Place.of(given)
+        for looking in _watched.values():
+            looking.reader.places[id(given.get("config")), place.queries, place.keys] = place.key
+        return own(**given)
+
+    def wanted(*indices: Any) -> Tensor:
+        raise _WantedError
+
+    try:
+        return own(**{**given, "mask_function": wanted})  # None where the model's own function needs none
+    except _WantedError:
+        return LazyMask.of(own, given, torch.bool if implementation == "sdpa" else given["dtype"])
+
+
+@contextmanager
+def looking(model: nn.Module, attentions: Mapping[str, nn.Module], eye: Eye) -> Iterator[None]:
+    mine = Looking(eye, {id(module): name for name, module in attentions.items()})
+    configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
+    with ExitStack() as undo:
+        with _lock:
+            if any(id(part) in _watched for part in model.modules()):
+                raise ValueError(f"{type(model).__name__} is being watched already; leave that block first")
+            for module in attentions.values():
+                _watched[id(module)] = mine
+                undo.callback(_watched.pop, id(module))
+            for config in configs.values():
+                if hasattr(config, "_attn_implementation"):
+                    _switch(config)
+                    undo.callback(_switch_back, config)
+            for part in model.modules():
+                if getattr(part, "generation_config", None) is not None:
+                    undo.enter_context(_as_written(part.generation_config))
+        yield
+        mine.proofs.must_hold()
+
+
+def _switch(config: Any) -> None:
+    """The config says our name, until the last who needs it so has gone."""
+    _, said, count = _switched.get(id(config), (config, config._attn_implementation, 0))
+    _switched[id(config)] = (config, said, count + 1)
+    if count == 0 and said is not None:
+        name = Name(said)
+        AttentionInterface.register(name, partial(_forward, said))
+        AttentionMaskInterface.register(name, partial(_mask, said))
+        config._attn_implementation_internal = name  # not by the setter, which goes to other configs too
+
+
+def _switch_back(config: Any) -> None:
+    with _lock:
+        _, said, count = _switched.pop(id(config))
+        if count > 1:
+            _switched[id(config)] = (config, said, count - 1)
+        else:
+            config._attn_implementation_internal = said
+
+
+@contextmanager
+def _as_written(config: Any) -> Iterator[None]:
+    """`generate` compiles a model of itself where a cache has a fixed size; compiled code runs past everyone."""
+    if not hasattr(config, "disable_compile"):
+        yield
+        return
+    before, config.disable_compile = config.disable_compile, True
+    try:
+        yield
+    finally:
+        config.disable_compile = before

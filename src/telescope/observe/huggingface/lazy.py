@@ -1,0 +1,76 @@
+"""A mask of transformers that is not written out: a tensor by its looks, which says any rows of itself."""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from ...attention import Mask
+from .masks import understood
+from .place import Arguments, Place, device_of, settled, some_rows
+
+LOOKS = {"__get__", "size", "dim", "__len__", "is_floating_point", "numel", "stride", "get_device", "__hash__"}
+COPIES = {"contiguous", "clone", "detach"}
+LARGEST = 2**26  # of a mask that is written out as a whole, once, as transformers does; 8,192 x 8,192
+
+
+class LazyMask(Tensor):
+    """What `own`, the model's mask function, would give for these arguments.
+
+    A model hands it on to its attentions. What else it does with it, it does with the mask written out.
+    """
+
+    own: Callable[..., Tensor]
+    given: Arguments
+
+    @staticmethod
+    def of(own: Callable[..., Tensor], given: Arguments, dtype: torch.dtype) -> "LazyMask":
+        given = settled(given)
+        place = Place.of(given)
+        empty = torch.empty((), dtype=dtype, device=device_of(given))
+        lazy = empty.expand(place.batch, 1, place.queries, place.keys).as_subclass(LazyMask)
+        lazy.own, lazy.given = own, given
+        return lazy
+
+    @cached_property
+    def understood(self) -> tuple[Mask, int, int]:
+        """As a mask of ours, how many of the keys are there, and how many were before them."""
+        return understood(self.given)
+
+    @cached_property
+    def dense(self) -> Tensor:
+        return self.own(**self.given)
+
+    def rows(self, rows: range) -> Tensor:
+        """The mask of these queries."""
+        return self.own(**some_rows(self.given, rows))
+
+    @property
+    def blocks(self) -> list[range]:
+        """Rows that are written out together. A kernel that takes 256 at a time computes the same in any of them."""
+        batch, _, queries, keys = self.shape
+        height = max(LARGEST // max(batch * keys, 1) // 1024, 1) * 1024
+        starts = range(0, max(queries - 768, 1), height)  # of fewer rows a kernel would take fewer at a time
+        return [range(start, stop) for start, stop in zip(starts, [*starts[1:], queries], strict=True)]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ in LOOKS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        if func.__name__ in COPIES or (func is Tensor.__getitem__ and _covers(args[0], args[1])):
+            return args[0]
+        args, kwargs = tree_map(lambda it: it.dense if isinstance(it, LazyMask) else it, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _covers(mask: LazyMask, where: Any) -> bool:
+    """Whether that is the whole mask: models cut it to as many keys as there are."""
+    parts = where if isinstance(where, tuple) else (where,)
+    return len(parts) <= 4 and all(
+        isinstance(part, slice) and part.indices(size) == (0, size, 1)
+        for part, size in zip(parts, mask.shape, strict=False)
+    )

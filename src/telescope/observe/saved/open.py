@@ -1,0 +1,104 @@
+"""Opening a recording: what it says is checked at once, and numbers are read when they are asked for."""
+
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Shaped
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ...attention import Attention
+from ...models.files import paths
+from ...models.files.errors import LoadError
+from ...models.files.tensors import header
+from ..growing import Part
+from ..kept import KEEP, Call
+from ..recording import Recording
+from .definitions import meant
+from .manifest import FILE, KIND, VERSION, facts_of_json, must_be_told_right, size_of
+
+
+class Filed(Part):
+    """Numbers in a file, read when they are asked for."""
+
+    def __init__(self, file: Path, name: str, size: int) -> None:
+        self.file, self.name, self.size = file, name, size
+
+    @property
+    def tensor(self) -> Shaped[Tensor, "..."]:
+        return self._read
+
+    @property
+    def nbytes(self) -> int:
+        return self.size
+
+    @cached_property
+    def _read(self) -> Tensor:
+        return _read(self.file, self.name)
+
+
+def open_recording(path: str | os.PathLike[str]) -> Recording:
+    """recording.save("run.telescope"), then ts.open("run.telescope"). A LoadError says what is wrong with it."""
+    folder = paths.existing(path)
+    if not paths.is_folder(folder) or FILE not in paths.names(folder):
+        raise LoadError(f"{folder} is no recording: it is no folder with a {FILE}")
+    said, where = paths.read_json(folder / FILE), str(folder / FILE)
+    if said.get("is") != KIND:
+        raise LoadError(f'{where} is not of a recording: it says it is {said.get("is")!r}, and "{KIND}" would be right')
+    if said.get("version") != VERSION:
+        raise LoadError(
+            f"{where} is of version {said.get('version')!r}, and this Telescope reads version {VERSION}; "
+            "open it with the one that wrote it"
+        )
+    match said:
+        case {"model": str(model), "keep": str(keep), "tokens": dict(texts), "attentions": [*attentions]} if (
+            keep in KEEP and all(isinstance(text, str) for text in texts.values())
+        ):
+            pass
+        case _:
+            raise LoadError(f"{where} lacks its model, keep, tokens or attentions, or they are of another kind")
+    calls = dict(_calls(folder, keep, attention, where) for attention in attentions)
+    if len(calls) < len(attentions):
+        raise LoadError(f"{where} has two attentions of one name")
+    decode = (lambda ids: "".join(texts.get(str(token), "") for token in ids)) if texts else None
+    recording = Recording(model, list(calls), keep, decode=decode)
+    for name, of_name in calls.items():
+        recording[name].calls.extend(of_name)
+    return recording
+
+
+def _calls(folder: Path, keep: str, said: Any, where: str) -> tuple[str, list[Call]]:
+    match said:
+        case {"name": str(name), "calls": [*calls]}:
+            return name, [_call(folder, keep, name, call, f'{where}: "{name}"') for call in calls]
+    raise LoadError(f"{where} has an attention without a name or calls: {str(said)[:80]}")
+
+
+def _call(folder: Path, keep: str, name: str, said: Any, where: str) -> Call:
+    file = said.get("file") if isinstance(said, dict) else None
+    if not isinstance(file, str) or {"/", "\\", "\0"} & set(file) or not file.endswith(".safetensors"):
+        raise LoadError(f"{where} names {file!r}, which is no safetensors file in the same folder")
+    described = header(folder / file)
+    tensors = {it: _read(folder / file, it) for it in described if it.startswith("attention.")}
+    attention = meant(said.get("attention"), tensors, where)
+    if not isinstance(attention, Attention):
+        raise LoadError(f"{where} has no definition")
+    facts = facts_of_json(name, said, attention, where)
+    must_be_told_right(keep, facts, described, str(folder / file))
+    parts = {
+        it: Filed(folder / file, it, size_of(*about))
+        for it, about in described.items()
+        if not it.startswith("attention.")
+    }
+    return KEEP[keep].opened(facts, parts)
+
+
+def _read(file: Path, name: str) -> Tensor:
+    try:
+        with safe_open(file, "pt") as opened:
+            tensor: Tensor = opened.get_tensor(name)
+    except (SafetensorError, OSError) as problem:
+        raise LoadError(f'{file}: tensor "{name}" cannot be read: {problem}') from None
+    return tensor

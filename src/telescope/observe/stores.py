@@ -1,0 +1,92 @@
+"""Where a recording keeps its numbers: where the model runs, in this machine's memory, or on its disk."""
+
+import os
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import ClassVar
+from weakref import finalize
+
+import torch
+from torch import Tensor
+
+from ..words import hint
+
+
+class Store(ABC):
+    name: ClassVar[str]
+
+    @abstractmethod
+    def room(self, like: Tensor, shape: Sequence[int]) -> Tensor:
+        """Memory for numbers such as these."""
+
+    @abstractmethod
+    def free(self, device: torch.device) -> tuple[int, str]:
+        """How many bytes there is room for, and of what, if the model runs on that device."""
+
+
+class Device(Store):
+    name = "device"
+
+    def room(self, like: Tensor, shape: Sequence[int]) -> Tensor:
+        return like.new_empty(tuple(shape))
+
+    def free(self, device: torch.device) -> tuple[int, str]:
+        if device.type != "cuda":
+            return Ram().free(device)
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused, f"memory of {device}"
+
+
+class Ram(Store):
+    name = "ram"
+
+    def room(self, like: Tensor, shape: Sequence[int]) -> Tensor:
+        return torch.empty(tuple(shape), dtype=like.dtype, pin_memory=like.is_cuda)
+
+    def free(self, device: torch.device) -> tuple[int, str]:
+        return _available(), "RAM"
+
+
+class Disk(Store):
+    """Files in a temporary folder, mapped into memory; the folder goes when the recording does."""
+
+    name = "disk"
+
+    def __init__(self) -> None:
+        self.folder, self.numbers = mkdtemp(prefix="telescope-"), count()
+        finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+
+    def room(self, like: Tensor, shape: Sequence[int]) -> Tensor:
+        size = torch.Size(shape)
+        if not size.numel():
+            return torch.empty(size, dtype=like.dtype)
+        file = Path(self.folder) / str(next(self.numbers))
+        mapped = torch.from_file(str(file), shared=True, size=size.numel(), dtype=like.dtype)
+        return mapped.view(size)
+
+    def free(self, device: torch.device) -> tuple[int, str]:
+        return shutil.disk_usage(self.folder).free, "disk"
+
+
+STORES: dict[str, type[Store]] = {kind.name: kind for kind in (Device, Ram, Disk)}
+on_device = Device()
+
+
+def store_of(name: str) -> Store:
+    if name not in STORES:
+        raise ValueError(f'there is no store="{name}"; {hint(str(name), STORES)}')
+    return STORES[name]()
+
+
+def _available() -> int:
+    """What is free, and what the system would give back if it were asked."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        told = dict(line.split(":", 1) for line in lines)
+        return int(told["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):  # no Linux
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
