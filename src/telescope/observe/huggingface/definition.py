@@ -59,10 +59,11 @@ class Reader:
             mine = self._once(added, lambda: bias_of(added.detach()[..., : said.keys], self._biases.get(id(module))))
             self._biases[id(module)] = mine
             bias = mine if bias is None else bias
+        knows = implementation != "sdpa"  # which refuses these, or, before 5.0, leaves them out
         attention = Attention(
             scale=options.get("scaling"),
-            softcap=options.get("softcap"),
-            sink=options.get("s_aux"),
+            softcap=options.get("softcap") if knows else None,
+            sink=options.get("s_aux") if knows else None,
             bias=bias,
             mask=said.mask,
         )
