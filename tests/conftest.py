@@ -30,7 +30,10 @@ ATTENTION = [
 ]
 ENGINES = [f"telescope.engines.{name}" for name in ("chunked", "exact", "reference", "sdpa")]  # flex compiles
 SURVEY = [f"telescope.observe.survey.{name}" for name in ("reference", "chunked", "triton", "ranking", "cells")]
-OBSERVE = [f"telescope.observe.{name}" for name in ("ran", "follow", "growing", "kept", "recording", "huggingface")]
+OBSERVE = [
+    f"telescope.observe.{name}"
+    for name in ("ran", "follow", "growing", "kept", "recording", "habits", "saved", "huggingface")
+]
 MODELS = [f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong", "parts", "transformer")]
 DECODING = [f"telescope.decoding.{name}" for name in ("beam", "choose", "ready", "top", "writers")]
 HOOKED = (*ATTENTION, *ENGINES, *SURVEY, *OBSERVE, "telescope.layers", *MODELS, *DECODING)

@@ -1,4 +1,4 @@
-"""Watching with the transformers that is installed, whichever it is: `make test-oldest` runs this with the oldest.
+"""Watching with the oldest transformers there is support for: `make test-oldest` runs this.
 
 What goes through the attention interface is watched; what does not yet, is refused by name before anything runs.
 """
@@ -11,14 +11,15 @@ import telescope as ts
 from huggingface import transformers
 from watched import FAMILIES, IDS, PADDED_LEFT, weights_by_name
 
-MAJOR = int(transformers.__version__.split(".")[0])
+if int(transformers.__version__.split(".")[0]) >= 5:
+    pytest.skip("the newest is in test_watch_huggingface", allow_module_level=True)
 JOINED_LATER = {"bert", "t5"}  # in 5.0 and 5.15
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_family(family):
     inputs, model = FAMILIES[family].inputs, FAMILIES[family].model()
-    if MAJOR < 5 and family in JOINED_LATER:
+    if family in JOINED_LATER:
         with pytest.raises(ValueError, match=f"{type(model).__name__} does not go through"), ts.watch(model):
             pytest.fail("the block was entered")
         return
