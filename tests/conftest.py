@@ -30,7 +30,10 @@ ATTENTION = [
 ]
 ENGINES = [f"telescope.engines.{name}" for name in ("chunked", "exact", "reference", "sdpa")]  # flex compiles
 SURVEY = [f"telescope.observe.survey.{name}" for name in ("reference", "chunked", "triton", "ranking", "cells")]
-OBSERVE = [f"telescope.observe.{name}" for name in ("ran", "follow", "growing", "kept", "recording", "huggingface")]
+OBSERVE = [
+    f"telescope.observe.{name}"
+    for name in ("ran", "follow", "growing", "kept", "recording", "habits", "saved", "huggingface")
+]
 MODELS = [f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong", "parts", "transformer")]
 TRAINING = [
     f"telescope.training.{name}" for name in ("batch", "examples", "health", "learner", "objectives", "windows")

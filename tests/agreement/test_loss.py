@@ -193,6 +193,8 @@ def test_a_head_learns_by_it():
 def test_the_kernel_differentiates_in_place(bias, smoothing, ignore, monkeypatch):
     """By triton's interpreter, where there is no GPU: rows wider than the vocabulary, in several blocks."""
     pytest.importorskip("triton")
+    from telescope.models import loss_kernel
+
     words, width, place = 150, 192, "cuda" if torch.cuda.is_available() else "cpu"
     draw = torch.Generator().manual_seed(5)
     logits = 30.0 * torch.randn(N, width, generator=draw)
@@ -202,9 +204,21 @@ def test_the_kernel_differentiates_in_place(bias, smoothing, ignore, monkeypatch
     z = (logits[:, :words].double() + (0.0 if b is None else b)).requires_grad_()
     truth = theirs(z, targets, ignore_index=ignore, label_smoothing=smoothing, reduction="none")
     (d,) = torch.autograd.grad(truth.sum(), [z])
-    monkeypatch.setattr(module, "BLOCK", 64)
+    monkeypatch.setattr(loss_kernel, "BLOCK", 64)
     given = logits.to(place)
-    losses = module.in_place(given, None if b is None else b.to(place), targets.to(place), words, ignore, smoothing)
+    losses = loss_kernel.in_place(given, None if b is None else b.to(place), targets.to(place), words, ignore, smoothing)
     assert_close(losses.cpu().double(), truth.detach(), rtol=1e-5, atol=1e-4)
     assert_close(given[:, :words].cpu().double(), d, rtol=1e-5, atol=1e-6)
     assert not given[:, words:].any()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_the_kernel_is_part_of_a_compiled_step(monkeypatch):
+    pytest.importorskip("triton")
+    given, targets = made(torch.float32, bias=False)
+    truth = expected(given, targets)
+    monkeypatch.setattr(module, "_by_kernel", lambda logits: True)
+    hidden, weight = given
+    compiled = torch.compile(lambda: cross_entropy(hidden, weight, targets), backend="aot_eager", fullgraph=True)
+    loss = compiled()
+    assert_close((loss, torch.autograd.grad(3.0 * loss, given)), truth)

@@ -25,8 +25,7 @@ from ..layers.check import one_of
 # is another sum into the gradient of the head, and its kernel keeps nothing beside them.
 LOGITS = {"cpu": 2**23, "cuda": 2**30}
 ALIGNED = {"cuda": 64}  # tensor cores want rows of a multiple of this: GPT-2's 50,257 words become 50,304
-KERNEL = find_spec("triton") is not None
-BLOCK = 4096  # logits that the kernel reads at a time
+INSTALLED = find_spec("triton") is not None
 
 Reduction = Literal["mean", "sum"]
 
@@ -84,7 +83,9 @@ class _OverTheHead(torch.autograd.Function):
             total = precise(states).new_zeros(())
             for some in _pieces(len(states), len(W), W.device.type):
                 logits = states[some] @ W.mT
-                if KERNEL and logits.is_cuda and logits.dtype != torch.float64:
+                if _by_kernel(logits):
+                    from .loss_kernel import in_place
+
                     losses, d_logits = in_place(logits, bias, targets[some], len(weight), ignore, smoothing), logits
                 else:
                     losses, d_logits = _piece(logits, bias, targets[some], real[some], len(weight), smoothing)
@@ -116,25 +117,8 @@ class _OverTheHead(torch.autograd.Function):
         )
 
 
-@torch.library.custom_op("telescope::differentiate_logits", mutates_args=["logits"])
-def in_place(
-    logits: Tensor, bias: Tensor | None, targets: Tensor, vocabulary: int, ignore: int, smoothing: float
-) -> Tensor:
-    """The loss of each position; its gradient takes the place of the logits. On a GPU, by triton."""
-    from .loss_kernel import differentiate
-
-    losses = logits.new_empty(len(logits), dtype=torch.float32)
-    block = min(BLOCK, max(64, 1 << (logits.shape[-1] - 1).bit_length()))
-    differentiate[(len(logits),)](
-        logits, bias, targets, losses, logits.stride(0), vocabulary, logits.shape[-1], ignore, smoothing,
-        BLOCK=block, num_warps=max(1, block // 512), enable_fp_fusion=True,
-    )  # fmt: skip
-    return losses
-
-
-@in_place.register_fake
-def _(logits: Tensor, bias: Tensor | None, targets: Tensor, vocabulary: int, ignore: int, smoothing: float) -> Tensor:
-    return logits.new_empty(len(logits), dtype=torch.float32)
+def _by_kernel(logits: Tensor) -> bool:
+    return INSTALLED and logits.is_cuda and logits.dtype != torch.float64
 
 
 def _piece(

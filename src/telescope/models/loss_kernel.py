@@ -1,7 +1,30 @@
 """The GPU's part of the loss: a row of logits is read once from memory, and its gradient written in its place."""
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+BLOCK = 4096  # logits that are read at a time
+
+
+@torch.library.custom_op("telescope::differentiate_logits", mutates_args=["logits"])
+def in_place(
+    logits: Tensor, bias: Tensor | None, targets: Tensor, vocabulary: int, ignore: int, smoothing: float
+) -> Tensor:
+    """The loss of each position; its gradient takes the place of the logits."""
+    losses = logits.new_empty(len(logits), dtype=torch.float32)
+    block = min(BLOCK, max(64, 1 << (logits.shape[-1] - 1).bit_length()))
+    differentiate[(len(logits),)](
+        logits, bias, targets, losses, logits.stride(0), vocabulary, logits.shape[-1], ignore, smoothing,
+        BLOCK=block, num_warps=max(1, block // 512), enable_fp_fusion=True,
+    )  # fmt: skip
+    return losses
+
+
+@in_place.register_fake
+def _(logits: Tensor, bias: Tensor | None, targets: Tensor, vocabulary: int, ignore: int, smoothing: float) -> Tensor:
+    return logits.new_empty(len(logits), dtype=torch.float32)
 
 
 @triton.jit

@@ -1,5 +1,7 @@
 """Whether a call of an attention goes on where the one before it ended, as decoding token by token does."""
 
+from functools import cache
+
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
@@ -41,9 +43,14 @@ def marks(tensor: Float[Tensor, "batch key_heads key d"]) -> Int[Tensor, "batch 
     Every feature's bits count by an odd factor of its own, so that one that changes always shows.
     """
     bits = _bits(tensor)
-    factors = torch.randint(-(2**62), 2**62, bits.shape[-1:], generator=torch.Generator().manual_seed(0)) * 2 + 1
-    factors = factors.to(bits.device)
+    factors = _factors(bits.shape[-1], bits.device)
     return torch.cat([(part.long() * factors).sum(-1) for part in torch.split(bits, KEYS, dim=-2)], -1)
+
+
+@cache
+def _factors(count: int, device: torch.device) -> Int[Tensor, " count"]:
+    odd = torch.randint(-(2**62), 2**62, (count,), generator=torch.Generator().manual_seed(0)) * 2 + 1
+    return odd.to(device)
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from ...engines import autocast
 from ..ran import Ran
 from .biases import bias_of
 from .lazy import LazyMask
-from .masks import Told, padded
+from .masks import Told, filled, padded
 
 
 class Said(NamedTuple):
@@ -35,8 +35,9 @@ class Reader:
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, int, Any]] = {}
         self._biases: dict[int, Bias | None] = {}
-        self.places: dict[tuple[int, int, int], int] = {}
-        """Of a config, so many queries and keys: how many keys were before them. Flash is not told."""
+        self.places: dict[tuple[int, int, int], tuple[int, Tensor | None]] = {}
+        """Of a config, so many queries and keys: how many keys were before them, and the padding of all. Flash is told
+        neither."""
 
     def ran(
         self,
@@ -59,10 +60,11 @@ class Reader:
             mine = self._once(added, lambda: bias_of(added.detach()[..., : said.keys], self._biases.get(id(module))))
             self._biases[id(module)] = mine
             bias = mine if bias is None else bias
+        knows = implementation != "sdpa"  # which refuses these, or, before 5.0, leaves them out
         attention = Attention(
             scale=options.get("scaling"),
-            softcap=options.get("softcap"),
-            sink=options.get("s_aux"),
+            softcap=options.get("softcap") if knows else None,
+            sink=options.get("s_aux") if knows else None,
             bias=bias,
             mask=said.mask,
         )
@@ -100,7 +102,7 @@ class Reader:
         self, module: nn.Module, queries: Tensor, keys: Tensor, given: Any, back: bool, options: Mapping[str, Any]
     ) -> Said:
         rows, columns = queries.shape[-2], keys.shape[-2]
-        gone = self.places.get((id(getattr(module, "config", None)), rows, columns), 0)
+        gone, keep = self.places.get((id(getattr(module, "config", None)), rows, columns), (0, given))
         mask: Mask = causal if back else everyone
         if options.get("sliding_window") is not None:
             mask = mask & window(options["sliding_window"])
@@ -108,10 +110,8 @@ class Reader:
             starts = options["cu_seq_lens_q"][1:-1].long()
             places = torch.arange(rows, device=starts.device)
             mask = mask & Documents(torch.searchsorted(starts, places, right=True)[None])
-        if isinstance(given, Tensor):
-            keep = torch.ones(len(keys), gone + columns, dtype=torch.bool, device=keys.device)
-            keep[:, gone:] = given[:, -columns:].bool()
-            mask = mask & padded(keep)
+        if keep is not None:
+            mask = mask & padded(filled(keep, gone + columns))
         return Said(mask, columns, gone)
 
     def flex(

@@ -176,7 +176,8 @@ def _mask(implementation: str, **given: Any) -> Any:
     if implementation not in ("sdpa", "eager"):  # these write no matrix
         place = Place.of(given)
         for looking in _watched.values():
-            looking.reader.places[id(given.get("config")), place.queries, place.keys] = place.key
+            about = (id(given.get("config")), place.queries, place.keys)
+            looking.reader.places[about] = (place.key, given.get("attention_mask"))
         return own(**given)
 
     def wanted(*indices: Any) -> Tensor:

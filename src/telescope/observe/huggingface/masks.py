@@ -45,7 +45,7 @@ def understood(given: Arguments) -> tuple[Mask, int, int]:
     here = place._replace(keys=keys)
     mask = reduce(and_, (_ours(part, here, back) for part in parts))
     if given.get("attention_mask") is not None:
-        mask = mask & padded(_filled(given["attention_mask"], place.key + keys))
+        mask = mask & padded(filled(given["attention_mask"], place.key + keys))
     return mask, keys, place.key
 
 
@@ -66,7 +66,7 @@ def padded(keep: Bool[Tensor, "batch key"]) -> Mask:
     return padding(keep=keep)
 
 
-def _filled(keep: Tensor, keys: int) -> Bool[Tensor, "batch key"]:
+def filled(keep: Tensor, keys: int) -> Bool[Tensor, "batch key"]:
     """As long as there are keys; what it does not speak of is padding."""
     return torch.nn.functional.pad(keep.bool(), (0, max(0, keys - keep.shape[-1])))[:, :keys]
 
@@ -80,11 +80,14 @@ def _parts(function: MaskFunction) -> list[MaskFunction]:
 
 def _ours(function: MaskFunction, place: Place, back: bool) -> Mask:
     """`back`: another part of the mask hides the future."""
+    ahead = place.query + place.queries - place.key - place.keys
     try:
         known = _known(function, _held(function), place, back)
     except KeyError:  # of another version, it holds other things
         known = None
-    return known or Told(function, place.query + place.queries - place.key - place.keys)
+    if known is None or (ahead and not known.keys_alone):  # masks of ours count from the last query at the last key
+        return Told(function, ahead)
+    return known
 
 
 def _known(function: MaskFunction, held: dict[str, Any], place: Place, back: bool) -> Mask | None:
@@ -110,9 +113,9 @@ def _known(function: MaskFunction, held: dict[str, Any], place: Place, back: boo
             chunks = (places - held["left_padding"][:, None]).div(held["chunk_size"], rounding_mode="floor")
             return Documents(chunks.long())
         case "padding_mask_function":
-            return padded(_filled(held["padding_mask"], keys))
+            return padded(filled(held["padding_mask"], keys))
         case "packed_sequence_mask_function":
-            return Documents(held["packed_sequence_mask"].long())
+            return Documents(held["packed_sequence_mask"].long()[:, :keys])
         case "blockwise_overlay":  # -1 is no block; so that it is none, queries and keys call it by other names
             ids: Int[Tensor, "batch key"] = held["block_sequence_ids"].long()
             asking = ids[:, place.query : place.query + place.queries]

@@ -41,5 +41,6 @@ def some_rows(given: Arguments, rows: range) -> dict[str, Any]:
 
 
 def device_of(given: Arguments) -> torch.device:
-    where = given.get("device")
-    return torch.device(where) if where is not None else given["cache_position"].device
+    if given.get("device") is not None:
+        return torch.device(given["device"])
+    return given["cache_position"].device if "cache_position" in given else torch.device("cpu")

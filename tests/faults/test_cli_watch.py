@@ -1,0 +1,87 @@
+"""`telescope watch`: from a folder and a text to a recording and a table of heads; and what it complains about."""
+
+import json
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import telescope as ts
+from telescope.models import GPT, GPTConfig
+from watched import FAMILIES
+
+TEXT = "a man saw a man with a telescope ."
+WORDS = ["[UNK]", "a", "man", "saw", "with", "telescope", "."]
+
+
+def tokenizer():
+    made = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return made
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    torch.manual_seed(0)
+    ours = GPT(GPTConfig(vocabulary=7, max_positions=32, d_model=16, blocks=2, heads=2))
+    ours.tokenizer = tokenizer()
+    ours.save(tmp_path / "ours")
+    for family in ("llama", "marian"):
+        FAMILIES[family].model().save_pretrained(tmp_path / family)
+        tokenizer().save(str(tmp_path / family / "tokenizer.json"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("name", "layer"), [("ours", "blocks.1.self"), ("llama", "model.layers.1.self_attn")])
+def test_a_text_is_read(folder, command, name, layer):
+    out = folder / "run.telescope"
+    code, told, complaint = command(
+        "watch", "--model", f"{folder / name}", "--text", f"{folder / 'text.txt'}", "--out", f"{out}"
+    )
+    assert (code, complaint) == (0, "")
+    assert told.splitlines()[0].endswith(f"saved as {out}")
+    assert "read 9 tokens" in told
+    assert layer in told
+    recording = ts.open(out)
+    assert recording[layer].call.size == (9, 9)
+    assert recording.decode([2]) == "man"
+    assert recording.heads()[0].punctuation >= 0
+
+
+def test_it_goes_on_writing(folder, command):
+    code, told, _ = command(
+        "watch", "--model", f"{folder / 'llama'}", "--text", f"{folder / 'text.txt'}", "--write", "4", "--json"
+    )
+    assert code == 0
+    heads = json.loads(told)["heads"]
+    assert len(heads) == 8
+    assert {"layer", "number", "kind", "induction", "spread"} <= heads[0].keys()
+
+
+def test_a_translator_writes(folder, command):
+    code, told, _ = command(
+        "watch", "--model", f"{folder / 'marian'}", "--text", f"{folder / 'text.txt'}", "--layers", "*encoder_attn"
+    )
+    assert code == 0
+    assert "it wrote:" in told
+    assert "model.decoder.layers.2.encoder_attn" in told
+
+
+COMPLAINTS = {
+    "no model": (["--model", "no/model"], "no/model does not exist"),
+    "no text": (["--text", "no/text.txt"], "--text no/text.txt cannot be read"),
+    "a layer": (["--layers", "9"], "layers=9 is no layer of this model; they count from 0 to 1"),
+    "keep": (["--keep", "summary"], 'did you mean "summaries"?'),
+}
+
+
+@pytest.mark.parametrize("name", COMPLAINTS)
+def test_complaints(folder, command, name):
+    options, word = COMPLAINTS[name]
+    usual = {"--model": f"{folder / 'ours'}", "--text": f"{folder / 'text.txt'}"}
+    given = usual | {options[0]: options[1]}
+    code, told, complaint = command("watch", *(part for pair in given.items() for part in pair))
+    assert (code, told) == (2, "")
+    assert word in complaint
+    assert complaint.count("\n") == 1

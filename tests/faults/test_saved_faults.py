@@ -1,0 +1,197 @@
+"""Recordings that are of another version, cut short, or that lie: one clear sentence, and nothing is read wrong."""
+
+import json
+import os
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
+
+import telescope as ts
+from telescope.layers import Attend
+from telescope.observe.saved import save
+from watching import KEEPS, Museum, Translator, filled, sequence
+
+
+def run(keep="summaries", make=Translator, **options):
+    model = filled(make(), torch.float32)
+    with ts.watch(model, keep=keep, **options) as recording, torch.no_grad():
+        model(sequence(5).float(), sequence(4, seed=1).float())
+    return recording
+
+
+def saved(folder, **options):
+    run(**options).save(folder / "run.telescope")
+    return folder / "run.telescope"
+
+
+# ----------------------------------------------------------------------------------------------------- there and back
+
+
+@pytest.mark.parametrize("keep", KEEPS)
+@pytest.mark.parametrize("make", [Translator, Museum])
+@pytest.mark.parametrize("options", [{}, {"heads": [0]}, {"queries": [0, -1]}], ids=str)
+def test_there_and_back(tmp_path, keep, make, options):
+    recording = run(keep, make, **options)
+    recording.save(tmp_path / "run.telescope")
+    opened = ts.open(tmp_path / "run.telescope")
+    assert opened.names == recording.names
+    for name, watched in recording.items():
+        one, two = opened[name].call, watched.call
+        assert one.attention == two.attention
+        assert (one.size, one.heads, one.rows) == (two.size, two.heads, two.rows)
+        for number in ("received", "entropy", "top_weights", "top_keys", "lse"):
+            got, kept = getattr(one.survey().summary, number), getattr(two.survey().summary, number)
+            assert torch.equal(got, kept)
+        if keep == "steps":
+            assert torch.equal(one.trace().context, two.trace().context)
+            if make is Translator:
+                assert torch.equal(opened[name].before, watched.before)
+        if keep == "queries-keys":
+            assert_close(one.survey().map(1, 2), two.survey().map(1, 2))
+    assert repr(opened.heads()) == repr(recording.heads())
+
+
+def test_a_map_is_saved_too(tmp_path):
+    opened = ts.open(saved(tmp_path, map=(2, 2)))
+    assert torch.equal(opened["encoder.0"].survey().map(2, 2), run(map=(2, 2))["encoder.0.self"].survey().map(2, 2))
+
+
+def test_numbers_are_read_when_they_are_asked_for(tmp_path):
+    folder = saved(tmp_path)
+    opened = ts.open(folder)
+    before = opened["encoder.0"].survey().entropy
+    os.remove(folder / "3.safetensors")
+    assert before.isfinite().all()
+    with pytest.raises(ts.LoadError, match=r"3\.safetensors"):
+        opened[opened.names[3]].survey()
+
+
+def test_a_function_is_saved_by_its_name(tmp_path):
+    attend, q = Attend(), torch.rand(1, 1, 3, 2)
+    attention = ts.Attention(bias=lambda i, j: -0.1 * (i - j).abs(), mask=ts.causal)
+    with ts.watch(attend, keep="queries-keys") as recording:
+        attend(q, q, q, attention)
+    recording.save(tmp_path / "run")
+    opened = ts.open(tmp_path / "run")
+    assert "bias" in repr(opened)
+    with pytest.raises(ValueError, match="its bias was a function"):
+        opened["attention"].survey()
+
+
+# ------------------------------------------------------------------------------------------------- whole or not at all
+
+
+def test_saving_is_whole_or_not_at_all(tmp_path, monkeypatch):
+    folder = saved(tmp_path)
+    before = sorted(os.listdir(folder))
+    monkeypatch.setattr(save, "write_json", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run(keep="steps").save(folder)
+    assert sorted(os.listdir(folder)) == before
+    assert os.listdir(tmp_path) == ["run.telescope"]
+    assert ts.open(folder).keep == "summaries"
+    with pytest.raises(ZeroDivisionError):
+        run().save(tmp_path / "another")
+    assert os.listdir(tmp_path) == ["run.telescope"]
+
+
+def test_a_recording_takes_the_place_of_a_recording_alone(tmp_path):
+    folder = saved(tmp_path)
+    run(keep="steps").save(folder)
+    assert ts.open(folder).keep == "steps"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    (tmp_path / "file").write_text("work")
+    for name in ("mine", "file"):
+        with pytest.raises(ValueError, match="is no recording, so it is left alone"):
+            run().save(tmp_path / name)
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+
+
+# ------------------------------------------------------------------------------------------------------ what is refused
+
+
+def manifest(change):
+    def spoil(folder):
+        said = json.loads((folder / "recording.json").read_text())
+        change(said)
+        (folder / "recording.json").write_text(json.dumps(said))
+
+    return spoil
+
+
+def call_of(said):
+    return said["attentions"][0]["calls"][0]
+
+
+def setting(name, value):
+    return manifest(lambda said: call_of(said).__setitem__(name, value))
+
+
+def cut(folder):
+    file = folder / "0.safetensors"
+    file.write_bytes(file.read_bytes()[:-40])
+
+
+def reshaped(folder):
+    tensors = load_file(folder / "0.safetensors")
+    tensors["entropy"] = tensors["entropy"][..., :-1].contiguous()
+    save_file(tensors, folder / "0.safetensors")
+
+
+def without(name):
+    def spoil(folder):
+        tensors = load_file(folder / "0.safetensors")
+        del tensors[name]
+        save_file(tensors, folder / "0.safetensors")
+
+    return spoil
+
+
+SPOILT = {
+    "a newer version": (manifest(lambda said: said.update(version=2)), "version 2", "reads version 1"),
+    "no version": (manifest(lambda said: said.pop("version")), "version None"),
+    "something else": (manifest(lambda said: said.update({"is": "a model"})), "is not of a recording"),
+    "no JSON": (lambda folder: (folder / "recording.json").write_text("{"), "is not JSON"),
+    "no manifest": (lambda folder: (folder / "recording.json").unlink(), "is no recording"),
+    "cut short": (cut, "truncated"),
+    "a file is missing": (lambda folder: (folder / "0.safetensors").unlink(), "does not exist"),
+    "fewer queries": (setting("queries", 4), "entropy", "shape [2, 4, 5]"),
+    "more keys": (setting("keys", 50), "received", "speaks of [2, 4, 50]"),
+    "a batch that is none": (setting("batch", -1), "does not say what a call"),
+    "heads that are none": (setting("heads", ["one"]), "does not say what a call"),
+    "another number of heads": (setting("heads", [0, 1]), "received"),
+    "a dtype that is none": (setting("dtype", "nn"), "does not say what a call"),
+    "numbers that are cut": (reshaped, "entropy", "shape [2, 4, 4]"),
+    "numbers that are gone": (without("top_keys"), 'no tensor "top_keys"'),
+    "a path out of it": (setting("file", "../0.safetensors"), "no safetensors file in the same folder"),
+    "a definition of nothing": (setting("attention", {"is": "Everything"}), "no part of one"),
+    "a definition that runs": (setting("attention", {"is": "Attention", "scale": {"is": "eval"}}), "no part of one"),
+    "a definition that does not fit": (
+        setting("attention", {"is": "Attention", "mask": {"is": "Window", "size": -3}}),
+        "lets nobody see",
+    ),
+    "no definition": (setting("attention", {"is": "Causal"}), "has no definition"),
+    "an attention without a name": (manifest(lambda said: said["attentions"][0].pop("name")), "without a name"),
+    "two of one name": (manifest(lambda said: said["attentions"].append(said["attentions"][0])), "two attentions"),
+    "keep that is none": (manifest(lambda said: said.update(keep="all")), "lacks its model, keep"),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_what_is_spoilt_is_refused(name, tmp_path):
+    spoil, *words = SPOILT[name]
+    folder = saved(tmp_path)
+    spoil(folder)
+    with pytest.raises(ts.LoadError) as problem:
+        ts.open(folder)
+    for word in words:
+        assert word in str(problem.value)
+    assert "\n" not in str(problem.value)
+
+
+def test_what_is_not_there():
+    with pytest.raises(ts.LoadError, match="does not exist"):
+        ts.open("no/such.telescope")

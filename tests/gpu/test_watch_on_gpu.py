@@ -1,0 +1,69 @@
+"""Watching on a GPU: the same bits from the model's own kernels, and the numbers of a CPU in float32."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import telescope as ts
+from huggingface import LLAMA, numbered, transformers
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+]
+WIDE = LLAMA | {"hidden_size": 256, "head_dim": 64, "max_position_embeddings": 4096}
+KINDS = {
+    "llama": ("LlamaForCausalLM", "LlamaConfig", {}),
+    "mistral": ("MistralForCausalLM", "MistralConfig", {"sliding_window": 100}),
+}
+
+
+def made(family):
+    kind, config, options = KINDS[family]
+    return numbered(getattr(transformers, kind)(getattr(transformers, config)(**(WIDE | options))))
+
+
+def read(n):
+    return torch.randint(1, 60, (2, n), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("padded", [False, True], ids=["", "padded"])
+@pytest.mark.parametrize("family", KINDS)
+@torch.no_grad()
+def test_the_same_bits_and_the_numbers_of_a_cpu(family, padded, dtype):
+    model, ids = made(family).to(dtype), read(700)
+    mask = torch.ones_like(ids)
+    mask[1, : 150 if padded else 0] = 0
+    with ts.watch(model.float(), keep="summaries") as truth:
+        model(ids, attention_mask=mask)
+    model = model.to("cuda", dtype)
+    expected = model(ids.cuda(), attention_mask=mask.cuda()).logits
+    with ts.watch(model) as recording:
+        assert torch.equal(model(ids.cuda(), attention_mask=mask.cuda()).logits, expected)
+    first = recording.names[0]  # deeper ones are given what the GPU computed before
+    close = {"atol": 1e-3, "rtol": 1e-3} if dtype == torch.float32 else {"atol": 0.3, "rtol": 5e-2}
+    assert_close(recording[first].survey().entropy.cpu(), truth[first].survey().entropy, **close)
+    assert_close(recording[first].survey().received.cpu(), truth[first].survey().received, **close)
+
+
+@pytest.mark.parametrize("store", ["device", "ram", "disk"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@torch.no_grad()
+def test_writing_is_one_growing_call(cache, store):
+    model, ids = made("mistral").cuda(), read(120).cuda()
+    options = {
+        "attention_mask": torch.ones_like(ids),
+        "max_new_tokens": 9,
+        "do_sample": False,
+        "cache_implementation": cache,
+    }
+    with ts.watch(model, keep="queries-keys", store=store) as recording:
+        written = model.generate(ids, **options)
+    with ts.watch(model) as truth:
+        model(written[:, :-1], use_cache=False)
+    for name in truth:
+        call = recording[name].call
+        assert call.size == (128, 128)
+        assert call.queries.device.type == ("cuda" if store == "device" else "cpu")
+        assert_close(call.survey().received, truth[name].survey().received, atol=1e-3, rtol=1e-3)
