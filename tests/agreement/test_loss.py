@@ -206,15 +206,19 @@ def test_the_kernel_differentiates_in_place(bias, smoothing, ignore, monkeypatch
     (d,) = torch.autograd.grad(truth.sum(), [z])
     monkeypatch.setattr(loss_kernel, "BLOCK", 64)
     given = logits.to(place)
-    losses = loss_kernel.in_place(given, None if b is None else b.to(place), targets.to(place), words, ignore, smoothing)
+    losses = loss_kernel.in_place(
+        given, None if b is None else b.to(place), targets.to(place), words, ignore, smoothing
+    )
     assert_close(losses.cpu().double(), truth.detach(), rtol=1e-5, atol=1e-4)
     assert_close(given[:, :words].cpu().double(), d, rtol=1e-5, atol=1e-6)
     assert not given[:, words:].any()
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, while it traces
 @pytest.mark.usefixtures("unchecked")
 def test_the_kernel_is_part_of_a_compiled_step(monkeypatch):
     pytest.importorskip("triton")
+    torch._dynamo.reset()
     given, targets = made(torch.float32, bias=False)
     truth = expected(given, targets)
     monkeypatch.setattr(module, "_by_kernel", lambda logits: True)

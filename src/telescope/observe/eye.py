@@ -1,5 +1,6 @@
 """What looks on: it takes what ran, of the heads that were asked for, and puts it into the recording."""
 
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from threading import get_ident
@@ -28,8 +29,14 @@ class Eye:
             )
         return get_ident() == self.thread
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def saw(self, name: str, ran: Ran) -> Call:
+        """Never compiled: where something around it is, torch would try. Its compiler takes seconds to import."""
+        see = self._saw
+        if "torch._dynamo" in sys.modules:
+            see = torch.compiler.disable(see)  # type: ignore[no-untyped-call]
+        return see(name, ran)
+
+    def _saw(self, name: str, ran: Ran) -> Call:
         heads = ran.queries.shape[1]
         if self.heads is not None and max(self.heads) >= heads:
             raise ValueError(f'heads={[*self.heads]}: "{name}" has {heads}, counted from 0')
