@@ -7,7 +7,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 import telescope as ts
-from telescope.tasks.examples import journey
+from telescope.tasks.explaining.examples import journey
 
 PAGE = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>

@@ -39,7 +39,10 @@ TRAINING = [
     f"telescope.training.{name}" for name in ("batch", "examples", "health", "learner", "objectives", "windows")
 ]
 DECODING = [f"telescope.decoding.{name}" for name in ("beam", "choose", "ready", "top", "writers")]
-TASKS = [f"telescope.tasks.{name}" for name in ("looking", "recall.corruption", "recall.data", "show")]
+TASKS = [
+    f"telescope.tasks.{name}"
+    for name in ("explaining.looking", "explaining.show", "learning.recall.corruption", "learning.recall.data")
+]
 HOOKED = (*ATTENTION, *ENGINES, *SURVEY, *OBSERVE, "telescope.layers", *MODELS, *DECODING, *TRAINING, *TASKS)
 install_import_hook(HOOKED, "checking.typechecker")
 

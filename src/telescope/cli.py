@@ -63,8 +63,8 @@ def explain(
     if sentence and (example or by_sum):
         raise ValueError("a sentence of your own goes through a trained model; --example and --by-sum are without one")
     if sentence:
-        from .tasks.explain_sentence import draw
-        from .tasks.sentence import explained
+        from .tasks.explaining.explain_sentence import draw
+        from .tasks.explaining.sentence import explained
 
         found = explained(
             _load(model),
@@ -78,8 +78,8 @@ def explain(
         drawn, numbers = draw(found, every_head=every_head, steps=steps), found.to_dict
     else:
         from . import attention
-        from .tasks.examples import EXAMPLES
-        from .tasks.explain import explain as picture
+        from .tasks.explaining.examples import EXAMPLES
+        from .tasks.explaining.explain import explain as picture
 
         name = example or "journey"
         if name not in EXAMPLES:
@@ -104,10 +104,10 @@ def translate(
     device: Device = "cpu",
 ) -> None:
     """Translate, line by line. A line of several sentences is translated sentence by sentence."""
-    from .tasks import report
-    from .tasks.given import opened
-    from .tasks.parts import apart
-    from .tasks.rewrite import rewrite
+    from .tasks.explaining import report
+    from .tasks.writing.given import opened
+    from .tasks.writing.parts import apart
+    from .tasks.writing.rewrite import rewrite
 
     loaded = _load(model, device)
     with opened(text or []) as stream:
@@ -132,10 +132,10 @@ def summarize(
     device: Device = "cpu",
 ) -> None:
     """Summarize a document. One that is too long to be read at once is summarized in parts, each in a line."""
-    from .tasks import report
-    from .tasks.given import opened
-    from .tasks.parts import together
-    from .tasks.rewrite import rewrite
+    from .tasks.explaining import report
+    from .tasks.writing.given import opened
+    from .tasks.writing.parts import together
+    from .tasks.writing.rewrite import rewrite
 
     loaded = _load(model, device)
     with opened(text or []) as stream:
@@ -164,9 +164,10 @@ def generate(
     device: Device = "cpu",
 ) -> None:
     """Write on from a prompt, for as long as you like."""
-    from .tasks import report, write_on
-    from .tasks.given import opened
-    from .tasks.rewrite import Part
+    from .tasks.explaining import report
+    from .tasks.writing import write_on
+    from .tasks.writing.given import opened
+    from .tasks.writing.rewrite import Part
 
     loaded, text = _load(model, device), ""
     if prompt or not sys.stdin.isatty():
@@ -216,9 +217,9 @@ def train(
     watch: Annotated[int | None, typer.Option(help="look at all heads every so many steps, in TensorBoard")] = None,
 ) -> None:
     """Train a model as a recipe says. Run the same command again to go on where it was stopped."""
-    from .tasks.known import read
-    from .tasks.train import changed
-    from .tasks.train import train as learn
+    from .tasks.learning.known import read
+    from .tasks.learning.train import changed
+    from .tasks.learning.train import train as learn
 
     learn(changed(read(recipe), seed=seed, steps=steps, watch=watch), out, data=data)
 
@@ -235,7 +236,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Measure trained models. What they answer, and the figures, are kept in FOLDER/evaluation."""
-    from .tasks import evaluate as measure
+    from .tasks.learning import evaluate as measure
 
     if predict and score:
         raise ValueError("--predict and --score are the two halves of it; leave both out to get the whole")
@@ -267,8 +268,8 @@ def recall(
     device: Device = "cpu",
 ) -> None:
     """Where was NAME born? As far as a model that was trained to recall has read about it."""
-    from .tasks.given import opened
-    from .tasks.recall.answers import about, answers
+    from .tasks.learning.recall.answers import about, answers
+    from .tasks.writing.given import opened
 
     loaded = _load(model, device)
     with opened(name or []) as stream:

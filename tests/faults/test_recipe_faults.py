@@ -4,9 +4,9 @@ import pytest
 
 import corpora
 from recipes import FILES, quiet, small
-from telescope.tasks.evaluate import predict, score
-from telescope.tasks.known import read
-from telescope.tasks.train import train
+from telescope.tasks.learning.evaluate import predict, score
+from telescope.tasks.learning.known import read
+from telescope.tasks.learning.train import train
 from telescope.text.corpora import SUMMARIES, TEXTS, TRANSLATIONS
 from telescope.text.tokenizer import bpe, from_codes
 

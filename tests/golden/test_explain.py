@@ -8,8 +8,8 @@ from torch.testing import assert_close
 
 import telescope as ts
 from telescope.observe.table import text
-from telescope.tasks.examples import EXAMPLES
-from telescope.tasks.explain import explain
+from telescope.tasks.explaining.examples import EXAMPLES
+from telescope.tasks.explaining.explain import explain
 
 
 def test_journey_ends_in_the_contexts_of_the_notes():

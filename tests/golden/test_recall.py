@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from data import folder
-from telescope.tasks.known import read
-from telescope.tasks.recall.corruption import Spans, corrupt, spans
-from telescope.tasks.recall.data import Lines
-from telescope.tasks.recall.task import prepare, score, to_be_learnt
-from telescope.tasks.recall.vocabulary import encode, vocabulary
+from telescope.tasks.learning.known import read
+from telescope.tasks.learning.recall.corruption import Spans, corrupt, spans
+from telescope.tasks.learning.recall.data import Lines
+from telescope.tasks.learning.recall.task import prepare, score, to_be_learnt
+from telescope.tasks.learning.recall.vocabulary import encode, vocabulary
 from telescope.text.corpora import Pair
 from telescope.training import Training
 from telescope.training.batch import IGNORE

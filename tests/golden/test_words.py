@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 import writers
 from telescope.observe.words import Words
-from telescope.tasks.looking import words
+from telescope.tasks.explaining.looking import words
 
 
 def metaspace():

@@ -10,9 +10,9 @@ import torch
 from torch.testing import assert_close
 
 import telescope as ts
-from telescope.tasks.evaluate import evaluate
-from telescope.tasks.known import TASKS, read
-from telescope.tasks.train import changed, train
+from telescope.tasks.learning.evaluate import evaluate
+from telescope.tasks.learning.known import TASKS, read
+from telescope.tasks.learning.train import changed, train
 from telescope.training import Finished, Logged, Started
 
 RECIPES = Path(__file__).parents[2] / "recipes"

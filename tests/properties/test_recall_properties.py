@@ -4,8 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telescope.tasks.recall.corruption import Spans, corrupt, spans
-from telescope.tasks.recall.vocabulary import encode, vocabulary
+from telescope.tasks.learning.recall.corruption import Spans, corrupt, spans
+from telescope.tasks.learning.recall.vocabulary import encode, vocabulary
 
 TEXT = "abcdefghijklmnopqrstuvwxyz"
 TOKENS = vocabulary([TEXT])

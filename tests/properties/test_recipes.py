@@ -11,9 +11,9 @@ from torch.testing import assert_close
 import corpora
 import telescope as ts
 from recipes import FILES, quiet, small
-from telescope.tasks.evaluate import Evaluation, evaluate, predict, score, spread
-from telescope.tasks.known import TASKS, read
-from telescope.tasks.train import changed, train
+from telescope.tasks.learning.evaluate import Evaluation, evaluate, predict, score, spread
+from telescope.tasks.learning.known import TASKS, read
+from telescope.tasks.learning.train import changed, train
 from telescope.training import Logged, Validated
 
 NAMES = [file.stem for file in FILES]

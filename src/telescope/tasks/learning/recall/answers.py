@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from ...decoding import generate
-from ...models import Model
+from ....decoding import generate
+from ....models import Model
 from .vocabulary import SPECIAL, TAKEN, encode
 
 LONGEST = 32  # of an answer, in characters; the longest place has 15

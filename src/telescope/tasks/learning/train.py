@@ -6,10 +6,10 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from .. import training
-from ..models import Model
-from ..text.corpora import data_folder
-from ..training.extra import needed
+from ... import training
+from ...models import Model
+from ...text.corpora import data_folder
+from ...training.extra import needed
 from .known import TASKS, read
 from .recipe import Recipe
 

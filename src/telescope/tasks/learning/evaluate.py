@@ -10,10 +10,10 @@ from typing import cast, get_args
 
 import torch
 
-from ..layers.check import one_of
-from ..models import load
-from ..text.corpora import Split, data_folder
-from ..text.corpora.files import lines
+from ...layers.check import one_of
+from ...models import load
+from ...text.corpora import Split, data_folder
+from ...text.corpora.files import lines
 from .known import TASKS, read
 from .task import Answer
 from .train import RECIPE

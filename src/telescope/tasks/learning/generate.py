@@ -7,12 +7,12 @@ from typing import Literal
 
 from tokenizers import Tokenizer
 
-from ..layers.check import one_of
-from ..models import GPTConfig, Model
-from ..models.config import Config
-from ..text.corpora import TEXTS, Split
-from ..text.tokenizer import bpe, characters
-from ..training import Training, Windows, language, mean_loss
+from ...layers.check import one_of
+from ...models import GPTConfig, Model
+from ...models.config import Config
+from ...text.corpora import TEXTS, Split
+from ...text.tokenizer import bpe, characters
+from ...training import Training, Windows, language, mean_loss
 from .recipe import Recipe, Shape
 from .task import Answer, Stage, Task, Work
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from ..decoding import Written, beam
-from ..models import LuongTranslator, Model, Transformer
+from ...decoding import Written, beam
+from ...models import LuongTranslator, Model, Transformer
 from .parts import Fits
 
 BATCH = 32

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...training.batch import IGNORE, Text, generator
-from ...training.settings import Training
+from ....training.batch import IGNORE, Text, generator
+from ....training.settings import Training
 from .corruption import SHORTEST, corrupt, spans
 from .vocabulary import FILL
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from ..decoding import beam, generate
-from ..models import Model
-from ..models import config as fits
-from ..models.config import Config
-from ..text.corpora import Pair
-from ..text.tokenizer import encode, special
-from ..training import Examples, Training, mean_loss, translation
+from ...decoding import beam, generate
+from ...models import Model
+from ...models import config as fits
+from ...models.config import Config
+from ...text.corpora import Pair
+from ...text.tokenizer import encode, special
+from ...training import Examples, Training, mean_loss, translation
 from .recipe import Shape
 from .task import Answer, Stage, Work
 

@@ -9,16 +9,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..decoding import Written
-from ..decoding.line import Reader
-from ..decoding.writers import must_start
-from ..models import GPT, Model, Transformer
-from ..observe import Recording, Trace, watch
-from ..observe.names import chosen
-from ..observe.recording import Watched
-from ..observe.words import Span, Words
-from .rewrite import must_rewrite, tokens
-from .write_on import beginning
+from ...decoding import Written
+from ...decoding.line import Reader
+from ...decoding.writers import must_start
+from ...models import GPT, Model, Transformer
+from ...observe import Recording, Trace, watch
+from ...observe.names import chosen
+from ...observe.recording import Watched
+from ...observe.words import Span, Words
+from ..writing.rewrite import must_rewrite, tokens
+from ..writing.write_on import beginning
 
 
 @dataclass(frozen=True, eq=False)

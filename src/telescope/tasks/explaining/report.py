@@ -5,10 +5,10 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from ..decoding import Written
-from ..models import Model
+from ...decoding import Written
+from ...models import Model
+from ..writing.rewrite import Part
 from .looking import alignment
-from .rewrite import Part
 from .show import show as table
 
 

@@ -8,13 +8,13 @@ from typing import Literal
 
 from tokenizers import Tokenizer
 
-from ..layers.check import one_of
-from ..models import Model
-from ..models import config as fits
-from ..models.config import Config
-from ..text.corpora import TRANSLATIONS, Pair, Split, multi30k
-from ..text.tokenizer import bpe, from_codes
-from ..training import Training
+from ...layers.check import one_of
+from ...models import Model
+from ...models import config as fits
+from ...models.config import Config
+from ...text.corpora import TRANSLATIONS, Pair, Split, multi30k
+from ...text.tokenizer import bpe, from_codes
+from ...training import Training
 from . import metrics
 from .pairs import Column, Decoding, answers, predictions, work
 from .recipe import Recipe, Shape

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from ...models import GPTConfig, Model
-from ...models import config as fits
-from ...models.config import Config
-from ...text.corpora import Pair, Split
-from ...text.corpora.births import people, questions
-from ...training import Training, language
+from ....models import GPTConfig, Model
+from ....models import config as fits
+from ....models.config import Config
+from ....text.corpora import Pair, Split
+from ....text.corpora.births import people, questions
+from ....training import Training, language
 from ..recipe import Recipe, Shape
 from ..task import Answer, Stage, Task, Work
 from .answers import answers

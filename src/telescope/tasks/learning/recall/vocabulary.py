@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-from ...models import Special
-from ...text import tokenizer as text
+from ....models import Special
+from ....text import tokenizer as text
 
 FILL, GAP = 0, 1
 MARKS = FILLED, TAKEN = "□", "⁇"

@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from ..words import hint, near
+from ...words import hint, near
 from .generate import GENERATE
 from .recall.task import RECALL
 from .recipe import Recipe

@@ -7,10 +7,10 @@ from typing import Any, Generic, TypeVar
 
 from tokenizers import Tokenizer
 
-from ..models import Model
-from ..text.corpora import Split
-from ..training import Data, Objective, Training
-from ..training.validation import Validate
+from ...models import Model
+from ...text.corpora import Split
+from ...training import Data, Objective, Training
+from ...training.validation import Validate
 from .recipe import Recipe
 
 R = TypeVar("R", bound=Recipe)

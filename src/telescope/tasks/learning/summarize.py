@@ -6,14 +6,14 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from ..layers.check import one_of
-from ..models import Model
-from ..models import config as fits
-from ..models.config import Config
-from ..text.corpora import SUMMARIES, Pair, Split
-from ..text.corpora.samsum import renamed
-from ..text.tokenizer import bpe
-from ..training import Training
+from ...layers.check import one_of
+from ...models import Model
+from ...models import config as fits
+from ...models.config import Config
+from ...text.corpora import SUMMARIES, Pair, Split
+from ...text.corpora.samsum import renamed
+from ...text.tokenizer import bpe
+from ...training import Training
 from . import metrics
 from .pairs import Column, Decoding, answers, predictions, work
 from .recipe import Recipe, Shape

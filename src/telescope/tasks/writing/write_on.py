@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from ..decoding import Token, Written, beam, stream
-from ..models import GPT, Model
+from ...decoding import Token, Written, beam, stream
+from ...models import GPT, Model
 from .rewrite import tokens
 
 

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..decoding import Written
-from ..models import Model, Transformer
-from ..observe.words import Words
-from ..words import hint
+from ...decoding import Written
+from ...models import Model, Transformer
+from ...observe.words import Words
+from ...words import hint
+from ..writing.rewrite import longest, rewrite, tokens
 from .looking import Looking, sentence
-from .rewrite import longest, rewrite, tokens
 
 NOTES = "The man saw the astronomer with a telescope"  # who had it? One head has one perspective.
 READINGS = ("telescope", ("man", "astronomer"))

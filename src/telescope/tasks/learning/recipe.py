@@ -8,10 +8,10 @@ from typing import Any, Protocol, Self, get_args, get_type_hints
 
 import torch
 
-from ..models import Config, Model
-from ..models.files.kinds import CONFIGS, KINDS
-from ..training import Training
-from ..words import hint
+from ...models import Config, Model
+from ...models.files.kinds import CONFIGS, KINDS
+from ...training import Training
+from ...words import hint
 
 
 class Table(Protocol):

@@ -1,0 +1,1 @@
+"""What was looked at, in words and numbers, for people."""

@@ -1,0 +1,1 @@
+"""From a recipe and data to a model and its figures."""

@@ -1,0 +1,1 @@
+"""Texts of any length, made by a model: translations, summaries, what comes next."""
