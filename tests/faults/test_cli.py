@@ -17,7 +17,8 @@ import pytest
         (["explain", "--query", "jurney"], 'no query is "jurney"; did you mean "journey"?'),
         (["explain", "--query", "xyz"], "there are Your, journey, starts, with, one, step"),
         (["explain", "--example"], "--example"),
-        (["explain", "The cat sat"], "a sentence of your own needs trained weights"),
+        (["explain", "The cat sat", "--example", "bank"], "--example and --by-sum are without one"),
+        (["explain", "The cat sat", "--model", "no-such"], 'there is no model "no-such". Shipped: '),
     ],
 )
 def test_one_sentence(command, arguments, said):

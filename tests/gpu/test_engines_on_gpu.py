@@ -193,7 +193,14 @@ def test_inside_torch_compile(engine):
     tensors = inputs((1, 4, 4, 512, 512, 64, 64), torch.float32)
     for attention in (ts.Attention(mask=ts.causal & ts.window(100)), ts.Attention(softcap=5.0, bias=ts.alibi(4))):
         compiled = torch.compile(partial(ts.attend, engine=engine), fullgraph=True)
-        assert_agrees(compiled, tensors, attention)
+        assert_agrees(compiled, tensors, attention.to("cuda"))
+
+
+def test_inside_torch_compile_flex_cannot_move_a_bias():
+    q, k, v = inputs((1, 4, 4, 512, 512, 64, 64), torch.float32)
+    compiled = torch.compile(partial(ts.attend, engine="flex"))
+    with pytest.raises(Exception, match=r"attention\.to\('cuda:0'\) can"):
+        compiled(q, k, v, ts.Attention(softcap=5.0, bias=ts.alibi(4)))
 
 
 @pytest.mark.parametrize("engine", ["flex", "chunked"])

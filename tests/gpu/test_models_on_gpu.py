@@ -5,7 +5,8 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
-from telescope.models import GPT, GPTConfig, Transformer, TransformerConfig
+from telescope.decoding import generate
+from telescope.models import GPT, GPTConfig, Special, Transformer, TransformerConfig
 
 pytestmark = [
     pytest.mark.gpu,
@@ -53,6 +54,23 @@ def test_a_fixed_step_is_captured_and_replayed(kind, pads):
         graph.replay()
         assert_close(logits[:, 0], expected[:, i], rtol=1e-3, atol=1e-3)
     assert int(fixed.length) == 24
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_a_translator_writes_what_it_writes_on_a_cpu(positions, monkeypatch):
+    """Its step is captured: sources of several lengths, lines that end at different times, 40 positions and no more."""
+    torch.manual_seed(4)
+    model = Transformer(TransformerConfig(vocabulary=11, d_model=64, positions=positions, max_positions=40)).eval()
+    model.special = Special(start=1, end=(2, 3, 4), pad=0)
+    sources = [torch.randint(3, 11, (n,)).tolist() for n in (3, 9, 1, 30)]
+    expected = [it.ids for it in generate(model, sources, max_new_tokens=39, temperature=0)]
+    ran = []
+    monkeypatch.setattr(
+        torch.cuda.CUDAGraph, "replay", lambda graph, replay=torch.cuda.CUDAGraph.replay: ran.append(replay(graph))
+    )
+    assert [it.ids for it in generate(model.cuda(), sources, max_new_tokens=39, temperature=0)] == expected
+    assert ran
+    assert len({len(ids) for ids in expected}) > 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

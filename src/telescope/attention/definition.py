@@ -14,7 +14,7 @@ from .mask import Mask, everyone
 from .normalizers import softmax
 from .pairs import Pairs
 from .scores import Score, dot
-from .values import Value, size
+from .values import Value, moved, size
 
 Normalizer = Callable[..., Tensor]
 
@@ -109,6 +109,11 @@ class Attention(Value):
     def seeing(self, mask: Mask | None) -> "Attention":
         """The same attention, in which `mask` has to allow it too."""
         return self if mask is None else replace(self, mask=self.mask & mask)
+
+    def to(self, device: torch.device | str) -> "Attention":
+        """The same definition with its tensors on this device. `attend` moves them by itself, again in every call."""
+        there: Attention = moved(self, torch.device(device))
+        return there
 
     def of_last_query(self) -> "Attention":
         """The same attention of the last query alone, from which e.g. a causal mask hides nothing; made once."""

@@ -1,6 +1,7 @@
 """An attention over more keys than there are yet: what a cache of fixed size needs."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -14,11 +15,16 @@ from .pairs import Pairs
 @dataclass(frozen=True, eq=False)
 class WrittenMask(Mask):
     """`mask`, where the last `behind` of `keys` keys are room that is not written yet: nobody sees them, and the last
-    query stands before them."""
+    query stands before them. It is made for one step of a model; what an engine works out of it is `known` in all its
+    layers."""
 
     mask: Mask
     keys: int
     behind: Int[Tensor, ""]
+
+    def __post_init__(self) -> None:
+        self.known: dict[Any, Any]
+        object.__setattr__(self, "known", {})
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
         return self.mask.sees(_before(at, self.behind)) & (at.key < self.keys - self.behind)

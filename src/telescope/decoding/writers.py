@@ -67,6 +67,11 @@ class CachedWriter(Writer):
     cache: Cache
     _by: Int[Tensor, "rows tokens"] | None = None  # in which row each token was written
 
+    def fix(self) -> list[Tensor]:
+        length = self.cache.fixed().length
+        assert isinstance(length, Tensor)
+        return [length]
+
     def _move(self, rows: Int[Tensor, " new_rows"]) -> None:
         if rows.device.type != "cpu" or not isinstance(self.cache.length, int):
             self.cache.reorder(rows)
@@ -90,11 +95,6 @@ class GPTWriter(CachedWriter):
         self.cache = model.cache(len(prompts), _aligned(model, ids.shape[1] + room, ids.device), pads)
         self.logits = self._after(ids)
 
-    def fix(self) -> list[Tensor]:
-        length = self.cache.fixed().length
-        assert isinstance(length, Tensor)
-        return [length]
-
     def _hidden(self, ids: Int[Tensor, "rows n"]) -> Float[Tensor, "rows n d_model"]:
         hidden: Tensor = self.model.hidden(ids, cache=self.cache)
         return hidden
@@ -103,12 +103,12 @@ class GPTWriter(CachedWriter):
         """A prompt is the beginning of its rows, and was moved with them."""
 
 
-def _aligned(model: GPT, room: int, device: torch.device) -> int:
+def _aligned(model: GPT | Transformer, room: int, device: torch.device) -> int:
     """A GPU's kernels want whole tiles of keys, but no more than there are positions."""
     if device.type != "cuda":
         return room
-    whole = room + -room % 64
-    return min(whole, max(room, model.longest)) if model.config.positions == "learned" else whole
+    whole, most = room + -room % 64, model.longest if isinstance(model, GPT) else model.config.max_positions
+    return min(whole, max(room, most)) if model.config.positions == "learned" else whole
 
 
 class TransformerWriter(CachedWriter):
@@ -120,7 +120,7 @@ class TransformerWriter(CachedWriter):
         ids, self.lengths = padded_right(prompts, model.embedding.weight.device)
         mask = shown(self.lengths)
         self.model = ready(model, rows=len(prompts) * beams, steps=room)
-        self.cache = self.model.cache(self.model.encode(ids, mask), mask, room + 1)
+        self.cache = self.model.cache(self.model.encode(ids, mask), mask, _aligned(model, room + 1, ids.device))
         self.logits = self._after(_starts(model, ids))
 
     def _hidden(self, ids: Int[Tensor, "rows n"]) -> Float[Tensor, "rows n d_model"]:

@@ -51,6 +51,9 @@ def cannot(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, 
         return "there is nothing to compute"
     if queries.device.type not in LACKING:
         return f"it does not know {queries.device.type} devices"
+    elsewhere = next((tensor.device for tensor in tensors(attention) if tensor.device != queries.device), None)
+    if elsewhere is not None and torch.compiler.is_compiling():
+        return f"inside torch.compile it cannot move what is on {elsewhere}; attention.to({str(queries.device)!r}) can"
     if LACKING[queries.device.type] or queries.device.type == "cuda":
         return LACKING[queries.device.type]
     inputs = (queries, keys, values, *tensors(attention))

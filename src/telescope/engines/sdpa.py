@@ -6,12 +6,13 @@ A mask that differs from query to query goes to it a block of queries at a time,
 from functools import partial
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from ..attention import Attention, Pairs, causal, everyone, softmax
+from ..attention.written import WrittenMask
 from . import spans
 
 ROWS = 128  # of a block: the best of 64 to 512 (two Neoverse cores, 8 heads, 1,024 and 4,096 tokens, three masks)
@@ -99,7 +100,7 @@ def _fused(
     dropout: float,
 ) -> Float[Tensor, "batch heads query width"]:
     square = attention.mask == causal and of[0] == of[1] == len(rows)  # is_causal knows no other alignment
-    seen, blind = (None, None) if square else _mask(queries, rows, columns, of, attention)
+    seen, blind = (None, None) if square else _known_mask(queries, rows, columns, of, attention)
     context = scaled_dot_product_attention(
         queries,
         keys,
@@ -111,6 +112,26 @@ def _fused(
         enable_gqa=queries.shape[1] != keys.shape[1],
     )
     return context if blind is None else context.masked_fill(blind, 0.0)
+
+
+def _known_mask(
+    queries: Float[Tensor, "batch heads query width"],
+    rows: range,
+    columns: range,
+    of: tuple[int, int],
+    attention: Attention,
+) -> tuple[Shaped[Tensor, "batch heads query key"] | None, Bool[Tensor, "#batch #heads #query 1"] | None]:
+    """As `_mask`. That of a cache of fixed size serves all layers, and as the kernel wants it: added to the scores."""
+    if not isinstance(attention.mask, WrittenMask) or torch.compiler.is_compiling():
+        return _mask(queries, rows, columns, of, attention)
+    known = attention.mask.known
+    asked = queries.shape[:2], rows, columns, of, queries.dtype, queries.device
+    if asked not in known:
+        seen, blind = _mask(queries, rows, columns, of, attention)
+        assert seen is not None
+        known[asked] = torch.zeros_like(seen, dtype=queries.dtype).masked_fill(~seen, -torch.inf), blind
+    added, blind = known[asked]
+    return added, blind
 
 
 def _mask(

@@ -6,7 +6,8 @@ logits = model(token, cache=cache)             # (2, 1): one more
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from ..attention import Attention, Mask, padding
 from ..attention.positions import Rotation
+from ..attention.values import identity
 from ..attention.written import written
 
 
@@ -24,11 +26,13 @@ class Place:
     start      how many keys there are before them; a tensor (n,) says the slot of each, for a cache of fixed shape
     positions  where they stand in their own sequences, if not from `start` on
     rotation   what turns queries and keys at these positions, in layers with rotary positions
+    written    each attention over a cache of fixed shape, once for all layers that have it
     """
 
     start: int | Int[Tensor, " n"] = 0
     positions: Int[Tensor, "*batch n"] | None = None
     rotation: Rotation | None = None
+    written: dict[Any, Attention] = field(default_factory=dict, repr=False)
 
 
 @dataclass(eq=False)
@@ -58,9 +62,16 @@ class Room:
         self.values[:, :, start:stop] = values
         return self.keys[:, :, :stop], self.values[:, :, :stop]
 
-    def seen(self, attention: Attention, start: int | Int[Tensor, " n"]) -> Attention:
+    def seen(self, attention: Attention, at: Place) -> Attention:
         """The attention over what `append` gave: of a whole room only what is written."""
-        return attention if isinstance(start, int) else written(attention, self.keys.shape[2], start[-1] + 1)
+        if isinstance(at.start, int):
+            return attention
+        if torch.compiler.is_compiling():  # it finds by itself what is computed twice
+            return written(attention, self.keys.shape[2], at.start[-1] + 1)
+        known = identity(attention)
+        if known not in at.written:
+            at.written[known] = written(attention, self.keys.shape[2], at.start[-1] + 1)
+        return at.written[known]
 
     def reorder(self, index: Int[Tensor, " new_batch"], filled: int, since: int = 0) -> None:
         """Sequence i becomes what sequence index[i] was; those before `since` are alike already."""

@@ -88,7 +88,7 @@ class MultiHeadAttention(nn.Module):
             queries, keys, values = self._all(x, at)
             if cache is not None:
                 keys, values = cache.append(keys, values, at.start)
-                attention = cache.seen(attention, at.start)
+                attention = cache.seen(attention, at)
         else:
             queries = self.queries(x)
             keys, values = self.keys_and_values(memory) if isinstance(memory, Tensor) else memory
@@ -120,8 +120,15 @@ class MultiHeadAttention(nn.Module):
     def _all(self, x: Tensor, at: Place) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of x in one product; queries and keys are turned together."""
         check.features(self, "x", x, "d_model")
-        turned = (self.heads + self.key_heads) * self.d_k
-        asked, values = torch.split(self.W_qkv(x), [turned, self.key_heads * self.d_v], dim=-1)
+        widths = list(self.W_qkv.widths.values())
+        if self.rotary is None:
+            queries, keys, values = torch.split(self.W_qkv(x), widths, dim=-1)
+            return (
+                split_heads(queries, self.heads),
+                split_heads(keys, self.key_heads),
+                split_heads(values, self.key_heads),
+            )
+        asked, values = torch.split(self.W_qkv(x), [sum(widths[:2]), widths[2]], dim=-1)
         asked = self._turn(split_heads(asked, self.heads + self.key_heads), at)
         queries, keys = torch.split(asked, [self.heads, self.key_heads], dim=1)
         return queries, keys, split_heads(values, self.key_heads)

@@ -42,7 +42,8 @@ class SinusoidalPositions(nn.Module):
     def __init__(self, d_model: int, *, pairs: Pairing = "neighbours") -> None:
         super().__init__()
         check.sizes(d_model=d_model)
-        sinusoidal(1, d_model, pairs=pairs)  # an odd width is said now, not at the first sentence
+        # An odd width is said now, not at the first sentence; on the CPU, since meta would import torch's compiler.
+        sinusoidal(torch.zeros(1, dtype=torch.int64, device="cpu"), d_model, pairs=pairs)
         self.d_model = d_model
         self.pairs = pairs
 

@@ -59,7 +59,7 @@ class SynthesizerAttention(nn.Module):
         values = split_heads(self.V(x), self.heads)
         if cache is not None:
             keys, values = cache.append(keys, values, at.start)
-            attention = cache.seen(attention, at.start)
+            attention = cache.seen(attention, at)
         context: Tensor = self.attend(queries, keys, values, attention)
         y: Tensor = self.W_O(join_heads(context))
         return y

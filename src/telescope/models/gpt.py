@@ -25,7 +25,7 @@ from ..layers import (
 from ..layers.feed_forward import Activation
 from . import config as fits
 from .config import Config
-from .loss import cross_entropy
+from .loss import Reduction, cross_entropy
 from .model import Model
 from .parts import Norm, check_ids, normaliser
 
@@ -199,10 +199,13 @@ class GPT(Model):
         *,
         ignore: int = -100,
         label_smoothing: float = 0.0,
+        reduction: Reduction = "mean",
     ) -> Float[Tensor, ""]:
-        """How badly it guesses `targets`, what comes after each of the ids: the mean over all but `ignore`."""
+        """How badly it guesses `targets`, what comes after each of the ids: the mean, or sum, over all but `ignore`."""
         hidden = self.hidden(ids, mask, positions)
-        return cross_entropy(hidden, self.head_weight, targets, ignore=ignore, label_smoothing=label_smoothing)
+        return cross_entropy(
+            hidden, self.head_weight, targets, ignore=ignore, label_smoothing=label_smoothing, reduction=reduction
+        )
 
     def logits(self, hidden: Float[Tensor, "batch n d_model"]) -> Float[Tensor, "batch n vocabulary"]:
         return linear(hidden, self.head_weight)

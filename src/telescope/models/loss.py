@@ -6,8 +6,9 @@ and of the head, so that nothing has to be kept or computed again for the backwa
 """
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from math import ceil
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,11 +19,15 @@ from torch.nn.functional import pad
 from ..attention.values import has_numbers
 from ..engines import autocast
 from ..engines.exact import precise
+from ..layers.check import one_of
 
-# How many logits there are at a time: on a CPU the best of 2**19 to 2**25 (one Neoverse core); eagerly they are float32
-# for a moment, compiled never, and each piece more is another sum into the gradient of the head.
-LOGITS = {"cpu": 2**23, "cuda": 2**27, "compiled": 2**30}
+# How many logits there are at a time: on a CPU the best of 2**19 to 2**25 (one Neoverse core). On a GPU each piece more
+# is another sum into the gradient of the head, and its kernel keeps nothing beside them.
+LOGITS = {"cpu": 2**23, "cuda": 2**30}
 ALIGNED = {"cuda": 64}  # tensor cores want rows of a multiple of this: GPT-2's 50,257 words become 50,304
+INSTALLED = find_spec("triton") is not None
+
+Reduction = Literal["mean", "sum"]
 
 
 def cross_entropy(
@@ -33,11 +38,13 @@ def cross_entropy(
     *,
     ignore: int = -100,
     label_smoothing: float = 0.0,
+    reduction: Reduction = "mean",
 ) -> Float[Tensor, ""]:
-    """torch's cross_entropy(hidden @ weight.T + bias, targets): the mean over all targets that are not `ignore`.
+    """torch's cross_entropy(hidden @ weight.T + bias, targets): the mean, or sum, over all targets but `ignore`.
 
     Of no such target there is no mean: it is NaN, as in torch. It has a first derivative, no second.
     """
+    one_of("reduction", reduction, get_args(Reduction))
     if not 0.0 <= label_smoothing < 1.0:
         raise ValueError(f"label_smoothing={label_smoothing} is a share: from 0, below 1")
     if targets.shape != hidden.shape[:-1]:
@@ -47,7 +54,7 @@ def cross_entropy(
         )
     states, wanted = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     _check(wanted, len(weight), ignore)
-    loss: Tensor = _OverTheHead.apply(states, weight, bias, wanted, ignore, label_smoothing)  # type: ignore[no-untyped-call]
+    loss: Tensor = _OverTheHead.apply(states, weight, bias, wanted, ignore, label_smoothing, reduction)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -63,6 +70,7 @@ class _OverTheHead(torch.autograd.Function):
         targets: Int[Tensor, " n"],
         ignore: int,
         smoothing: float,
+        reduction: Reduction,
     ) -> Float[Tensor, ""]:
         for_hidden, for_weight, for_bias, *_ = ctx.needs_input_grad
         states, W = autocast.cast(hidden, weight)
@@ -73,16 +81,22 @@ class _OverTheHead(torch.autograd.Function):
             d_weight = torch.zeros_like(weight) if for_weight else None
             d_bias = torch.zeros_like(bias) if bias is not None and for_bias else None
             total = precise(states).new_zeros(())
-            for some in _pieces(len(states), len(W), W.device):
-                loss, d_logits = _piece(states[some] @ W.mT, bias, targets[some], real[some], len(weight), smoothing)
-                total = total + loss
+            for some in _pieces(len(states), len(W), W.device.type):
+                logits = states[some] @ W.mT
+                if _by_kernel(logits):
+                    from .loss_kernel import in_place
+
+                    losses, d_logits = in_place(logits, bias, targets[some], len(weight), ignore, smoothing), logits
+                else:
+                    losses, d_logits = _piece(logits, bias, targets[some], real[some], len(weight), smoothing)
+                total = total + losses.sum()
                 if for_hidden:
                     d_hidden.append(d_logits @ W)
                 if d_weight is not None:
-                    _add_product(d_weight, d_logits.mT[: len(weight)], states[some])
+                    _add_product(d_weight, d_logits, states[some])
                 if d_bias is not None:
                     d_bias += d_logits.sum(0, dtype=d_bias.dtype)[: len(weight)]
-        count = real.sum()
+        count = real.sum() if reduction == "mean" else torch.ones_like(total)
         ctx.save_for_backward(torch.cat(d_hidden) if d_hidden else None, d_weight, d_bias, count)
         ctx.dtype = hidden.dtype
         return total / count
@@ -99,7 +113,12 @@ class _OverTheHead(torch.autograd.Function):
             None,
             None,
             None,
+            None,
         )
+
+
+def _by_kernel(logits: Tensor) -> bool:
+    return INSTALLED and logits.is_cuda and logits.dtype != torch.float64
 
 
 def _piece(
@@ -109,8 +128,8 @@ def _piece(
     real: Bool[Tensor, " some"],
     vocabulary: int,
     smoothing: float,
-) -> tuple[Float[Tensor, ""], Float[Tensor, "some width"]]:
-    """The summed loss of some positions, and its gradient in place of their logits z.
+) -> tuple[Float[Tensor, "some 1"], Float[Tensor, "some width"]]:
+    """The loss of some positions, and its gradient in place of their logits z.
 
     -log p_target = ln Σ exp(z) - z_target, in which `smoothing` of z_target is the mean of all z.
     """
@@ -131,29 +150,27 @@ def _piece(
     losses = (losses + sums.log() + largest) * mine
 
     d = weights.mul_(mine / sums)  # softmax, less what was wanted
-    if torch.compiler.is_compiling():  # one kernel reads the logits and writes this; a scatter would come between
-        d = d - torch.where(columns == wanted, kept * mine, 0.0)
-    else:
-        d.scatter_add_(-1, wanted, -kept * mine)
+    d.scatter_add_(-1, wanted, -kept * mine)
     if smoothing:
         d = d - torch.where(columns < vocabulary, even * mine, 0.0)
-    return losses.sum(), d.to(logits.dtype)
+    return losses, d.to(logits.dtype)
 
 
 def _add_product(
-    total: Float[Tensor, "rows columns"], left: Float[Tensor, "rows some"], right: Float[Tensor, "some columns"]
+    total: Float[Tensor, "vocabulary d_model"],
+    d_logits: Float[Tensor, "some width"],
+    states: Float[Tensor, "some d_model"],
 ) -> None:
-    """total += left @ right; products of halves are summed in the dtype of the total."""
-    if total.dtype == left.dtype:
-        total.addmm_(left, right)
-    else:
-        total += left @ right
+    """total += d_logitsᵀ states; products of halves are summed in the dtype of the total."""
+    if total.dtype == d_logits.dtype:
+        total.addmm_(d_logits.mT[: len(total)], states)
+    else:  # all of the width, since tensor cores want it aligned
+        total += (d_logits.mT @ states)[: len(total)]
 
 
-def _pieces(rows: int, width: int, device: torch.device) -> Iterator[slice]:
+def _pieces(rows: int, width: int, device: str) -> Iterator[slice]:
     """As few as the number of logits allows, all of one size but the last."""
-    where = "compiled" if device.type != "cpu" and torch.compiler.is_compiling() else device.type
-    pieces = max(1, ceil(rows * width / LOGITS.get(where, LOGITS["cuda"])))
+    pieces = max(1, ceil(rows * width / LOGITS.get(device, LOGITS["cpu"])))
     size = max(1, ceil(rows / pieces))
     return (slice(first, min(first + size, rows)) for first in range(0, rows, size))
 

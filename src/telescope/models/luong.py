@@ -13,7 +13,7 @@ from ..layers import LuongAttention
 from ..layers.check import sizes
 from . import config as fits
 from .config import Config
-from .loss import cross_entropy
+from .loss import Reduction, cross_entropy
 from .model import Model
 from .parts import check_ids, real_tokens
 
@@ -163,10 +163,13 @@ class LuongTranslator(Model):
         *,
         ignore: int = -100,
         label_smoothing: float = 0.0,
+        reduction: Reduction = "mean",
     ) -> Float[Tensor, ""]:
-        """How badly it guesses `targets`, what comes after each of `target`: the mean over all but `ignore`."""
+        """How badly it guesses `targets`, what follows each of `target`: the mean, or sum, over all but `ignore`."""
         hidden = self.decode(target, self.encode(source, source_mask), source_mask)
-        return cross_entropy(hidden, self.head.weight, targets, ignore=ignore, label_smoothing=label_smoothing)
+        return cross_entropy(
+            hidden, self.head.weight, targets, ignore=ignore, label_smoothing=label_smoothing, reduction=reduction
+        )
 
     def logits(self, hidden: Float[Tensor, "batch m d_model"]) -> Float[Tensor, "batch m vocabulary"]:
         y: Tensor = self.head(hidden)

@@ -28,7 +28,7 @@ from ..layers.multi_head import KeysAndValues
 from ..layers.stack import Stack
 from . import config as fits
 from .config import Config
-from .loss import cross_entropy
+from .loss import Reduction, cross_entropy
 from .model import Model
 from .parts import Norm, check_ids, normaliser
 
@@ -219,11 +219,12 @@ class Transformer(Model):
         *,
         ignore: int = -100,
         label_smoothing: float = 0.0,
+        reduction: Reduction = "mean",
     ) -> Float[Tensor, ""]:
-        """How badly it guesses `targets`, what comes after each of `target`: the mean over all but `ignore`."""
+        """How badly it guesses `targets`, what follows each of `target`: the mean, or sum, over all but `ignore`."""
         hidden = self.decode(target, self.encode(source, source_mask), target_mask, source_mask)
         W, b = self.head_weight, self.head_bias
-        return cross_entropy(hidden, W, targets, b, ignore=ignore, label_smoothing=label_smoothing)
+        return cross_entropy(hidden, W, targets, b, ignore=ignore, label_smoothing=label_smoothing, reduction=reduction)
 
     def logits(self, hidden: Float[Tensor, "batch m d_model"]) -> Float[Tensor, "batch m vocabulary"]:
         return linear(hidden, self.head_weight, self.head_bias)

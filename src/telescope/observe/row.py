@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxtyping import Float
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
@@ -54,13 +54,15 @@ class Row:
             Text.assemble("scores of ", (self.token, "bold"), f": {self.formula}, product by product"),
             inset(sums),
             Text("\nfrom scores to weights"),
-            table(
-                self.key_tokens,
-                [line for name, n in self.steps.items() for line in lines([name], n[None], peak(name, n))],
-            ),
+            self.table(),
             Text.assemble("\ncontext of ", (self.token, "bold"), ": its weights times the values, summed"),
             inset(parts),
         )
+
+    def table(self) -> RenderableType:
+        """From scores to weights, a line for each step."""
+        steps = [line for name, n in self.steps.items() for line in lines([name], n[None], peak(name, n))]
+        return table(self.key_tokens, steps)
 
     def __str__(self) -> str:
         return text(self)

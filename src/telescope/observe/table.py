@@ -1,11 +1,12 @@
 """Numbers as tables for a terminal: named rows and columns, weights as coloured cells."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from io import StringIO
 from math import inf
 from typing import NamedTuple
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -32,9 +33,27 @@ def lines(names: Sequence[str], matrix: Tensor, peak: float | None = None) -> li
 
 
 def table(columns: Sequence[str] | None, lines: Sequence[Line]) -> RenderableType:
+    return inset(Fitting(lambda: (_drawn(columns, lines, most) for most in range(COLUMNS, 2, -1))))
+
+
+class Fitting:
+    """The first of some tables that there is room for: fewer numbers are better than numbers cut short."""
+
+    def __init__(self, tables: Callable[[], Iterable[Table]]) -> None:
+        self.tables = tables
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        boundless, drawn = options.update(width=10_000), Table()
+        for drawn in self.tables():
+            if Measurement.get(console, boundless, drawn).maximum <= options.max_width:
+                break
+        yield drawn
+
+
+def _drawn(columns: Sequence[str] | None, lines: Sequence[Line], most: int) -> Table:
     drawn = Table(box=None, padding=(0, 1), pad_edge=False, show_header=columns is not None, header_style="dim")
     drawn.add_column(no_wrap=True)
-    across = shown(len(lines[0].numbers) if lines else 0, COLUMNS)
+    across = shown(len(lines[0].numbers) if lines else 0, most)
     for j in across:
         drawn.add_column(Text("…" if j is None else columns[j] if columns else ""), justify="right", no_wrap=True)
     for i in shown(len(lines), ROWS):
@@ -43,8 +62,8 @@ def table(columns: Sequence[str] | None, lines: Sequence[Line]) -> RenderableTyp
             continue
         name, numbers, places, peak = lines[i]
         values = numbers.tolist()
-        drawn.add_row(Text(name), *(Text("…") if j is None else _cell(values[j], places, peak) for j in across))
-    return inset(drawn)
+        drawn.add_row(Text(name), *(Text("…") if j is None else cell(values[j], places, peak) for j in across))
+    return drawn
 
 
 def inset(picture: RenderableType) -> RenderableType:
@@ -58,10 +77,10 @@ def text(picture: RenderableType, width: int = 240) -> str:
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
 
 
-def _cell(number: float, places: int, peak: float | None) -> Text:
+def cell(number: float, places: int, peak: float | None, name: str = "") -> Text:
     if number == -inf:
         return Text("-inf", style="dim")
     if peak is None:
         return Text(write(number, places))
     paper = background(number / peak)
-    return Text(f" {write(number, places)} ", style=f"{ink(paper)} on rgb({paper[0]},{paper[1]},{paper[2]})")
+    return Text(f" {name}{write(number, places)} ", style=f"{ink(paper)} on rgb({paper[0]},{paper[1]},{paper[2]})")

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..attention import Attention, everyone
+from ..attention.heads import key_heads_of, of_heads
 from ..engines import autocast, reference
 from ..engines.check import check
 from ..engines.exact import share_heads
@@ -90,6 +91,19 @@ class Trace(reference.Steps):
             },
             values=v,
             context=self.context[batch, head, i],
+        )
+
+    def head(self, number: int) -> "Trace":
+        """The trace of one head alone, with the keys and values that serve it."""
+        heads = self.queries.shape[1]
+        if not 0 <= number < heads:
+            raise ValueError(f"there is no head {number}; there are {heads}, counted from 0")
+        which = torch.tensor([number])
+        serving = {name: key_heads_of(which, heads, getattr(self, name).shape[1]).tolist() for name in self.axes}
+        return replace(
+            self,
+            **{name: getattr(self, name)[:, some] for name, some in serving.items()},
+            attention=of_heads(self.attention, which, heads),
         )
 
     def find(self, query: int | str) -> int:

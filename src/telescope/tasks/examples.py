@@ -197,7 +197,7 @@ def telescope(normalize: Normalizer) -> Example:
     return Example(
         "telescope",
         sentence,
-        "these two heads are constructed to show two readings, not learned: trained weights do not ship yet",
+        "these two heads are constructed to show two readings; telescope explain with a sentence shows learned ones",
         (
             Scene(
                 "Two heads, two readings",

@@ -1,4 +1,4 @@
-"""Loading: from a folder of ours, of Hugging Face's, or from a file of llama2.c."""
+"""Loading: a shipped model by its name, a folder of ours or of Hugging Face's, or a file of llama2.c."""
 
 import os
 from pathlib import Path
@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from ...words import hint
+from ...words import hint, near
 from ..model import Model
+from ..shipped import shipped
 from . import huggingface, llama2c, paths, tensors
 from .build import described
 from .errors import LoadError
@@ -27,10 +28,15 @@ def load(
     marian. (Marian's own source.spm and target.spm are not read: model.tokenizer is None.) A .bin of llama2.c is read
     too, with the tok*.bin beside it. Weights keep the dtype they have in the file unless another is given.
 
+    Of a model that ships with the package the name is enough, unless there is a folder of that name here. Its file is
+    bfloat16 to be small; it is loaded as float32, so that it writes the same text everywhere.
+
     Nothing in a file is ever executed. What does not fit is a LoadError, one sentence, and nothing is half-loaded.
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ValueError(f"dtype={dtype} is not a dtype of weights; there are torch.float32, torch.bfloat16, ...")
+    if (known := _shipped(path)) is not None:
+        path, dtype = known, dtype or torch.float32
     place = paths.existing(path)
     if not paths.is_folder(place):
         return llama2c.load(llama2c.the_file(place), device=device, dtype=dtype)
@@ -42,6 +48,20 @@ def load(
     model = loaded(place, config, device=device, dtype=dtype)
     model.tokenizer = _tokenizer(place)
     return model.eval()
+
+
+def _shipped(path: str | os.PathLike[str]) -> Path | None:
+    """The folder of the shipped model that has this name, if it is a name, and of nothing that is here."""
+    if not isinstance(path, str) or Path(path).name != path or not paths.missing(path):
+        return None
+    there = shipped()
+    if path not in there:
+        meant = near(path, [*there, *paths.names(Path())])
+        hinted = f'; did you mean "{meant}"?' if meant else "."
+        raise LoadError(
+            f'there is no model "{path}"{hinted} Shipped: {", ".join(there) or "none yet"}. A folder works too.'
+        )
+    return there[path]
 
 
 def _ours(

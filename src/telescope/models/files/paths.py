@@ -27,6 +27,17 @@ def existing(path: str | os.PathLike[str]) -> Path:
     return place
 
 
+def missing(path: str) -> bool:
+    """Whether nothing has this name, not even a link."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return False
+
+
 def is_folder(place: Path) -> bool:
     return stat.S_ISDIR(place.stat().st_mode)
 

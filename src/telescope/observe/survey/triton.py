@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...attention import Attention, Bias, Mask, Pairs, dot, softmax
 from ...attention.biases import Alibi, Relative
-from ...attention.values import tensors
+from ...attention.values import has_numbers, tensors
 from .cells import Cells
 from .launch import BM, BN, notes, run, survey_lse, survey_map, survey_rows, tiles
 from .memory import as_it_fits
@@ -161,8 +161,8 @@ class Matrix:
         if attention.score != dot:  # what is multiplied into the queries should not be rounded to half precision
             queries, keys = attention.score.as_dot(queries.float(), keys.float())
         (batch, heads, rows, _), columns = queries.shape, keys.shape[-2]
-        fixed = type(queries) is Tensor and not any(True for _ in tensors(attention.mask))
-        spans = _remembered if fixed else _spans
+        known = has_numbers(queries) and type(queries) is Tensor and not any(True for _ in tensors(attention.mask))
+        spans = _remembered if known else _spans
         start, stop, of_tiles, whole = spans(attention.mask, batch, heads, rows, columns, queries.device)
         named = bias.slopes if isinstance(bias, Alibi) else bias.table if isinstance(bias, Relative) else None
         named = None if named is None else (named.detach().to(queries.device, torch.float32) * LOG2_E).contiguous()

@@ -85,6 +85,11 @@ def statistics(
         )
         clouded = tl.minimum(clouded, tl.min(tl.where(everyone | (tile < clear), row_tiles, tile), 0))
 
+    if MAP is not None:
+        per_cell = cell_rows // BM
+        cell = (first_row // BM + begin) // per_cell
+        left = (cell + 1) * per_cell - first_row // BM - begin  # tiles of rows that the cell still takes
+        cell = cell * map_columns + n // cell_keys
     for m in range(begin, end):
         rm = m * BM + cm
         row = rm[:, None]
@@ -104,11 +109,12 @@ def statistics(
             )
         if MAP is not None:
             pooled += tl.sum(weight, 1)
-            if ((first_row + (m + 1) * BM) % cell_rows == 0) | (m == end - 1):
-                cell = (first_row + m * BM) // cell_rows * map_columns + n // cell_keys
+            left -= 1
+            if (left == 0) | (m == end - 1):
                 part = tl.sum(tl.reshape(pooled, [BM // 16, 16]), 1)  # 16 rows are one warp's: nobody has to wait
                 tl.atomic_add(MAP + bh * map_size + cell + tl.zeros_like(part).to(tl.int32), part, sem="relaxed")
                 pooled = tl.zeros([BM], tl.float32)
+                left, cell = per_cell, cell + map_columns
     at = RECEIVED + bh * keys + rn
     before = tl.load(at, mask=rn < keys, other=0.0)
     tl.store(at, before + tl.sum(received, 0), mask=rn < keys)

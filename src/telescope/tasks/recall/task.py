@@ -1,0 +1,87 @@
+"""The task of a recipe: a GPT learns lines with spans taken out, if there is a [pretraining], and then to answer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from ...models import GPTConfig, Model
+from ...models import config as fits
+from ...models.config import Config
+from ...text.corpora import Pair, Split
+from ...text.corpora.births import people, questions
+from ...training import Training, language
+from ..recipe import Recipe, Shape
+from ..task import Answer, Stage, Task, Work
+from .answers import answers
+from .data import Lines, Questions
+from .vocabulary import SPECIAL, TAKEN, encode, vocabulary
+
+
+@dataclass(frozen=True)
+class Corruption(Config):
+    """[data]: how lines are cut for the pretraining; see `Lines`."""
+
+    block: int = 128
+    draws: int = 1
+
+    def check(self) -> None:
+        fits.at_least_one(self, "draws")
+        if self.block < 8:
+            raise ValueError(f"block={self.block} is too short for a line and two ⁇; 8 is the shortest")
+
+
+@dataclass(frozen=True)
+class RecallRecipe(Recipe):
+    data: Corruption
+    model: Shape
+    pretraining: Training | None
+    training: Training
+
+
+def prepare(recipe: RecallRecipe, data: Path, tokenizer: Tokenizer | None) -> Work:
+    lines = people(data)
+    tokenizer = tokenizer or vocabulary(lines)
+    model = recipe.model.build(tokenizer.get_vocab_size(), recipe.training.seed)
+    if not isinstance(model.config, GPTConfig):
+        raise ValueError(f"{type(model).__name__} does not go on writing behind a question; a GPT does")
+    model.tokenizer, model.special = tokenizer, SPECIAL
+    asked = questions(data, "validation")
+
+    def validate(model: Model) -> dict[str, float]:
+        return score(recipe, answered(model, asked))
+
+    stages = {}
+    if recipe.pretraining is not None:
+        spoilt = Lines(encode(tokenizer, lines), recipe.data.block, recipe.data.draws)
+        stages["pretraining"] = Stage(recipe.pretraining, spoilt, language)
+    taught = to_be_learnt(tokenizer, questions(data, "train"))
+    return Work(model, stages | {"training": Stage(recipe.training, taught, language, validate, "highest accuracy")})
+
+
+def to_be_learnt(tokenizer: Tokenizer, pairs: Sequence[Pair]) -> Questions:
+    answers = [f"{TAKEN}{place}{TAKEN}" for pair in pairs for place in pair.targets]
+    return Questions(encode(tokenizer, [pair.source for pair in pairs]), encode(tokenizer, answers))
+
+
+def answer(recipe: RecallRecipe, model: Model, data: Path, split: Split) -> list[Answer]:
+    return answered(model, questions(data, split))
+
+
+def answered(model: Model, pairs: Sequence[Pair]) -> list[Answer]:
+    said = answers(model, [pair.source for pair in pairs])
+    return [
+        {"question": pair.source, "answer": text, "places": list(pair.targets)}
+        for pair, text in zip(pairs, said, strict=True)
+    ]
+
+
+def score(recipe: RecallRecipe, answers: list[Answer]) -> dict[str, float]:
+    """Of a hundred answers, how many are the place to the letter."""
+    if not all(it["places"] for it in answers):
+        raise ValueError("the places of the test questions were never published; --split validation can be scored")
+    return {"accuracy": 100 * sum(it["answer"] in it["places"] for it in answers) / len(answers)}
+
+
+RECALL = Task(RecallRecipe, prepare, answer, score)

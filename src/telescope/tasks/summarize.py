@@ -1,0 +1,98 @@
+"""Summarising: learnt from documents and their summaries, measured by ROUGE."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from ..layers.check import one_of
+from ..models import Model
+from ..models import config as fits
+from ..models.config import Config
+from ..text.corpora import SUMMARIES, Pair, Split
+from ..text.corpora.samsum import renamed
+from ..text.tokenizer import bpe
+from ..training import Training
+from . import metrics
+from .pairs import Column, Decoding, answers, predictions, work
+from .recipe import Recipe, Shape
+from .task import Answer, Task, Work
+
+
+@dataclass(frozen=True)
+class Documents(Config):
+    """[data]. A document that is longer is cut; of a summary that is longer nothing is learnt."""
+
+    corpus: str
+    longest: int = 256  # tokens of a document
+    longest_summary: int = 64
+    renamed: int = 0  # how often chats are learnt from once more, between people of other names
+
+    def check(self) -> None:
+        fits.at_least_one(self, "longest", "longest_summary")
+        one_of("corpus", self.corpus, SUMMARIES)
+        if self.renamed < 0:
+            raise ValueError(f"renamed={self.renamed} must not be below 0, which is never")
+
+    def read(self, data: Path, split: Split) -> list[Pair]:
+        return SUMMARIES[self.corpus](data, split)
+
+
+@dataclass(frozen=True)
+class Pieces(Config):
+    """[tokenizer]: BPE of documents and summaries."""
+
+    size: int = 8000
+    lower: bool = False
+
+    def learn(self, texts: Sequence[str]) -> Tokenizer:
+        return bpe(texts, self.size, lower=self.lower)
+
+
+@dataclass(frozen=True)
+class SummarizeRecipe(Recipe):
+    data: Documents
+    tokenizer: Pieces
+    model: Shape
+    training: Training
+    decoding: Decoding
+
+
+def prepare(recipe: SummarizeRecipe, data: Path, tokenizer: Tokenizer | None) -> Work:
+    learnt = recipe.data.read(data, "train")
+    if tokenizer is None:
+        tokenizer = recipe.tokenizer.learn([text for it in learnt for text in (it.source, *it.targets)])
+    others = [pair for seed in range(recipe.data.renamed) for pair in renamed(learnt, seed)]
+    document = Column(tokenizer, recipe.data.longest, whole=False)
+    summary = Column(tokenizer, recipe.data.longest_summary, whole=True)
+    held_out = recipe.data.read(data, "validation")
+    return work(
+        recipe.model,
+        recipe.training,
+        recipe.decoding,
+        learnt + others,
+        held_out,
+        document,
+        summary,
+        "highest chrf",
+        figures,
+    )
+
+
+def figures(answers: list[Answer]) -> dict[str, float]:
+    """While it learns: chrF goes up and down with ROUGE, and is quick."""
+    return {"chrf": metrics.chrf(*predictions(answers))}
+
+
+def answer(recipe: SummarizeRecipe, model: Model, data: Path, split: Split) -> list[Answer]:
+    assert model.tokenizer is not None
+    document = Column(model.tokenizer, recipe.data.longest, whole=False)
+    return answers(model, recipe.data.read(data, split), document, recipe.decoding)
+
+
+def score(recipe: SummarizeRecipe, answers: list[Answer]) -> dict[str, float]:
+    return metrics.rouge(*predictions(answers)) | figures(answers)
+
+
+SUMMARIZE = Task(SummarizeRecipe, prepare, answer, score)

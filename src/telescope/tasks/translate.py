@@ -1,0 +1,115 @@
+"""Translating: learnt from pairs of sentences, measured by BLEU."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Literal
+
+from tokenizers import Tokenizer
+
+from ..layers.check import one_of
+from ..models import Model
+from ..models import config as fits
+from ..models.config import Config
+from ..text.corpora import TRANSLATIONS, Pair, Split, multi30k
+from ..text.tokenizer import bpe, from_codes
+from ..training import Training
+from . import metrics
+from .pairs import Column, Decoding, answers, predictions, work
+from .recipe import Recipe, Shape
+from .task import Answer, Task, Work
+
+
+@dataclass(frozen=True)
+class Translations(Config):
+    """[data]: `corpus` is learnt from and measured on; `also` is another one to learn from."""
+
+    corpus: str
+    source: Literal["en", "de"]
+    target: Literal["en", "de"]
+    also: str | None = None
+    bare: int = 0  # of 100 pairs so many are learnt from once more, without the full stop at their end
+    longest: int = 128  # tokens; a pair with a longer side is not learnt from
+
+    def check(self) -> None:
+        fits.at_least_one(self, "longest")
+        if not 0 <= self.bare <= 100:
+            raise ValueError(f"bare={self.bare} of 100 pairs; 0 to 100 can be")
+        for name in ("corpus", "also"):
+            if getattr(self, name) is not None:
+                one_of(name, getattr(self, name), TRANSLATIONS)
+
+    def read(self, data: Path, split: Split, corpus: str | None = None) -> list[Pair]:
+        return TRANSLATIONS[corpus or self.corpus](data, split, self.source, self.target)
+
+    def learnt(self, data: Path) -> list[Pair]:
+        pairs = self.read(data, "train")
+        others = [] if self.also is None else self.read(data, "train", self.also)
+        random = Random(0)
+        return pairs + [without_stop(pair) for pair in pairs if random.randrange(100) < self.bare] + others
+
+
+def without_stop(pair: Pair) -> Pair:
+    """People who ask often leave it out; those who write sentences for others do not."""
+    return Pair(pair.source.removesuffix("."), tuple(target.removesuffix(".") for target in pair.targets))
+
+
+@dataclass(frozen=True)
+class Pieces(Config):
+    """[tokenizer]: one for both languages. "multi30k" are the merges that Wu et al. 2021 learnt and gave away."""
+
+    kind: Literal["bpe", "multi30k"] = "bpe"
+    size: int = 8000  # of BPE
+    lower: bool = False
+
+    def learn(self, texts: Sequence[str], data: Path) -> Tokenizer:
+        if self.kind == "multi30k":
+            return from_codes(multi30k.codes(data), texts)
+        return bpe(texts, self.size, lower=self.lower)
+
+
+@dataclass(frozen=True)
+class Bleu(Config):
+    """[metric]: "none" compares texts that are tokens already, with spaces between them."""
+
+    lower: bool = False
+    tokens: metrics.Tokens = "13a"
+
+
+@dataclass(frozen=True)
+class TranslateRecipe(Recipe):
+    data: Translations
+    tokenizer: Pieces
+    model: Shape
+    training: Training
+    decoding: Decoding
+    metric: Bleu
+
+
+def prepare(recipe: TranslateRecipe, data: Path, tokenizer: Tokenizer | None) -> Work:
+    learnt = recipe.data.learnt(data)
+    if tokenizer is None:
+        tokenizer = recipe.tokenizer.learn([text for it in learnt for text in (it.source, *it.targets)], data)
+    whole = Column(tokenizer, recipe.data.longest, whole=True)
+    held_out = recipe.data.read(data, "validation")
+
+    def figures(answers: list[Answer]) -> dict[str, float]:
+        return {"bleu": score(recipe, answers)["bleu"]}
+
+    return work(recipe.model, recipe.training, recipe.decoding, learnt, held_out, whole, whole, "highest bleu", figures)
+
+
+def answer(recipe: TranslateRecipe, model: Model, data: Path, split: Split) -> list[Answer]:
+    assert model.tokenizer is not None
+    whole = Column(model.tokenizer, recipe.data.longest, whole=True)
+    return answers(model, recipe.data.read(data, split), whole, recipe.decoding)
+
+
+def score(recipe: TranslateRecipe, answers: list[Answer]) -> dict[str, float]:
+    written, right = predictions(answers)
+    found = metrics.bleu(written, right, lower=recipe.metric.lower, tokens=recipe.metric.tokens)
+    return {**found, "chrf": metrics.chrf(written, right)}
+
+
+TRANSLATE = Task(TranslateRecipe, prepare, answer, score)

@@ -1,0 +1,31 @@
+"""Multi30k (Elliott et al. 2016): captions of pictures in English and German; its test set is test2016."""
+
+from pathlib import Path
+
+from .files import Split, lines, set_folder, side_by_side
+from .languages import ordered
+from .pair import Pair
+
+SOURCE = "github.com/multi30k/dataset"
+NAMES: dict[Split, str] = {"train": "train", "validation": "val", "test": "test_2016_flickr"}
+
+
+def captions(data: Path, split: Split, source: str, target: str) -> list[Pair]:
+    """As they were written."""
+    return _pairs(set_folder(data, "multi30k", SOURCE) / "raw", f"{NAMES[split]}.{{}}", source, target)
+
+
+def tokens(data: Path, split: Split, source: str, target: str) -> list[Pair]:
+    """Lower-cased, normalised and tokenised by Moses: words and punctuation with spaces between them."""
+    return _pairs(set_folder(data, "multi30k", SOURCE) / "tok", f"{NAMES[split]}.lc.norm.tok.{{}}", source, target)
+
+
+def codes(data: Path) -> list[str]:
+    """The joint BPE of 10,000 merges that Wu et al. 2021 used: its merges, in order."""
+    return lines(set_folder(data, "multi30k", SOURCE) / "bpe10k" / "code")
+
+
+def _pairs(folder: Path, name: str, source: str, target: str) -> list[Pair]:
+    both = side_by_side(folder / name.format("en"), folder / name.format("de"))
+    sides = (ordered(english, german, source, target) for english, german in both)
+    return [Pair(text, (translation,)) for text, translation in sides]

@@ -1,0 +1,94 @@
+"""Text to ids and back, by the tokenizers library: BPE learnt from texts, BPE by given merges, and characters.
+
+For texts that become other texts four ids are no words: padding, the unknown, the start and the end. Every text then
+ends with the end, source or target; the start is what a decoder is given first.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from ..models import Special
+
+PAD, UNKNOWN, START, END = "<pad>", "<unk>", "<s>", "</s>"
+IDS = {PAD: 0, UNKNOWN: 1, START: 2, END: 3}
+WORD_END = "</w>"  # subword-nmt's mark behind a piece that ends a word
+
+
+def bpe(texts: Iterable[str], size: int, *, lower: bool = False, special: bool = True) -> Tokenizer:
+    """Byte-pair encoding (Sennrich et al. 2016) of `size` pieces, learnt from the texts.
+
+    It starts from bytes, so nothing is unknown; digits stand alone, so that a number is copied and not remembered.
+    Without `special` ids a text is kept to the letter, to be written on; with them its spaces are tidied, and it gets
+    one in front, so that the first word is the same piece as any other.
+    """
+    least = len(IDS) * special + 256
+    if size < least:
+        raise ValueError(f"size={size} is too small for BPE: its bytes and special ids alone are {least}")
+    tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN if special else None))
+    tokenizer.normalizer = normalizers.Sequence([*_tidied(special), *([normalizers.Lowercase()] if lower else [])])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), *([decoders.Strip(" ", 1, 0)] if special else [])])
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=list(IDS) if special else [],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return _ending(tokenizer) if special else tokenizer
+
+
+def from_codes(codes: Sequence[str], texts: Iterable[str]) -> Tokenizer:
+    """BPE by the merges of subword-nmt, for text whose words have spaces between them, made of the letters of `texts`.
+
+    Where subword-nmt writes `an@@ st@@ arrt` the pieces here are `an`, `st`, `arrt</w>`; decoding joins them.
+    """
+    header, *lines = codes
+    if not header.startswith("#version: 0.2"):
+        raise ValueError(f'the codes begin with "{header}"; those of subword-nmt, "#version: 0.2", can be read')
+    merges = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
+    letters = sorted({letter for text in texts for letter in text} - {" "})
+    pieces = [piece for letter in letters for piece in (letter, letter + WORD_END)]
+    pieces += [piece for left, right in merges for piece in (left, right, left + right)]
+    vocabulary = dict(IDS)
+    for piece in pieces:
+        vocabulary.setdefault(piece, len(vocabulary))
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, end_of_word_suffix=WORD_END, unk_token=UNKNOWN))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.BPEDecoder(suffix=WORD_END)
+    tokenizer.add_special_tokens(list(IDS))
+    return _ending(tokenizer)
+
+
+def characters(text: str, special: Sequence[str] = ()) -> Tokenizer:
+    """Every character of the text is a token; one that is not in it cannot be encoded. `special` ones come first."""
+    vocabulary = {character: i for i, character in enumerate([*special, *sorted(set(text) - set(special))])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))  # which is no token, so it is an error
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(list(special))
+    return tokenizer
+
+
+def special(tokenizer: Tokenizer) -> Special:
+    """The ids that are no words, for a model that uses this tokenizer."""
+    pad, start, end = (tokenizer.token_to_id(token) for token in (PAD, START, END))
+    return Special(start, () if end is None else (end,), pad)
+
+
+def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    return [encoding.ids for encoding in tokenizer.encode_batch_fast(list(texts))]
+
+
+def _tidied(special: bool) -> list[normalizers.Normalizer]:
+    spaces = normalizers.Replace(Regex(r"[^\S\n]+"), " ")  # a line's end means something, in a chat
+    return [normalizers.NFC(), normalizers.Strip(), spaces, normalizers.Prepend(" ")] if special else []
+
+
+def _ending(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {END}", special_tokens=[(END, IDS[END])])
+    return tokenizer

@@ -1,0 +1,68 @@
+"""`Training`: everything that a run is besides its model and its data; the [training] table of a recipe."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..models import config as fits
+from ..models.config import Config
+
+
+@dataclass(frozen=True)
+class Training(Config):
+    """How long, in which batches, by which steps, how often looked at. One of steps and epochs, of tokens and rows.
+
+    A batch is that of all processes together: they share its rows, so a recipe means the same on one GPU and on eight.
+    """
+
+    seed: int = 0
+    steps: int | None = None
+    epochs: int | None = None
+    tokens: int | None = None  # of a batch: its rows · its widest column, padding counted
+    rows: int | None = None
+    accumulate: int = 1  # batches of a step; the gradient is that of the mean over all their tokens
+
+    lr: float = 1e-3  # the highest
+    schedule: Literal["inverse-sqrt", "cosine", "constant"] = "cosine"
+    warmup: int = 0  # steps in which it climbs from nothing
+    decay: int | None = None  # the step at which the cosine has come down to the floor; the last unless given
+    floor: float = 0.0  # below which the schedule never falls, as a share of lr
+    beta_1: float = 0.9
+    beta_2: float = 0.98
+    eps: float = 1e-8
+    weight_decay: float = 0.0  # of matrices; vectors, which are biases and norms, have none
+    clip: float = 0.0  # the longest gradient; 0 is any
+    label_smoothing: float = 0.0
+
+    average: int = 1  # the weights that are validated and kept are the mean of so many
+    average_every: int | None = None  # steps between those; once an epoch unless given
+    validate_every: int | None = None  # steps; once an epoch unless given
+    patience: int | None = None  # validations without a better one, after which it stops
+
+    precision: Literal["bf16", "tf32", "fp32"] = "fp32"  # of products on a GPU; weights, sums and a CPU are float32
+    compile: bool = False  # by torch.compile, on a GPU: for every shape of a batch anew, so for data of one shape
+    capture: bool = False  # a step is one CUDA graph for each shape of a batch; on one GPU, without accumulation
+
+    shard: bool = False  # weights and what AdamW keeps are shared out among the processes: FSDP
+
+    log_every: int = 50  # steps
+    watch_every: int = 0  # steps between two looks at the attention; 0 is never
+    save_every: int = 1000
+
+    def check(self) -> None:
+        fits.at_least_one(self, "steps", "epochs", "tokens", "rows", "accumulate", "decay", "average", "average_every")
+        fits.at_least_one(self, "validate_every", "patience", "log_every", "save_every")
+        fits.positive(self, "lr", "eps")
+        fits.probabilities(self, "floor", "beta_1", "beta_2", "label_smoothing")
+        for one, other in (("steps", "epochs"), ("tokens", "rows")):
+            if (getattr(self, one) is None) == (getattr(self, other) is None):
+                given = "both are given" if getattr(self, one) is not None else "neither is given"
+                raise ValueError(f"{one} or {other} says it, and {given}")
+        for name in ("warmup", "weight_decay", "clip", "watch_every"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}={getattr(self, name)} must not be below 0, which is none")
+        if self.capture and self.accumulate > 1:
+            raise ValueError(f"capture takes one batch a step, not accumulate={self.accumulate}; leave one of them out")
+
+    def rows_of(self, width: int) -> int:
+        """How many rows of this width a batch has."""
+        return self.rows if self.tokens is None else max(1, self.tokens // width)  # type: ignore[return-value]

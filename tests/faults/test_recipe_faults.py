@@ -1,0 +1,175 @@
+"""A recipe, data or a folder that does not fit is one sentence that says what, where, and the way out."""
+
+import pytest
+
+import corpora
+from recipes import FILES, quiet, small
+from telescope.tasks.evaluate import predict, score
+from telescope.tasks.known import read
+from telescope.tasks.train import train
+from telescope.text.corpora import SUMMARIES, TEXTS, TRANSLATIONS
+from telescope.text.tokenizer import bpe, from_codes
+
+TINY = next(file for file in FILES if file.stem == "multi30k-tiny")
+
+
+def refused(call, *said):
+    with pytest.raises(ValueError, match=r".") as problem:
+        call()
+    sentence = str(problem.value)
+    assert "\n" not in sentence
+    for words in said:
+        assert words in sentence
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('task = "translate"', 'task = "tranlate"', "there is no task='tranlate'; did you mean \"translate\"?"),
+        ('task = "translate"', "", "there is no task=None"),
+        ("[training]", "[trianing]", 'a recipe to translate has no "trianing"; did you mean "training"?'),
+        ('task = "translate"', 'task = "translate"\nmetrics = 3', 'has no "metrics"; did you mean "metric"?'),
+        ("[metric]\ntokens", "[decoding.more]\ntokens", '[decoding]: Decoding has no field "more"'),
+        ("lr = 0.005", "learning_rate = 0.005", '[training]: Training has no field "learning_rate"'),
+        ("lr = 0.005", 'lr = "0.005"', "[training]: lr='0.005' is str; it takes float"),
+        ("steps = 8000", "", "[training]: steps or epochs says it, and neither is given"),
+        ("d_model = 128", "d_model = 130", "[model]: d_model=130 cannot be split into heads=4; nearest: 128 or 132"),
+        ("d_model = 128", "d_mdel = 128", '[model]: TransformerConfig has no field "d_mdel"; did you mean "d_model"?'),
+        ("d_model = 128", "vocabulary = 128", "[model]: vocabulary=128 is what the tokenizer says; leave it out"),
+        ('kind = "Transformer"', 'kind = "Tansformer"', "[model]: kind='Tansformer' is no model; did you mean"),
+        ('kind = "multi30k"', 'kind = "words"', '[tokenizer]: there is no kind="words"; there are bpe, multi30k'),
+        (
+            'corpus = "multi30k-tokens"',
+            'corpus = "multi30k-token"',
+            '[data]: there is no corpus="multi30k-token"; did you',
+        ),
+        ('target = "de"', 'target = "fr"', '[data]: there is no target="fr"'),
+        ('target = "de"', "", "[data]: "),
+        ("beams = 5", "beams = 0", "[decoding]: beams=0 must be at least 1"),
+        ("lr = 0.005", "lr = ", "is not a recipe that can be read"),
+    ],
+)
+def test_a_recipe(tmp_path, old, new, said):
+    text = TINY.read_text()
+    assert old in text
+    file = tmp_path / "mine.toml"
+    file.write_text(text.replace(old, new))
+    refused(lambda: read(file), "mine", said)
+
+
+def test_a_recipe_that_is_not_there():
+    refused(lambda: read(TINY.with_name("multi30k-tny.toml")), "there is no recipe", 'multi30k-tiny.toml"?')
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("multi30k", "multi30k"),
+        ("multi30k-tokens", "multi30k"),
+        ("tatoeba", "tatoeba_de_en"),
+        ("debian-descriptions", "debian_ddtp_en_de"),
+        ("debian-synopsis", "debian_synopsis"),
+        ("samsum", "samsum"),
+        ("tiny-shakespeare", "tiny_shakespeare"),
+        ("wikitext2", "wikitext2"),
+    ],
+)
+def test_data_that_are_missing(tmp_path, name, folder):
+    languages = ("en", "de") if name in TRANSLATIONS else ()
+    read = (TRANSLATIONS | SUMMARIES | TEXTS)[name]
+    refused(lambda: read(tmp_path, "train", *languages), f"{folder}; get it from ", "--data or TELESCOPE_DATA")
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "contents", "said"),
+    [
+        ("tatoeba", "tatoeba_de_en/deu.txt", b"Hi.\tHallo!\nRun!\n", "line 2: has 1 columns separated by tabs, not 2"),
+        ("tatoeba", "tatoeba_de_en/deu.txt", b"Hi.\tHallo!\nRun!\tL\xffuf!\n", "line 2: is not UTF-8"),
+        ("tatoeba", "tatoeba_de_en/deu.txt.gz", b"no gzip", "deu.txt.gz cannot be read"),
+        ("multi30k", "multi30k/raw/train.en", b"one\n", "has 1 lines, "),
+        (
+            "debian-synopsis",
+            "debian_synopsis/train.jsonl",
+            b'{"document": "a"}\n',
+            "line 1: is not an object that says",
+        ),
+        ("debian-synopsis", "debian_synopsis/train.jsonl", b'{"document"\n', "line 1: is not JSON"),
+        ("samsum", "samsum/val.json", b'[{"dialogue": 3, "summary": ""}]', "record 1: is not an object that says"),
+    ],
+)
+def test_data_that_are_broken(tmp_path, name, file, contents, said):
+    corpora.make(tmp_path)
+    (tmp_path / f"{file}.gz").unlink(missing_ok=True)
+    (tmp_path / file).write_bytes(contents)
+    languages = ("en", "de") if name in TRANSLATIONS else ()
+    read = (TRANSLATIONS | SUMMARIES)[name]
+    refused(lambda: read(tmp_path, "train", *languages), file.removesuffix(".gz"), said)
+
+
+def test_a_file_that_is_missing(tmp_path):
+    corpora.make(tmp_path)
+    (tmp_path / "multi30k/raw/train.en").unlink()
+    refused(lambda: TRANSLATIONS["multi30k"](tmp_path, "train", "en", "de"), "train.en, and no train.en.gz beside it")
+
+
+def test_one_language_is_no_translation(tmp_path):
+    corpora.make(tmp_path)
+    refused(lambda: TRANSLATIONS["tatoeba"](tmp_path, "train", "en", "en"), 'source and target are both "en"')
+
+
+def test_tokenizers():
+    refused(lambda: bpe(["a"], 100), "size=100 is too small for BPE", "260")
+    refused(lambda: from_codes(["e i"], ["a"]), 'the codes begin with "e i"')
+
+
+def test_folders_that_hold_something_else(tmp_path):
+    corpora.make(tmp_path / "data")
+    recipe = small(read(TINY))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.tex").write_text("")
+    refused(lambda: train(recipe, tmp_path / "mine", data=tmp_path / "data"), "holds thesis.tex", "a new folder")
+    train(recipe, tmp_path / "run", data=tmp_path / "data", report=quiet)
+    other = small(read(TINY.with_stem("multi30k-de-en")))
+    refused(lambda: train(other, tmp_path / "run", data=tmp_path / "data"), "a run of multi30k-tiny with another data")
+    more = small(read(TINY), lr=0.1)
+    refused(lambda: train(more, tmp_path / "run", data=tmp_path / "data", report=quiet), "training.lr is 0.005 there")
+    refused(lambda: score(tmp_path / "run"), "test.jsonl to score; telescope evaluate --predict")
+    refused(lambda: predict(tmp_path / "run", data=tmp_path / "data", split="tst"), 'there is no split="tst"; did you')
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", "recipes/none.toml", "--out", "x"], "there is no recipe recipes/none.toml"),
+        (["train", str(TINY)], "--out"),
+        (["train", str(TINY), "--out", "x", "--data", "nowhere"], "there is no nowhere/multi30k; get it from"),
+        (["evaluate", "nowhere"], "there is no recipe nowhere/recipe.toml"),
+        (["evaluate", "nowhere", "--predict", "--score"], "the two halves"),
+        (["evaluate", "nowhere", "nobody", "--out", "x"], "of one folder, not of 2"),
+        (["evaluate", "nowhere", "--recipe", str(TINY)], "nowhere is no folder in which answers can be kept; --out"),
+    ],
+)
+def test_commands(command, tmp_path, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    code, printed, complaint = command(*arguments)
+    assert (code, printed) == (2, "")
+    assert said in complaint
+    assert len(complaint.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []  # nothing was begun
+
+
+def test_commands_that_fit(command, tmp_path, monkeypatch):
+    corpora.make(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text(small(read(TINY)).to_toml())
+    assert command("train", "mine.toml", "--out", "run", "--steps", "1")[0] == 0
+    code, printed, _ = command("evaluate", "run", "--predict")
+    assert (code, printed) == (0, "run/evaluation/test.jsonl\n")
+    code, printed, _ = command("evaluate", "run", "--score")
+    assert code == 0
+    assert printed.startswith("multi30k-tiny   test (4)   bleu ")
+    assert '"answers": 4' in command("evaluate", "run", "--score", "--json")[1]
+    printed = command("evaluate", "run", "run", "--score")[1]
+    assert printed.splitlines()[2].startswith("mean of 2 runs   bleu ")
+    assert command("evaluate", "run", "--out", "elsewhere", "--recipe", "mine.toml")[0] == 0
+    assert (tmp_path / "elsewhere/test.json").read_text() == (tmp_path / "run/evaluation/test.json").read_text()

@@ -1,0 +1,219 @@
+"""What goes wrong while training is one sentence, and the last good checkpoint is kept."""
+
+import os
+import re
+import resource
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from learning import gpt, learn, losses, luong, pairs, transformer
+from telescope import training
+from telescope.models import LoadError
+from telescope.training import Examples, Logged, Saved, Training, TrainingError, Windows
+from telescope.training.shard import shard
+from telescope.training.tensorboard import tensorboard
+from telescope.training.validation import Better
+
+pytestmark = pytest.mark.usefixtures("on_cpu")
+
+
+def says(*words):
+    return "(?s)" + ".*".join(map(re.escape, words))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"stepz": 3}, ['Training has no field "stepz"', 'did you mean "steps"']),
+        ({"tokens": 5}, ["steps or epochs", "neither"]),
+        ({"steps": 5, "epochs": 2, "rows": 1}, ["steps or epochs", "both"]),
+        ({"steps": 5}, ["tokens or rows", "neither"]),
+        ({"steps": 0, "rows": 1}, ["steps=0", "at least 1"]),
+        ({"steps": 1, "rows": 1, "lr": 0.0}, ["lr=0.0", "above zero"]),
+        ({"steps": 1, "rows": 1, "schedule": "cosin"}, ['schedule="cosin"', 'did you mean "cosine"']),
+        ({"steps": 1, "rows": 1, "label_smoothing": 1.0}, ["label_smoothing=1.0", "below 1"]),
+        ({"steps": 1, "rows": 1, "warmup": -1}, ["warmup=-1"]),
+        ({"steps": 1, "rows": 1, "clip": float("nan")}, ["clip=nan"]),
+        ({"steps": 1, "rows": 1, "save_every": 0}, ["save_every=0"]),
+        ({"steps": 1, "rows": 1, "seed": "1"}, ["seed='1' is str", "int"]),
+        ({"steps": 1, "rows": 1, "capture": True, "accumulate": 2}, ["capture", "accumulate=2"]),
+    ],
+)
+def test_settings_that_do_not_fit(fields, words):
+    with pytest.raises((TypeError, ValueError), match=says(*words)):
+        Training(**fields)
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ([], ["0 columns"]),
+        ([[]], ["no examples"]),
+        ([[[1], [2]], [[1, 2]]], ["2 sources and 1 targets"]),
+        ([[[1], []], [[1, 2], [1, 2]]], ["source 1 has 0 ids", "at least 1"]),
+        ([[[1], [1]], [[1, 2], [1]]], ["target 1 has 1 ids", "at least 2"]),
+        ([[[1, 2], [3, -4, 5]]], ["text 1 has the id -4", "0 and above"]),
+        ([[[1, 2.5]]], ["texts are torch.float32", "whole numbers"]),
+    ],
+)
+def test_examples_that_are_none(columns, words, unchecked):
+    with pytest.raises((TypeError, ValueError), match=says(*words)):
+        Examples(*columns)
+
+
+@pytest.mark.parametrize(
+    ("ids", "block", "words"),
+    [
+        ([1, 2, 3], 3, ["block=3", "text of 3 ids", "1 to 2"]),
+        ([1, 2, 3], 0, ["block=0"]),
+        ([1, -2, 3], 1, ["ids has -2"]),
+        ([[1, 2], [3, 4]], 1, ["shape (2, 2)"]),
+        ([1.0, 2.0], 1, ["torch.float32"]),
+    ],
+)
+def test_texts_without_windows(ids, block, words, unchecked):
+    with pytest.raises((TypeError, ValueError), match=says(*words)):
+        Windows(ids, block)
+
+
+def test_an_id_that_the_model_does_not_know(tmp_path):
+    with pytest.raises(ValueError, match=says("the data has the id 20", "0 to 19")):
+        learn(transformer(), Examples([[20]], [[1, 2]]), tmp_path)
+
+
+def test_what_is_better_must_be_said():
+    assert Better.of("highest bleu") == Better("bleu", lower=False)
+    with pytest.raises(ValueError, match=says('better="bleu"', '"highest bleu" does')):
+        Better.of("bleu")
+
+
+def test_a_validation_without_the_figure_that_decides(tmp_path):
+    with pytest.raises(ValueError, match=says("validation says bleu", 'not "loss"')):
+        learn(transformer(), Examples(*pairs()), tmp_path, validate=lambda model: {"bleu": 1.0}, steps=1)
+
+
+# --------------------------------------------------------------------------------------------------- numbers that end
+
+
+def test_a_loss_that_is_no_number_keeps_the_last_good_checkpoint(tmp_path):
+    model, data = gpt(), Examples(pairs()[1])
+
+    def poison(event):
+        if event == Saved(4, tmp_path / "checkpoints" / "step-00000004"):
+            with torch.no_grad():
+                model.norm.weight.fill_(torch.nan)
+
+    with pytest.raises(TrainingError, match=says("at step 5 the loss is nan", "of step 4 is kept", "lower lr")):
+        learn(model, data, tmp_path, save_every=2, steps=8, tell=poison)
+    _, events = learn(gpt(), data, tmp_path, save_every=2, steps=8)
+    assert set(losses(events)) == {5, 6, 7, 8}
+
+
+def test_weights_that_are_no_numbers_are_not_saved(tmp_path):
+    """Told when they are to be saved, though no loss was looked at in between."""
+    model = gpt()
+
+    def poison(event):
+        if isinstance(event, Saved) and event.step == 2:
+            with torch.no_grad():
+                model.embedding.weight[0, 0] = torch.inf
+
+    with pytest.raises(TrainingError, match=says("at step 3 weights are no longer numbers", "step 2 is kept")):
+        learn(model, Examples(pairs()[1]), tmp_path, save_every=1, log_every=2, steps=8, tell=poison)
+    assert os.listdir(tmp_path / "checkpoints") == ["step-00000002"]
+
+
+# ------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path):
+    data, limits = Examples(*pairs()), resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(event):
+        if isinstance(event, Logged) and event.step == 3:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, limits[1]))  # no file can be larger
+
+    try:
+        with pytest.raises(TrainingError, match=says("step-00000004 cannot be", "file too large", "step 2 is kept")):
+            learn(transformer(), data, tmp_path, save_every=2, tell=fill)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.listdir(tmp_path / "checkpoints") == ["step-00000002"]
+    _, unbroken = learn(transformer(), data, tmp_path / "whole")
+    _, events = learn(transformer(), data, tmp_path, save_every=2)
+    assert losses(events) == {step: loss for step, loss in losses(unbroken).items() if step > 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"lr": 0.5}, ["training.lr is 0.003 there and 0.5 here"]),
+        ({"data": Examples(*pairs(seed=6))}, ["data is", "checksum"]),
+        ({"model": transformer(d_hidden=48)}, ["model.d_hidden is 32 there and 48 here"]),
+        ({"model": luong()}, ["model.kind is 'Transformer' there and 'LuongTranslator' here"]),
+    ],
+)
+def test_the_checkpoint_of_another_run_is_refused(change, words, tmp_path):
+    run = {"model": transformer(), "data": Examples(*pairs())}
+    learn(**run, out=tmp_path, steps=2)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(TrainingError, match=says("holds a checkpoint of another run", *words, "another folder")):
+        learn(**run | change, out=tmp_path, steps=2)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_how_often_it_is_looked_at_may_change(tmp_path):
+    data = Examples(*pairs())
+
+    def stop(event):
+        if isinstance(event, Logged):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        learn(transformer(), data, tmp_path, save_every=2, log_every=3, tell=stop)
+    _, events = learn(transformer(), data, tmp_path, save_every=5, log_every=4, watch_every=3)
+    assert set(losses(events)) == {4, 8}
+
+
+@pytest.mark.parametrize("file", ["state.json", "weights.safetensors", "optimiser.safetensors"])
+def test_a_damaged_checkpoint_is_named(file, tmp_path):
+    learn(transformer(), Examples(*pairs()), tmp_path, steps=2)
+    damaged = tmp_path / "checkpoints" / "step-00000002" / file
+    damaged.write_bytes(damaged.read_bytes()[:-20])
+    with pytest.raises(LoadError, match=says(str(damaged))):
+        learn(transformer(), Examples(*pairs()), tmp_path, steps=2)
+
+
+def test_what_a_killed_run_left_is_cleared(tmp_path):
+    left = tmp_path / "checkpoints" / ".step-00000002.new-0123abcd"
+    left.mkdir(parents=True)
+    (left / "weights.safetensors").write_bytes(b"half")
+    learn(transformer(), Examples(*pairs()), tmp_path, steps=2)
+    assert os.listdir(tmp_path / "checkpoints") == ["step-00000002"]
+
+
+# ------------------------------------------------------------------------------------------------------ what is missing
+
+
+@pytest.mark.parametrize("name", ["accelerate", "tensorboard"])
+def test_a_library_that_is_not_there_is_named(name, monkeypatch, tmp_path):
+    run = gpt(), Windows([1, 2, 3], 1), training.language, Training(steps=1, rows=1), tmp_path
+    needs = {"accelerate": lambda: training.train(*run), "tensorboard": lambda: tensorboard(tmp_path)}[name]
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ValueError, match=says(f"training needs {name}", "pip install telescope-attention[train]")):
+        needs()
+
+
+def test_an_lstm_is_not_sharded():
+    with pytest.raises(ValueError, match=says("shard=True", "LSTM")):
+        shard(luong(), torch.device("cpu"))
+
+
+def test_settings_are_frozen():
+    said = Training(steps=1, rows=1)
+    with pytest.raises(AttributeError):
+        said.steps = 2
+    assert replace(said, steps=2).steps == 2

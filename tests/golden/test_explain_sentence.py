@@ -1,0 +1,159 @@
+"""`telescope explain "..."`: what is printed of a sentence is what the translator computed."""
+
+import json
+import re
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import telescope as ts
+import writers
+from telescope.observe.table import text
+from telescope.tasks.explain_sentence import draw
+from telescope.tasks.sentence import explained
+from telescope.tasks.show import shares
+
+TITLES = ("Encoder self-attention", "Decoder masked self-attention", "Encoder-decoder attention")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return writers.learnt()
+
+
+@pytest.fixture(scope="module")
+def notes(model):
+    return explained(model, writers.NOTES, name="learnt")
+
+
+def weights_of(model, name):
+    """Straight from the model, for the sentence of the notes and its translation."""
+    source, target = (model.tokenizer.encode(said).ids for said in (writers.NOTES, writers.PAIRS[writers.NOTES]))
+    with ts.watch(model, layers=name, keep="steps") as recording, torch.no_grad():
+        model(torch.tensor([source]), torch.tensor([[writers.START, *target[:-1]]]))
+    return recording[name].trace().weights[0]
+
+
+def test_the_sentence_is_translated_and_its_attentions_are_the_models(model, notes):
+    assert notes.translation == writers.PAIRS[writers.NOTES]
+    assert tuple(scene.title for scene in notes.scenes) == TITLES
+    encoder, decoder, cross = notes.scenes
+    assert (encoder.word, decoder.word) == ("telescope", cross.word)
+    for scene, name in zip(notes.scenes, ("encoder.0.self", "decoder.1.self", "decoder.1.cross"), strict=True):
+        layer = [watched.name for watched in scene.looking.layers].index(name)
+        for head in range(4):
+            assert_close(scene.looking.trace(layer, head).weights[0, 0], weights_of(model, name)[head])
+
+
+def test_which_heads_read_which_by_hand(model, notes):
+    """A head reads a word if it gives it more than its share of the pieces; of two, the one that it gives more so."""
+    words = notes.scenes[0].looking.columns
+    telescope, man, astronomer = (words.tokens(words.find(word)) for word in ("telescope", "man", "astronomer"))
+    even = [len(man) / len(words.of), len(astronomer) / len(words.of)]
+    assert_close(list(notes.even), even)
+    rows = weights_of(model, "encoder.0.self")[:, telescope].mean(1)
+    for head, reading in enumerate(notes.readings):
+        given = [rows[head, man].sum().item(), rows[head, astronomer].sum().item()]
+        times = [given[0] / even[0], given[1] / even[1]]
+        assert reading.head == f"encoder.0.self head {head}"
+        assert_close(list(reading.weights), given)
+        assert reading.reads == (None if max(times) <= 1 else 0 if times[0] >= times[1] else 1)
+
+
+def test_every_head_is_told_of_once(notes):
+    printed = text(draw(notes), width=300)
+    told = printed[printed.index("which heads read which") :]
+    lines = {word: told[told.index(f"telescope → {word}") :].splitlines()[0] for word in ("man", "astronomer")}
+    for reading in notes.readings:
+        for number, word in enumerate(("man", "astronomer")):
+            shown = f"{reading.head} ({reading.weights[number]:.4f})"
+            assert (shown in lines[word]) == (reading.reads == number)
+    neither = sum(reading.reads is None for reading in notes.readings)
+    assert f"{neither} of {len(notes.readings)} heads" in told
+
+
+@pytest.mark.parametrize("width", [72, 120])
+def test_what_is_printed(notes, width):
+    printed = text(draw(notes), width=width)
+    assert printed.startswith(f"{writers.NOTES}\n{writers.PAIRS[writers.NOTES]}\n")
+    assert "its row is the mean over them, its column their sum" in " ".join(printed.split())
+    positions = [printed.index(title) for title in TITLES]
+    assert positions == sorted(positions)
+    assert max(map(len, printed.splitlines())) <= width
+    assert not re.search(r"\d…", printed)  # no number is cut short
+
+
+def test_numbers_of_a_row_are_hundredths_of_the_weights(notes):
+    scene = notes.scenes[0]
+    row = scene.looking.weights[0, 2, scene.row]
+    printed = text(draw(notes), width=120)
+    line = next(line for line in printed.splitlines() if line.strip().startswith("head 2"))
+    assert line.split()[2:] == [f"{100 * weight:.0f}" for weight in row.tolist()]
+
+
+def test_what_does_not_fit_is_a_list_of_what_is_given_most():
+    rows, columns = ["hier", "dort"], [f"word{j}" for j in range(30)]
+    weights = torch.full((2, 30), 0.01)
+    weights[0, 7], weights[1, 3], weights[1, 29] = 0.71, 0.41, 0.31
+    printed = text(shares(rows, columns, weights), width=60).splitlines()
+    assert printed[0].split()[:5] == ["hier", "word7", "71", "word0", "1"]
+    assert printed[1].split()[:5] == ["dort", "word3", "41", "word29", "31"]
+    assert max(map(len, printed)) <= 60
+    assert len(text(shares(rows, columns, weights), width=400).splitlines()) == 3  # there all of it fits
+
+
+def test_the_future_is_not_looked_at(notes):
+    weights = notes.scenes[1].looking.weights
+    assert weights.triu(1).abs().max() == 0
+    assert weights.tril().sum(-1).allclose(torch.ones(1))
+
+
+def test_steps_and_every_head_on_demand(notes):
+    short, steps, every = (text(draw(notes, **how), width=120) for how in ({}, {"steps": True}, {"every_head": True}))
+    assert "product by product" not in short
+    assert steps.count("product by product") == 3
+    assert steps.count("7  context = weights · v") == 2
+    assert steps.count("8  context = weights · v") == 1  # one more step, the mask
+    assert short.count(": every row") == 3
+    assert every.count(": every row") == 4 * (1 + 2 + 2)
+
+
+def test_a_head_can_be_chosen(model):
+    chosen = explained(model, "I am tired.", name="learnt", layer=0, head=2)
+    assert all((scene.layer, scene.head) == (0, 2) for scene in chosen.scenes)
+    deep = explained(model, "I am tired.", name="learnt", layer=1)  # the encoder has one layer, the decoder two
+    assert [scene.layer for scene in deep.scenes] == [0, 1, 1]
+
+
+def test_the_head_that_is_shown_looks_at_one_word_most(model):
+    first = explained(model, "I am tired.", name="learnt").scenes[0]
+    assert first.word == "tired"  # the last word, not the full stop
+    weights = first.looking.weights[:, :, first.row].clone()
+    weights[..., [first.row, len(first.looking.columns.names) - 1]] = 0  # neither itself nor the end
+    assert weights[first.layer, first.head].max() == weights.max()
+
+
+def test_a_word_of_the_translation_can_be_asked_for(model):
+    asked = explained(model, "I am tired.", name="learnt", query="ICH")
+    assert [scene.word for scene in asked.scenes[1:]] == ["Ich", "Ich"]
+
+
+def test_command_prints_it(command, model, tmp_path):
+    model.save(tmp_path / "learnt")
+    code, printed, complaint = command("explain", *writers.NOTES.split(), "--model", str(tmp_path / "learnt"))
+    assert (code, complaint) == (0, "")
+    assert printed.startswith(f"{writers.NOTES}\n{writers.PAIRS[writers.NOTES]}\n")
+    assert "\x1b" not in printed
+    how = ["--model", str(tmp_path / "learnt"), "--query", "I", "--between", "am,tired", "--json"]
+    numbers = json.loads(command("explain", "I am tired.", *how)[1])
+    assert (numbers["sentence"], numbers["translation"]) == ("I am tired.", "Ich bin müde.")
+    names = [attention["name"] for attention in numbers["attentions"]]
+    assert names[0] == "encoder.0.self"
+    assert names[-1].endswith("cross")
+    assert {reading["from"] for reading in numbers["readings"]} == {"I"}
+    kept = explained(model, "I am tired.", name="learnt").scenes[0].looking
+    first = numbers["attentions"][0]
+    assert_close(torch.tensor(first["word_weights"]), kept.weights[0])
+    steps = {step["name"]: step["numbers"] for step in first["trace"]["steps"]}
+    assert torch.equal(torch.tensor(steps["scores"]), kept.layers[0].trace().scores)

@@ -1,0 +1,50 @@
+"""Long texts in parts: sentences where they end, and pieces that fit."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from telescope.tasks.parts import apart, sentences, together
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I am tired.|Let's go.",
+        "Mr. Smith is here.|Is Dr. J. Watson, too?|No!",
+        'He said: "Go!"|Then he left.',
+        "It costs 3.50 dollars.|Really?!|Yes…|Well.",
+        "Use a tool, e.g. a hammer, i.e. something heavy.",
+        "He waited ... and waited.",
+        "Am 3. Mai kommt Hr. Meier, z. B. um 8 Uhr.|Gut.",
+        "It was in 1990.|He left.",
+        "No.|So do I.|Good.",
+        "no end",
+        "",
+        "  Space around. ",
+        "你好。|再见！",
+    ],
+)
+def test_where_sentences_end(text):
+    said = text.replace("|", " ") if "。" not in text else text.replace("|", "")
+    assert sentences(said) == [part.strip() for part in text.split("|") if part.strip()]
+
+
+def test_a_long_sentence_is_cut_behind_a_comma_or_between_words():
+    assert apart("one two three, four five six", lambda text: len(text) <= 16) == ["one two three,", "four five six"]
+    assert apart("one two three four", lambda text: len(text) <= 9) == ["one two", "three", "four"]
+    assert apart("abcdefgh", lambda text: len(text) <= 4) == ["abcd", "efgh"]
+
+
+def test_sentences_stay_together_as_far_as_they_fit():
+    text = "One two. Three four. Five six."
+    assert together(text, lambda text: True) == [text]
+    assert together(f" {text}\n", lambda text: len(text) <= 20) == ["One two. Three four.", "Five six."]
+    assert together(" \n", lambda text: True) == []
+
+
+@given(text=st.text("ab .,!?\nAB", max_size=60), most=st.integers(1, 30), cut=st.sampled_from([apart, together]))
+def test_nothing_is_lost_and_everything_fits(text, most, cut):
+    parts = cut(text, lambda part: len(part) <= most)
+    assert "".join("".join(parts).split()) == "".join(text.split())
+    assert all(0 < len(part) <= most for part in parts)

@@ -1,0 +1,128 @@
+"""Models that ship: found by name, small, described, and writing the same text everywhere."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import telescope as ts
+import writers
+from telescope.models import shipped
+from telescope.models.files import tensors
+
+HERE = Path(__file__).parent
+MEGABYTES = {"translator-en-de": 16, "summarizer": 16, "shakespeare": 16}
+ALTOGETHER = 40
+CARD = ("data", "licence", "recipe", "figure", "limits")  # what a model card has a heading for
+
+
+@pytest.fixture
+def shelf(monkeypatch, tmp_path):
+    """A package that ships one model, seen from an empty folder."""
+    writers.translator().to(torch.bfloat16).save(tmp_path / "package" / "translator-xx")
+    (tmp_path / "package" / "no-model").mkdir()
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setattr(shipped, "HERE", tmp_path / "package")
+    return tmp_path
+
+
+def test_a_name_is_enough(shelf):
+    """In float32, though its file is not."""
+    model = ts.load("translator-xx")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert model.tokenizer is not None
+    half = ts.load("translator-xx", dtype=torch.bfloat16)
+    assert torch.equal(half.embedding.weight.float(), model.embedding.weight)
+    assert torch.equal(half.embedding.weight, writers.translator().embedding.weight.bfloat16())
+
+
+def test_a_folder_of_that_name_wins(shelf):
+    other = writers.translator(d_model=24)
+    other.save("translator-xx")
+    assert ts.load("translator-xx").config.d_model == 24
+    assert ts.load("./translator-xx").config.d_model == 24
+    with pytest.raises(ts.LoadError, match="does not exist"):
+        ts.load("elsewhere/translator-xx")  # a path is no name
+
+
+def test_a_name_that_nobody_has(shelf):
+    with pytest.raises(ts.LoadError) as caught:
+        ts.load("translator-xy")
+    assert str(caught.value) == (
+        'there is no model "translator-xy"; did you mean "translator-xx"? Shipped: translator-xx. A folder works too.'
+    )
+    with pytest.raises(ts.LoadError, match=r'no model "qqq"\. Shipped: translator-xx\. A folder works too\.'):
+        ts.load("qqq")
+    Path("my-gpt").mkdir()
+    with pytest.raises(ts.LoadError, match=r'did you mean "my-gpt"\?'):
+        ts.load("my_gpt")
+
+
+def test_commands_take_the_name(shelf, command):
+    code, _, complaint = command("translate", "Good morning.", "--model", "translator-xx", "--beam", "1")
+    assert (code, complaint) == (0, "")
+    code, printed, complaint = command("translate", "Good morning.", "--model", "translator-en-fr")
+    assert (code, printed) == (2, "")
+    assert 'there is no model "translator-en-fr"' in complaint
+
+
+# --------------------------------------------------------------------------------------------------- what really ships
+
+
+def folder(name):
+    there = shipped.shipped()
+    if name not in there:
+        pytest.skip(f"{name} does not ship yet: there is no {shipped.HERE / name}")
+    return there[name]
+
+
+@pytest.mark.parametrize("name", MEGABYTES)
+def test_it_is_small_and_in_halves(name):
+    place = folder(name)
+    assert sum(file.stat().st_size for file in place.iterdir()) <= MEGABYTES[name] * 1_000_000
+    assert {entry.kind for entry in tensors.in_folder(place).values()} == {"BF16"}
+
+
+@pytest.mark.parametrize("name", MEGABYTES)
+def test_its_card_says_what_it_is(name):
+    card = (folder(name) / "README.md").read_text(encoding="utf-8").lower()
+    headings = [line.lstrip("# ") for line in card.splitlines() if line.startswith("#")]
+    assert not [part for part in CARD if not any(part in heading for heading in headings)]
+
+
+def test_all_of_them_together_are_small():
+    sizes = [file.stat().st_size for place in shipped.shipped().values() for file in place.iterdir()]
+    assert sum(sizes) <= ALTOGETHER * 1_000_000
+
+
+def test_ten_sentences_are_the_same_text_everywhere(command):
+    """Recorded by: telescope translate tests/golden/translations.en > tests/golden/translations.de"""
+    folder("translator-en-de")
+    code, printed, complaint = command("translate", str(HERE / "translations.en"))
+    assert (code, complaint) == (0, "")
+    assert printed == (HERE / "translations.de").read_text(encoding="utf-8")
+
+
+def test_the_notes_sentence_is_explained(command):
+    folder("translator-en-de")
+    code, printed, complaint = command("explain", writers.NOTES)
+    assert (code, complaint) == (0, "")
+    assert "telescope → man" in printed
+    assert "telescope → astronomer" in printed
+
+
+def test_a_description_becomes_a_line(command):
+    folder("summarizer")
+    described = "This package contains a program that looks at the attention of a model. It draws it in colour."
+    code, printed, complaint = command("summarize", described)
+    assert (code, complaint) == (0, "")
+    assert 0 < len(printed.strip().split()) < 20
+
+
+def test_shakespeare_goes_on(command):
+    folder("shakespeare")
+    code, printed, complaint = command("generate", "ROMEO:", "--tokens", "80")
+    assert (code, complaint) == (0, "")
+    assert printed.startswith("ROMEO:")
+    assert len(printed) > 60

@@ -1,0 +1,113 @@
+"""Pieces joined to words, by where they stand in the text and by no tokenizer's habits."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+import writers
+from telescope.observe.words import Words
+from telescope.tasks.looking import words
+
+
+def metaspace():
+    """▁the, with a token for what it does not know."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    trainer = trainers.BpeTrainer(vocab_size=60, special_tokens=["<unk>"], show_progress=False)
+    tokenizer.train_from_iterator(["the man saw the astronomer"] * 3, trainer)
+    return tokenizer
+
+
+def lowered():
+    """A tokenizer that changes the text before it cuts it."""
+    tokenizer = writers.byte_level()
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    return tokenizer
+
+
+TRANSLATOR = writers.translator()
+TOKENIZERS = {
+    "bytes": writers.byte_level(),
+    "metaspace": metaspace(),
+    "characters": writers.of_characters(),
+    "lowered": lowered(),
+}
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("The man saw the astronomer.", "The man saw the astronomer ."),
+        ("the  man,\tsaw", "the man , saw"),
+        ("man's well-known man", "man's well-known man"),
+        ("- so -", "- so -"),
+        ("  the man ", "the man"),
+        ("a", "a"),
+    ],
+)
+def test_words_are_those_of_the_text(kind, text, names):
+    found = Words.of_text(text, TOKENIZERS[kind].encode(text))
+    assert " ".join(name for i, name in enumerate(found.names) if i in found.real) == names
+
+
+def test_pieces_by_hand():
+    """Le télescope! as Le, ·tél, ·es, ·cope, ! and the end: four words of six tokens."""
+    found = Words.of_spans("Le télescope!", [(0, 2), (2, 6), (6, 8), (8, 12), (12, 13), "</s>"])
+    assert found.names == ("Le", "télescope", "!", "</s>")
+    assert found.of == (0, 1, 1, 1, 2, 3)
+    assert found.pieces == ("Le", "tél", "·es", "·cope", "!", "</s>")
+    assert found.real == (0, 1, 2)
+    assert found.tokens(1) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "spans", "names", "of"),
+    [
+        ("a b", [(0, 1), (1, 2), (2, 3)], ("a", "b"), (0, 1, 1)),  # a space goes with what follows it
+        ("a b", [(0, 2), (2, 3)], ("a", "b"), (0, 1)),  # or with what it is said with
+        ("a b ", [(0, 1), (1, 3), (3, 4)], ("a", "b"), (0, 1, 1)),  # the last one has only what is before it
+        ("so?!", [(0, 1), (1, 3), (3, 4)], ("so?!",), (0, 0, 0)),  # a token of two words makes one of them
+        ("é", [(0, 0), (0, 1)], ("é",), (0, 0)),  # half a character
+        ("😀", [(0, 1)] * 4, ("😀",), (0,) * 4),
+        ("ne\u0301e", [(0, 1), (1, 3), (3, 4)], ("ne\u0301e",), (0, 0, 0)),  # an accent that is written onto an e
+        ("ne\u0301 e", [(0, 1), (1, 2), (3, 5)], ("ne\u0301", "e"), (0, 0, 1)),  # of which its token does not know
+        ("देखा।", [(0, 2), (2, 4), (4, 5)], ("देखा", "।"), (0, 0, 1)),
+        ("", ["<s>", "</s>"], ("<s>", "</s>"), (0, 1)),
+        ("a", ["<s>", "<s>", (0, 1), "</s>"], ("<s>", "<s>", "a", "</s>"), (0, 1, 2, 3)),
+        ("a a", [(0, 1), "<mask>", (1, 3)], ("a", "<mask>", "a"), (0, 1, 2)),
+        ("", [], (), ()),
+    ],
+)
+def test_what_joins_and_what_does_not(text, spans, names, of):
+    found = Words.of_spans(text, spans)
+    assert (found.names, found.of) == (names, of)
+
+
+def test_find_is_the_last_in_any_case():
+    found = Words.of_spans("The man the", [(0, 3), (3, 7), (7, 11)])
+    assert (found.find("THE"), found.find("Man"), found.find("dog")) == (2, 1, None)
+
+
+@settings(max_examples=200, deadline=None)
+@given(kind=st.sampled_from([*TOKENIZERS]), text=st.text(max_size=24))
+def test_every_token_is_of_one_word_and_words_follow_each_other(kind, text):
+    encoding = TOKENIZERS[kind].encode(text)
+    found = Words.of_text(text, encoding)
+    assert len(found.of) == len(found.pieces) == len(encoding.ids)
+    assert sorted(set(found.of)) == list(range(len(found.names)))
+    assert list(found.of) == sorted(found.of)
+    if kind == "bytes" and text.strip():  # which loses nothing of a text
+        assert "".join("".join(found.names[i] for i in found.real).split()) == "".join(text.split())
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(st.characters(codec="utf-8"), max_size=24))
+def test_words_that_are_written_are_the_words_that_are_read(text):
+    """The same tokens, once by the offsets of the tokenizer and once by what each adds to the text."""
+    model = TRANSLATOR
+    encoding = model.tokenizer.encode(text)
+    if model.tokenizer.decode(encoding.ids).lstrip() == text:
+        read, written = Words.of_text(text, encoding), words(model, encoding.ids)
+        assert (read.names, read.of) == (written.names, written.of)

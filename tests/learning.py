@@ -1,0 +1,52 @@
+"""What the tests of training learn: words, and the same words backwards."""
+
+import torch
+
+from telescope import training
+from telescope.models import GPT, GPTConfig, LuongConfig, LuongTranslator, Transformer, TransformerConfig
+
+START, END, WORDS = 1, 2, 20
+SMALL = {"vocabulary": WORDS, "d_model": 16, "heads": 2}
+
+
+def pairs(count=12, seed=5, longest=9):
+    draw = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(2, longest + 1, (count,), generator=draw).tolist()
+    sources = [torch.randint(3, WORDS, (n,), generator=draw).tolist() for n in lengths]
+    return sources, [[START, *reversed(source), END] for source in sources]
+
+
+def transformer(**fields):
+    torch.manual_seed(3)
+    shape = {"encoder_blocks": 1, "decoder_blocks": 1, "d_hidden": 32, "dropout": 0.0}
+    return Transformer(TransformerConfig(**SMALL | shape | fields))
+
+
+def gpt(**fields):
+    torch.manual_seed(3)
+    return GPT(GPTConfig(**SMALL | {"blocks": 1, "max_positions": 32} | fields))
+
+
+def luong(**fields):
+    torch.manual_seed(3)
+    shape = {"vocabulary": WORDS, "d_embedding": 16, "d_model": 16, "layers": 1, "dropout": 0.0}
+    return LuongTranslator(LuongConfig(**shape | fields))
+
+
+def learn(model, data, out, *, tell=None, better="lowest loss", validate=None, **settings):
+    """The model that has learnt, and what was told on the way."""
+    events = []
+
+    def report(event):
+        events.append(event)
+        if tell is not None:
+            tell(event)
+
+    objective = training.language if isinstance(model, GPT) else training.translation
+    said = training.Training(**{"steps": 8, "tokens": 64, "lr": 3e-3, "log_every": 1} | settings)
+    trained = training.train(model, data, objective, said, out, validate=validate, better=better, report=report)
+    return trained, events
+
+
+def losses(events):
+    return {event.step: event.loss for event in events if isinstance(event, training.Logged)}
