@@ -1,6 +1,7 @@
 """What looks on: it takes what ran, of the heads that were asked for, and puts it into the recording."""
 
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from typing import Any
@@ -20,6 +21,10 @@ class Eye:
     def __init__(self, recording: Recording, heads: tuple[int, ...] | None) -> None:
         self.recording, self.heads, self.thread = recording, heads, get_ident()
         self.fed: list[Tensor] = []  # the tokens that came in last, the latest first
+        # where a compiled model falls back to Python, what looks on is not compiled; nobody else waits for the compiler
+        self.saw: Callable[[str, Ran], Call] = self._saw
+        if "torch._dynamo" in sys.modules:
+            self.saw = torch.compiler.disable(self._saw)  # type: ignore[no-untyped-call]
 
     def looks(self) -> bool:
         if torch.compiler.is_compiling():
@@ -28,8 +33,7 @@ class Eye:
             )
         return get_ident() == self.thread
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def saw(self, name: str, ran: Ran) -> Call:
+    def _saw(self, name: str, ran: Ran) -> Call:
         heads = ran.queries.shape[1]
         if self.heads is not None and max(self.heads) >= heads:
             raise ValueError(f'heads={[*self.heads]}: "{name}" has {heads}, counted from 0')
