@@ -1,7 +1,7 @@
 """What looks on: it takes what ran, of the heads that were asked for, and puts it into the recording."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from typing import Any
@@ -21,6 +21,10 @@ class Eye:
     def __init__(self, recording: Recording, heads: tuple[int, ...] | None) -> None:
         self.recording, self.heads, self.thread = recording, heads, get_ident()
         self.fed: list[Tensor] = []  # the tokens that came in last, the latest first
+        # where a compiled model falls back to Python, what looks on is not compiled; nobody else waits for the compiler
+        self.saw: Callable[[str, Ran], Call] = self._saw
+        if "torch._dynamo" in sys.modules:
+            self.saw = torch.compiler.disable(self._saw)  # type: ignore[no-untyped-call]
 
     def looks(self) -> bool:
         if torch.compiler.is_compiling():
@@ -28,13 +32,6 @@ class Eye:
                 "watch sees nothing of what torch.compile makes; inside the block, call what is not compiled"
             )
         return get_ident() == self.thread
-
-    def saw(self, name: str, ran: Ran) -> Call:
-        """Never compiled: where something around it is, torch would try. Its compiler takes seconds to import."""
-        see = self._saw
-        if "torch._dynamo" in sys.modules:
-            see = torch.compiler.disable(see)  # type: ignore[no-untyped-call]
-        return see(name, ran)
 
     def _saw(self, name: str, ran: Ran) -> Call:
         heads = ran.queries.shape[1]

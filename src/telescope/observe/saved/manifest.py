@@ -1,13 +1,12 @@
 """What recording.json says of a call, and which tensors it must then have."""
 
-from math import prod
 from typing import Any
 
 import torch
 
 from ...attention import Attention
 from ...models.files.errors import LoadError
-from ..kept import KEEP, Facts
+from ..kept import Facts
 
 FILE = "recording.json"
 KIND, VERSION = "telescope recording", 1
@@ -124,13 +123,3 @@ def _must_fit(name: str, shape: tuple[int, ...], wanted: Shape, where: str) -> N
     if len(shape) != len(wanted) or any(want not in (None, have) for have, want in zip(shape, wanted, strict=True)):
         said = ["any" if size is None else size for size in wanted]
         raise LoadError(f'{where}: tensor "{name}" has shape {list(shape)}, and {FILE} speaks of {said}')
-
-
-def kinds() -> list[str]:
-    return list(KEEP)
-
-
-def size_of(kind: str, shape: tuple[int, ...]) -> int:
-    from ...models.files.tensors import BYTES
-
-    return prod(shape) * BYTES[kind]

@@ -2,6 +2,7 @@
 
 import os
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ from torch import Tensor
 from ...attention import Attention
 from ...models.files import paths
 from ...models.files.errors import LoadError
-from ...models.files.tensors import header
+from ...models.files.tensors import BYTES, header
 from ..growing import Part
 from ..kept import KEEP, Call
 from ..recording import Recording
 from .definitions import meant
-from .manifest import FILE, KIND, VERSION, facts_of_json, must_be_told_right, size_of
+from .manifest import FILE, KIND, VERSION, facts_of_json, must_be_told_right
 
 
 class Filed(Part):
@@ -88,8 +89,8 @@ def _call(folder: Path, keep: str, name: str, said: Any, where: str) -> Call:
     facts = facts_of_json(name, said, attention, where)
     must_be_told_right(keep, facts, described, str(folder / file))
     parts = {
-        it: Filed(folder / file, it, size_of(*about))
-        for it, about in described.items()
+        it: Filed(folder / file, it, prod(shape) * BYTES[kind])
+        for it, (kind, shape) in described.items()
         if not it.startswith("attention.")
     }
     return KEEP[keep].opened(facts, parts)
