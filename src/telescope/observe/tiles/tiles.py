@@ -43,19 +43,19 @@ class Track(NamedTuple):
 class Tiles:
     """What has been summed once is remembered: a tile beside another one costs its own pixels alone."""
 
-    def __init__(self, head: OneHead, budget: int = BUDGET) -> None:
-        self.scores, self.budget, self.pyramid = Scores(head), budget, Pyramid(*head.size)
+    def __init__(self, head: OneHead) -> None:
+        self.scores, self.pyramid = Scores(head), Pyramid(*head.size)
         self.lse = torch.full((head.size[0],), torch.nan, dtype=self.scores.kind, device=head.queries.device)
         self.entropy = torch.full_like(self.lse, torch.nan)
         self.known = torch.zeros_like(self.lse, dtype=torch.bool)
         self._learning = Lock()
 
     @torch.no_grad()
-    def tile(self, z: int, x: int, y: int) -> Tile:
-        """Tile (x, y) of level z; x counts along the keys, y along the queries."""
+    def tile(self, z: int, x: int, y: int, budget: int = BUDGET) -> Tile:
+        """Tile (x, y) of level z; x counts along the keys, y along the queries. `budget` is of scores."""
         self._must_have(z, x, y)
         cells, columns = self.pyramid.cells(z), self.pyramid.keys_of(z, x)
-        rows, samples = self._rows(self.pyramid.queries_of(z, y), cells, len(columns))
+        rows, samples = self._rows(self.pyramid.queries_of(z, y), cells, len(columns), budget)
         pixel = rows // cells - y * TILE
         share, best = pooled(
             self.scores, rows, self.learnt(rows), pixel, int(pixel[-1]) + 1, columns, cells
@@ -63,11 +63,11 @@ class Tiles:
         return Tile(_framed(share), _framed(best), samples == cells, samples)
 
     @torch.no_grad()
-    def entropies(self, z: int, y: int) -> Track:
+    def entropies(self, z: int, y: int, budget: int = BUDGET) -> Track:
         """Of each pixel's queries the mean entropy, in nats."""
         self._must_have(z, 0, y)
         cells = self.pyramid.cells(z)
-        rows, samples = self._rows(self.pyramid.queries_of(z, y), cells, 0)
+        rows, samples = self._rows(self.pyramid.queries_of(z, y), cells, 0, budget)
         self.learnt(rows)
         pixel = rows // cells - y * TILE
         count = torch.bincount(pixel)
@@ -75,11 +75,11 @@ class Tiles:
         return Track(_framed(mean[None], 1)[0], samples == cells, samples)
 
     @torch.no_grad()
-    def received(self, z: int, x: int) -> Track:
+    def received(self, z: int, x: int, budget: int = BUDGET) -> Track:
         """The share of all weight that falls on each pixel's keys; summed over all of them, it is one."""
         self._must_have(z, x, 0)
         columns, whole = self.pyramid.keys_of(z, x), self.pyramid.cells(0)
-        rows, samples = self._rows(range(self.scores.size[0]), whole, len(columns))
+        rows, samples = self._rows(range(self.scores.size[0]), whole, len(columns), budget)
         nowhere = torch.zeros_like(rows)
         share, _ = pooled(self.scores, rows, self.learnt(rows), nowhere, 1, columns, self.pyramid.cells(z))
         return Track(_framed(share.exp2(), 1)[0], samples == whole, samples)
@@ -98,13 +98,13 @@ class Tiles:
                 self.known[new] = True
         return self.lse[rows]
 
-    def _rows(self, there: range, cells: int, width: int) -> tuple[Int[Tensor, " row"], int]:
+    def _rows(self, there: range, cells: int, width: int, budget: int) -> tuple[Int[Tensor, " row"], int]:
         """As many of each pixel's queries as the budget allows, all of them if it does; and how many these are."""
         samples = cells
         while True:
             rows = representatives(there, cells, samples).to(self.known.device)
             unknown = int((~self.known[rows]).sum())
-            if samples == 1 or len(rows) * width + unknown * self.scores.size[1] <= self.budget:
+            if samples == 1 or len(rows) * width + unknown * self.scores.size[1] <= budget:
                 return rows, samples
             samples //= 2
 
