@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .api import Api
 
 LONGEST = 256  # tokens: one tile, and as many walks
-LARGEST = 4_000_000  # characters of walks; those of the attention in view come first
+LARGEST = 2_000_000  # characters of walks; those of the attention in view come first
 USUAL = {"b": "0", "fmt": "f16"}
 POLICY = (
     "default-src 'none'; script-src {scripts}; style-src {styles}; img-src data: blob:; "
@@ -111,7 +111,8 @@ def page(file: dict[str, Any]) -> bytes:
         f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{title} · Telescope</title><style>{style}</style></head>"
-        f'<body><div class="telescope" id="telescope"></div><script type="application/json" id="telescope-answers">{safe(file)}</script>'
+        '<body><div class="telescope" id="telescope"></div>'
+        f'<script type="application/json" id="telescope-answers">{safe(file)}</script>'
         f'<script type="module">{script}</script></body></html>\n'
     ).encode("utf-8", "replace")
 

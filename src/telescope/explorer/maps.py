@@ -1,4 +1,4 @@
-"""The map: tiles and tracks of a head, made when they are asked for; the exact ones are kept for whoever comes again."""
+"""The map: tiles and tracks of a head, made when they are asked for; the exact ones are kept."""
 
 from dataclasses import dataclass
 from typing import Any

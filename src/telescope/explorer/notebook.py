@@ -1,4 +1,4 @@
-"""The explorer in a notebook: the same page in a cell, which asks the kernel instead of a server. Any number of them."""
+"""The explorer in a notebook: the same page in a cell, which asks the kernel instead of a server."""
 
 import json
 import os

@@ -14,7 +14,8 @@ class Pyramid:
 
     @property
     def max_zoom(self) -> int:
-        return (-(-max(self.queries, self.keys) // TILE) - 1).bit_length() if max(self.queries, self.keys) else 0
+        longest = max(self.queries, self.keys, 1)
+        return ((longest - 1) // TILE).bit_length()
 
     def cells(self, z: int) -> int:
         """How many queries, and how many keys, there are in a pixel."""
