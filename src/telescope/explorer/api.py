@@ -42,7 +42,7 @@ GET  /runs/{run}/heads          ?l&b (&h: that one alone)
                                 {"l", "rows": 9, "columns": 9, "exact": true, "samples": 9, "maps": [{"h": 0,
                                 "share": [[…]]}, …], "habits": [{"h": 0, "kind": "previous", "itself": 0.1, …,
                                 "spread": 3.1}, …] | null}: matrices of at most 48 x 48, or 64 x 64, pooled
-                                where there are more tokens; habits null where they would take a pass over all of a long text
+                                where there are more tokens; habits null where that would take a pass over a long text
 GET  /runs/{run}/geometry       ?l&b&start&stop (at most 512 tokens)
                                 {"l", "start", "stop", "n", "tokens": […], "before": [[x, y], …], "after": [[x, y], …],
                                 "explained": [0.41, 0.22], "moved": [cos(before, after), …],
@@ -118,7 +118,7 @@ class Api:
         self.of_attention: dict[str, Resource] = {
             "tokens": tokens,
             "trace": trace,
-            "heads": lambda looked, asked, l: heads(looked, asked, l, self.maps),
+            "heads": lambda looked, asked, layer: heads(looked, asked, layer, self.maps),
             "geometry": geometry,
             "alignment": alignment,
             "cell": cell,
@@ -173,9 +173,9 @@ class Api:
             raise Refusal(
                 404, "unknown", f"nothing can be asked at /runs/{run.name}/{'/'.join([resource, *place])[:60]}"
             )
-        l = asked.index("l", len(run.looked), "attention")  # noqa: E741
-        looked: Looked = run.looked[l]
-        return picture(looked, asked, *place) if picture else self.of_attention[resource](looked, asked, l)
+        layer = asked.index("l", len(run.looked), "attention")
+        looked: Looked = run.looked[layer]
+        return picture(looked, asked, *place) if picture else self.of_attention[resource](looked, asked, layer)
 
     def _posted(self, path: str, body: bytes) -> Answer:
         if path.strip("/") != "runs":

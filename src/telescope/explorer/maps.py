@@ -36,13 +36,13 @@ class Maps:
         self.heads: Recent[Key, Tiles] = Recent(HEADS)
         self.tiles: Recent[tuple[Key, int, int, int], Tile] = Recent(TILES)
 
-    def told(self, looked: Looked, asked: Asked, l: int) -> dict[str, Any]:  # noqa: E741
+    def told(self, looked: Looked, asked: Asked, layer: int) -> dict[str, Any]:
         """What a page has to know before it asks for tiles."""
         looked.must_have("map")
         h, b = head(looked, asked), sequence(looked, asked)
         tiles = self._of((looked, h, b))
         return {
-            "l": l,
+            "l": layer,
             "h": h,
             "b": b,
             "n_q": looked.size[0],

@@ -21,14 +21,14 @@ FOLD = 4  # pixels of the coarsest tile, each way, that make one of a picture
 EXACT = 2**25  # scores: up to so many, all are looked at
 
 
-def heads(looked: Looked, asked: Asked, l: int, maps: Maps) -> dict[str, Any]:  # noqa: E741
+def heads(looked: Looked, asked: Asked, layer: int, maps: Maps) -> dict[str, Any]:
     b = sequence(looked, asked)
     which = [head(looked, asked)] if "h" in asked.parameters else list(looked.call.heads)
     small = looked.batch * len(looked.call.heads) * looked.size[0] * looked.size[1] <= EXACT
     drawn = {h: _exact(looked, b, h) if small else _coarse(looked, b, h, maps) for h in which}
     shares = [share for share, _ in drawn.values()]
     return {
-        "l": l,
+        "l": layer,
         "rows": shares[0].shape[0],
         "columns": shares[0].shape[1],
         "exact": all(samples is None for _, samples in drawn.values()),

@@ -19,7 +19,7 @@ class Pyramid:
 
     def cells(self, z: int) -> int:
         """How many queries, and how many keys, there are in a pixel."""
-        return 2 ** (self.max_zoom - z)
+        return 1 << (self.max_zoom - z)
 
     def queries_of(self, z: int, y: int) -> range:
         return _within(y * TILE * self.cells(z), TILE * self.cells(z), self.queries)
