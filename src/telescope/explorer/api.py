@@ -41,7 +41,7 @@ GET  /runs/{run}/trace          ?l&h&i&b   one query, every step
 GET  /runs/{run}/heads          ?l&b (&h: that one alone)
                                 {"l", "rows": 9, "columns": 9, "exact": true, "samples": 9, "maps": [{"h": 0,
                                 "share": [[…]]}, …], "habits": [{"h": 0, "kind": "previous", "itself": 0.1, …,
-                                "spread": 3.1}, …] | null}: matrices of at most 48 x 48, or 64 x 64, pooled
+                                "spread": 3.1}, …] | null}: matrices of at most 48 x 48, pooled
                                 where there are more tokens; habits null where that would take a pass over a long text
 GET  /runs/{run}/geometry       ?l&b&start&stop (at most 512 tokens)
                                 {"l", "start", "stop", "n", "tokens": […], "before": [[x, y], …], "after": [[x, y], …],
@@ -118,7 +118,7 @@ class Api:
         self.of_attention: dict[str, Resource] = {
             "tokens": tokens,
             "trace": trace,
-            "heads": lambda looked, asked, layer: heads(looked, asked, layer, self.maps),
+            "heads": heads,
             "geometry": geometry,
             "alignment": alignment,
             "cell": cell,
