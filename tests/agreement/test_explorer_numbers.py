@@ -283,7 +283,7 @@ def test_heads_of_a_long_text_are_sampled_and_say_so(monkeypatch):
     asked, run = serving(recorded(400))
     told = got(asked, f"/runs/{run}/heads", l=0)
     assert (told["rows"], told["columns"], told["habits"]) == (25, 25, None)
-    assert (told["exact"], told["samples"]) == (False, 1)
+    assert (told["exact"], told["samples"]) == (False, 1.0)
     for drawn in told["maps"]:
         assert_close(numbers(drawn["share"]).sum(1), torch.ones(25).double(), atol=1e-5, rtol=0)
     one = got(asked, f"/runs/{run}/heads", l=0, h=1)

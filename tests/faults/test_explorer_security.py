@@ -268,7 +268,11 @@ def test_a_sampled_tile_is_never_kept(client, monkeypatch):
     asked, _ = serving(recorded(600))
     sampled = TestClient(app(asked, Guard.at(TOKEN, PORT, ("127.0.0.1",))), base_url=f"http://{HOST}")
     tile = sampled.get(f"{ONE}/tiles/0/0/0", params={"l": 0, "h": 1}, headers=KEY)
-    assert (tile.headers["x-exact"], tile.headers["x-samples"], tile.headers["cache-control"]) == ("0", "1", "no-store")
+    assert (tile.headers["x-exact"], tile.headers["x-samples"], tile.headers["cache-control"]) == (
+        "0",
+        "0.125",
+        "no-store",
+    )
     assert "etag" not in tile.headers
 
 

@@ -61,7 +61,8 @@ GET  /runs/{run}/tiles/{z}/{x}/{y}   ?l&h&agg=share|max&fmt=f16|u8&effort=1|4|16
                                 sampled may become exact, or better; 1 takes a fraction of a second.
                                 f16: little-endian log2 of the weight; -inf is masked, NaN outside of the matrix.
                                 u8: 0 outside, 1 masked, v ≥ 2 is log2 = (v - 255) / 8
-                                X-Exact: 0 | 1, X-Samples: rows that were looked at of each pixel's, Server-Timing.
+                                X-Exact: 0 | 1, X-Samples: how many of each pixel's queries were looked at (2^k);
+                                below one, neighbouring rows of pixels share a query. Server-Timing.
                                 Level z has 2^(max_zoom - z) queries and keys in a pixel; x counts keys, y queries.
 GET  /runs/{run}/tracks/{z}/{x}      ?l&h&kind=entropy|received&b   256 float32, little-endian; NaN outside. Entropy in
                                 nats, the mean of a pixel's queries; received is the share of all weight that falls
@@ -161,7 +162,7 @@ class Api:
                 found = self._asked(run, resource, place, parameters)
                 if not isinstance(found, Picture):
                     return Answer(200, _json(found), headers=_tag(run))
-                labels = {"X-Exact": str(int(found.exact)), "X-Samples": str(found.samples)}
+                labels = {"X-Exact": str(int(found.exact)), "X-Samples": f"{found.samples:g}"}
                 return Answer(200, found.numbers, BINARY, labels | (_tag(run) if found.exact else {}))
         raise Refusal(404, "unknown", f"nothing can be asked at /{path.strip('/')[:60]}")
 

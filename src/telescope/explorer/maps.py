@@ -27,7 +27,7 @@ class Picture:
 
     numbers: bytes
     exact: bool
-    samples: int
+    samples: float
 
 
 class Maps:

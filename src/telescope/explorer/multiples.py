@@ -35,7 +35,7 @@ def heads(looked: Looked, asked: Asked, layer: int) -> dict[str, Any]:
     }
 
 
-Drawn = tuple[Float[Tensor, "row column"], int | None]  # the picture; of how many of a pixel's queries, if not of all
+Drawn = tuple[Float[Tensor, "row column"], float | None]  # the picture; of how many of a pixel's queries, if not of all
 
 
 def _exact(looked: Looked, b: int, h: int) -> Drawn:

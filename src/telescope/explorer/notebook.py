@@ -91,7 +91,7 @@ def _answered(api: Api, widget: Any, message: Any) -> None:
             return
     made = api.answer(method, f"/{path.lstrip('/')}", query, json.dumps(body).encode())
     if made.kind != "application/json":
-        told = {"id": number, "exact": made.headers.get("X-Exact") == "1", "samples": int(made.headers["X-Samples"])}
+        told = {"id": number, "exact": made.headers.get("X-Exact") == "1", "samples": float(made.headers["X-Samples"])}
         widget.send(told, buffers=[made.body])
         return
     said = json.loads(made.body)

@@ -5,14 +5,13 @@ from jaxtyping import Int
 from torch import Tensor
 
 
-def representatives(rows: range, cells: int, samples: int) -> Int[Tensor, " some"]:
-    """Of every `cells` queries so many: one from each `cells / samples` of them, by dice. Both are powers of two.
+def representatives(rows: range, stretch: int) -> Int[Tensor, " some"]:
+    """One of every `stretch` queries, a power of two, by dice.
 
     A stretch's one is the one of its first or of its second half, so that coarse levels look at queries at which finer
     ones look too. The dice are a function of the place: what is asked twice is answered alike. Every second or fourth
     query instead would meet what repeats itself in a text, and draws a diagonal too bright.
     """
-    stretch = cells // samples
     start = torch.arange(rows.start, rows.stop, stretch)
     half = stretch // 2
     while half:

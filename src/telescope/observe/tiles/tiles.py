@@ -15,7 +15,8 @@ from .sample import representatives
 from .scores import Scores
 from .sums import sums
 
-BUDGET = 2**25  # scores for a tile: some tenths of a second on two cores
+BUDGET = 9 * 2**22  # scores for a tile, a fraction of a second: with it the deepest level of 131,072 tokens is exact
+FEWEST = 16  # queries of a tile, whatever it takes
 
 
 class Tile(NamedTuple):
@@ -23,13 +24,13 @@ class Tile(NamedTuple):
 
     `share` is the weight that goes to a pixel's keys, in the mean over its queries, so that a row of pixels sums to
     one, as a row of weights does; `max` is the largest weight. Of each pixel's queries `samples` were looked at, with
-    all of their keys; `exact` says whether these are all.
+    all of their keys; below one, neighbouring rows of pixels share a query. `exact` says whether these are all.
     """
 
     share: Float[Tensor, "side side"]
     max: Float[Tensor, "side side"]
     exact: bool
-    samples: int
+    samples: float
 
 
 class Track(NamedTuple):
@@ -37,7 +38,7 @@ class Track(NamedTuple):
 
     numbers: Float[Tensor, " side"]
     exact: bool
-    samples: int
+    samples: float
 
 
 class Tiles:
@@ -55,32 +56,36 @@ class Tiles:
         """Tile (x, y) of level z; x counts along the keys, y along the queries. `budget` is of scores."""
         self._must_have(z, x, y)
         cells, columns = self.pyramid.cells(z), self.pyramid.keys_of(z, x)
-        rows, samples = self._rows(self.pyramid.queries_of(z, y), cells, len(columns), budget)
-        pixel = rows // cells - y * self.pyramid.side
+        there = self.pyramid.queries_of(z, y)
+        rows, stretch = self._rows(there, len(columns), budget)
+        pixel = (rows - there.start) // max(cells, stretch)
         share, best = pooled(self.scores, rows, self.learnt(rows), pixel, int(pixel[-1]) + 1, columns, cells)
-        return Tile(self._framed(share), self._framed(best), samples == cells, samples)
+        share, best = (_shared(numbers, there, cells, stretch) for numbers in (share, best))
+        return Tile(self._framed(share), self._framed(best), stretch == 1, cells / stretch)
 
     @torch.no_grad()
     def entropies(self, z: int, y: int, budget: int = BUDGET) -> Track:
         """Of each pixel's queries the mean entropy, in nats."""
         self._must_have(z, 0, y)
         cells = self.pyramid.cells(z)
-        rows, samples = self._rows(self.pyramid.queries_of(z, y), cells, 0, budget)
+        there = self.pyramid.queries_of(z, y)
+        rows, stretch = self._rows(there, 0, budget)
         self.learnt(rows)
-        pixel = rows // cells - y * self.pyramid.side
+        pixel = (rows - there.start) // max(cells, stretch)
         count = torch.bincount(pixel)
         mean = self.entropy.new_zeros(len(count)).index_add_(0, pixel, self.entropy[rows] * log(2.0)) / count
-        return Track(self._framed(mean[None])[0], samples == cells, samples)
+        mean = _shared(mean[:, None], there, cells, stretch)[:, 0]
+        return Track(self._framed(mean[None])[0], stretch == 1, cells / stretch)
 
     @torch.no_grad()
     def received(self, z: int, x: int, budget: int = BUDGET) -> Track:
         """The share of all weight that falls on each pixel's keys; summed over all of them, it is one."""
         self._must_have(z, x, 0)
-        columns, whole = self.pyramid.keys_of(z, x), self.pyramid.cells(0)
-        rows, samples = self._rows(range(self.scores.size[0]), whole, len(columns), budget)
+        columns = self.pyramid.keys_of(z, x)
+        rows, stretch = self._rows(range(self.scores.size[0]), len(columns), budget)
         nowhere = torch.zeros_like(rows)
         share, _ = pooled(self.scores, rows, self.learnt(rows), nowhere, 1, columns, self.pyramid.cells(z))
-        return Track(self._framed(share.exp2())[0], samples == whole, samples)
+        return Track(self._framed(share.exp2())[0], stretch == 1, self.pyramid.cells(0) / stretch)
 
     @property
     def learnt_share(self) -> float:
@@ -96,15 +101,15 @@ class Tiles:
                 self.known[new] = True
         return self.lse[rows]
 
-    def _rows(self, there: range, cells: int, width: int, budget: int) -> tuple[Int[Tensor, " row"], int]:
-        """As many of each pixel's queries as the budget allows, all of them if it does; and how many these are."""
-        samples = cells
+    def _rows(self, there: range, width: int, budget: int) -> tuple[Int[Tensor, " row"], int]:
+        """As many of these queries as the budget allows, all of them if it does: one of every so many."""
+        stretch = 1
         while True:
-            rows = representatives(there, cells, samples).to(self.known.device)
+            rows = representatives(there, stretch).to(self.known.device)
             unknown = int((~self.known[rows]).sum())
-            if samples == 1 or len(rows) * width + unknown * self.scores.size[1] <= budget:
-                return rows, samples
-            samples //= 2
+            if len(rows) < 2 * FEWEST or len(rows) * width + unknown * self.scores.size[1] <= budget:
+                return rows, stretch
+            stretch *= 2
 
     def _must_have(self, z: int, x: int, y: int) -> None:
         if not self.pyramid.has(z, x, y):
@@ -117,3 +122,10 @@ class Tiles:
         framed = torch.full((self.pyramid.side, self.pyramid.side), torch.nan)
         framed[: numbers.shape[0], : numbers.shape[1]] = numbers
         return framed
+
+
+def _shared(
+    numbers: Float[Tensor, "some columns"], there: range, cells: int, stretch: int
+) -> Float[Tensor, "height columns"]:
+    """Where a query stands for several rows of pixels, they all are its."""
+    return numbers.repeat_interleave(max(1, stretch // cells), 0)[: -(-len(there) // cells)]
