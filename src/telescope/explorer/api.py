@@ -54,8 +54,7 @@ GET  /runs/{run}/cell           ?l&h&i&j&b   {"l", "h", "i", "j", "b", "query": 
                                 "dot", "scaled", "capped", "biased", "masked", "lse": … | null, "p"}
 GET  /runs/{run}/map            ?l&h&b   {"l", "h", "n_q", "n_k", "tile": 256, "max_zoom": 9, "aggs": ["share", "max"],
                                 "value": "log2", "dtype": "f16", "known": 0.25}
-                                `known` is the share of rows whose sum is known: where it grows, sampled tiles that are
-                                asked for once more come back with more samples, or exact
+                                `known` is the share of rows whose sum is known: it grows with every tile and effort
 GET  /runs/{run}/tiles/{z}/{x}/{y}   ?l&h&agg=share|max&fmt=f16|u8&effort=1|4|16&b
                                 256 x 256 numbers, row by row, a row is a query. With more effort a tile that was
                                 sampled may become exact, or better; 1 takes a fraction of a second.

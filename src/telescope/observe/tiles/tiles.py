@@ -102,12 +102,15 @@ class Tiles:
         return self.lse[rows]
 
     def _rows(self, there: range, width: int, budget: int) -> tuple[Int[Tensor, " row"], int]:
-        """As many of these queries as the budget allows, all of them if it does: one of every so many."""
+        """As many of these queries as the budget allows, all of them if it does: one of every so many.
+
+        What is known counts only where nothing has to be learnt: so tiles in a row are of the same queries.
+        """
         stretch = 1
         while True:
             rows = representatives(there, stretch).to(self.known.device)
-            unknown = int((~self.known[rows]).sum())
-            if len(rows) < 2 * FEWEST or len(rows) * width + unknown * self.scores.size[1] <= budget:
+            learning = 0 if bool(self.known[rows].all()) else self.scores.size[1]
+            if len(rows) < 2 * FEWEST or len(rows) * (width + learning) <= budget:
                 return rows, stretch
             stretch *= 2
 
