@@ -1,0 +1,1 @@
+"""The explorer: a web server for this machine, and the page it serves, through which a recording is looked at."""
