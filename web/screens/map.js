@@ -1,0 +1,2 @@
+import { html } from "../ui.js";
+export function Map() { return html`<p>…</p>`; }

@@ -1,0 +1,32 @@
+/** Answers that came with the page: an exported file asks nobody. */
+import { Failure } from "./http.js";
+
+/** The name of an answer: parameters sorted, those left out that have their usual value. */
+export function named(path, query = {}) {
+  const usual = { b: "0", fmt: "f16" };
+  const said = Object.entries(query)
+    .filter(([name, value]) => value !== undefined && value !== null && usual[name] !== String(value))
+    .sort(([a], [b]) => (a < b ? -1 : 1))
+    .map(([name, value]) => `${name}=${encodeURIComponent(value)}`)
+    .join("&");
+  return `/${path}${said ? `?${said}` : ""}`;
+}
+
+const decoded = (base64) => Uint8Array.from(atob(base64), (character) => character.charCodeAt(0)).buffer;
+
+export const inline = (answers) => {
+  const found = async (path, query) => {
+    const answer = answers[named(path, query)];
+    if (answer === undefined) throw new Failure("that is not in this file; it holds what was shown when it was saved", "absent");
+    if (answer.error) throw new Failure(answer.error.message, answer.error.code);
+    return answer;
+  };
+  return {
+    runs: false,
+    ask: found,
+    async bytes(path, query) {
+      const answer = await found(path, query);
+      return { buffer: decoded(answer.base64), exact: Boolean(answer.exact), samples: answer.samples };
+    },
+  };
+};
