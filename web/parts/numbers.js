@@ -28,7 +28,8 @@ export function percent(told) {
   const x = number(told) * 100;
   if (Number.isNaN(x)) return "—";
   if (x === 0) return "0 %";
-  return `${x >= 99.95 ? "100" : x >= 10 ? x.toFixed(1) : x >= 0.01 ? x.toPrecision(2) : x.toExponential(0).replace("-", "−")} %`;
+  if (x < 0.01) return "< 0.01 %";
+  return `${x >= 99.95 ? "100" : x >= 10 ? String(Number(x.toFixed(1))) : x.toPrecision(2)} %`;
 }
 
 export const count = (n) => n.toLocaleString("en");

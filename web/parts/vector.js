@@ -46,7 +46,7 @@ export function SignedScale({ most, theme, words = "" }) {
   return html`<div class="legend">
     <span class="end">${short(-most, 3)}</span>
     <svg width="120" height="10" viewBox="0 0 33 1" preserveAspectRatio="none" aria-hidden="true">
-      ${cells.map((fill, at) => html`<rect x=${at} width="1.05" height="1" fill=${fill} />`)}
+      ${cells.map((fill, at) => html`<rect x=${at} width="1.05" height="1" shape-rendering="crispEdges" fill=${fill} />`)}
     </svg>
     <span class="end">${short(most, 3)}</span>${words && html`<span>${words}</span>`}
   </div>`;

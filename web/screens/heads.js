@@ -48,7 +48,7 @@ function Compared({ run, attention, state, go, answers, theme, alike, layers, wo
       <${Scale} />
       ${!short && html`<span class="soft">pooled to ${layers[0].rows} × ${layers[0].columns}${layers.every((one) => one.exact) ? "" : "; sampled, not exact"}</span>`}
     </div>
-    <div class="minis" style=${{ gridTemplateColumns: `minmax(48px, auto) repeat(${wide}, minmax(0, 76px))` }}>
+    <div class="minis" style=${{ gridTemplateColumns: `max-content repeat(${wide}, minmax(0, 84px))` }}>
       <span></span>${Array.from({ length: wide }, (_, h) => html`<span class="nr">${h}</span>`)}
       ${layers.map((layer, row) => html`<span class="layer">layer ${layerOf(alike[row])}</span>
         ${layer.maps.map((map) => html`<${Mini} key=${`${layer.l}/${map.h}`} map=${map} mark=${mark(layer.l, map.h)} name=${named(layer.l, map.h)} choose=${() => choose(layer.l, map.h)} />`)}
@@ -65,7 +65,7 @@ function Compared({ run, attention, state, go, answers, theme, alike, layers, wo
 function Scale() {
   return html`<span class="legend"><span class="end">0</span>
     <svg width="120" height="10" viewBox="0 0 32 1" preserveAspectRatio="none" aria-hidden="true">
-      ${Array.from({ length: 32 }, (_, at) => html`<rect x=${at} width="1.05" height="1" fill=${`rgb(${weightColour((at / 31) ** 2)})`} />`)}
+      ${Array.from({ length: 32 }, (_, at) => html`<rect x=${at} width="1.05" height="1" shape-rendering="crispEdges" fill=${`rgb(${weightColour((at / 31) ** 2)})`} />`)}
     </svg><span class="end">1</span><span>one scale for all heads</span></span>`;
 }
 
@@ -112,7 +112,7 @@ function Fan({ trace, weights, top, which }) {
 }
 
 function Habits({ alike, layers, mark, choose, named }) {
-  const heads = useMemo(() => layers.flatMap((layer) => (layer.habits ?? []).map((one) => ({ l: layer.l, ...one }))), [layers]);
+  const heads = useMemo(() => layers.flatMap((layer) => (layer.habits ?? []).map((one) => ({ l: layer.l, ...one })).sort((x, y) => x.h - y.h)), [layers]);
   const [by, setBy] = useState("layer");
   if (!heads.length) return html`<p class="soft" style=${{ marginTop: "30px" }}>Habits are measured on short texts only; this one is long.</p>`;
   const columns = [...HABITS.filter((habit) => heads.some((head) => head[habit] !== null && head[habit] !== undefined)), "spread"];
