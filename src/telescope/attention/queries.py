@@ -17,7 +17,7 @@ Size = tuple[int, int]  # queries, keys
 
 def of_queries(attention: Attention, which: Int[Tensor, " some"], of: Size) -> Attention:
     """What these queries of a matrix of that size compute, as an attention of that many queries."""
-    if which.tolist() == list(range(of[0])):
+    if len(which) == of[0] and which.tolist() == list(range(of[0])):
         return attention
     bias = attention.bias
     return replace(

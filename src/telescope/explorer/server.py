@@ -1,0 +1,79 @@
+"""`telescope serve`: a server for one person on this machine, until Ctrl-C."""
+
+import secrets
+import socket
+import sys
+import webbrowser
+from collections.abc import Callable
+from ipaddress import ip_address
+from urllib.parse import quote
+
+import uvicorn
+
+from .api import Api
+from .app import app
+from .guard import Guard
+from .library import Library
+
+HERE = ("127.0.0.1", "localhost", "[::1]")
+
+
+def serve(
+    library: Library,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    path: str = "/",
+    browse: bool = False,
+    say: Callable[[str], object] = print,
+) -> None:
+    """Serve until Ctrl-C. The link that is said has the key in it; port 0 is any that is free."""
+    bound = _bound(host, port)
+    port = bound.getsockname()[1]
+    token = secrets.token_urlsafe(24)
+    named = f"[{host}]" if ":" in host else host
+    guard = Guard.at(token, port, {*HERE, named} if _loopback(host) else {named})
+    link = f"http://{named}:{port}{path}{'&' if '?' in path else '?'}token={quote(token)}"
+    if not _loopback(host):
+        print(
+            f"telescope: --host {host} is open to the network: whoever has the link sees everything; it is not encrypted",
+            file=sys.stderr,
+        )
+    config = uvicorn.Config(
+        app(Api(library), guard),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ws="none",
+        lifespan="off",
+        timeout_graceful_shutdown=1,
+        timeout_keep_alive=30,
+    )
+    say(link)
+    if browse:
+        webbrowser.open(link)
+    try:
+        uvicorn.Server(config).run(sockets=[bound])
+    except KeyboardInterrupt:
+        pass
+    finally:
+        bound.close()
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except (OSError, OverflowError) as problem:
+        bound.close()
+        raise ValueError(f"port {port} of {host} cannot be used: {problem}; --port 0 takes one that is free") from None
+    return bound
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
