@@ -18,6 +18,7 @@ const TITLES = { walk: "Walk", heads: "Heads", geometry: "Geometry", alignment: 
 const NEEDS = { walk: "trace", heads: "map", geometry: "geometry", alignment: "alignment", map: "map" };
 
 export function mount(element, transport, place) {
+  element.classList.add("telescope");
   render(html`<${App} root=${element} transport=${transport} place=${place} />`, element);
   return () => render(null, element);
 }

@@ -5,8 +5,8 @@ import { comm } from "./transport/comm.js";
 import { http } from "./transport/http.js";
 import { inline } from "./transport/inline.js";
 
-const page = globalThis.document?.getElementById("telescope");
-const saved = globalThis.document?.getElementById("telescope-answers");
+const page = globalThis.document?.getElementById("app");
+const saved = globalThis.document?.getElementById("telescope-data");
 
 if (page && saved) {
   const { start, answers } = JSON.parse(saved.textContent);
@@ -19,7 +19,6 @@ if (page && saved) {
 export default {
   render({ model, el }) {
     const inside = document.createElement("div");
-    inside.className = "telescope";
     el.append(inside);
     return mount(inside, comm(model), inMemory(JSON.parse(model.get("start") || "{}")));
   },

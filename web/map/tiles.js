@@ -23,18 +23,12 @@ export class Tiles {
     return tile;
   }
 
-  /** These, in this order, and nothing else: what was asked for and is wanted no more is given up. */
+  /** These, in this order, each with as much effort as it says, and nothing else: what was asked for and is wanted no more is given up. */
   want(all) {
     this.wanted = all;
     const keys = new Set(all.map((one) => one.key));
     for (const [key, { abort }] of this.asking) if (!keys.has(key)) abort.abort();
     this.#next();
-  }
-
-  /** Ask once more for what is only a sample: more may be known by now. */
-  refine(key) {
-    const tile = this.kept.get(key);
-    if (tile && !tile.exact) tile.old = true;
   }
 
   get waiting() {
@@ -47,15 +41,16 @@ export class Tiles {
   }
 
   #next() {
-    for (const { key, path, query, read } of this.wanted) {
-      if (this.asking.size >= AT_ONCE) return;
+    for (const { key, path, query, read, effort = 1 } of this.wanted) {
+      if (this.asking.size >= (effort > 1 ? 1 : AT_ONCE)) return; // whoever moves on does not wait behind what is refined
       const tile = this.kept.get(key);
-      if ((tile && !tile.old) || this.asking.has(key) || (this.failed.get(key) ?? 0) > Date.now()) continue;
+      const enough = tile && (tile.exact || tile.effort >= effort);
+      if (enough || this.asking.has(key) || (this.failed.get(key) ?? 0) > Date.now()) continue;
       const abort = new AbortController();
       this.asking.set(key, { abort });
-      this.bytes(path, query, abort.signal)
+      this.bytes(path, effort > 1 ? { ...query, effort } : query, abort.signal)
         .then(({ buffer, exact, samples }) => {
-          this.kept.set(key, { values: read(buffer), exact, samples, old: false });
+          this.kept.set(key, { values: read(buffer), exact, samples, effort });
           if (this.kept.size > KEPT) this.kept.delete(this.kept.keys().next().value);
         })
         .catch((problem) => {

@@ -10,7 +10,7 @@ const MOST = 512;
 export function Geometry(props) {
   const { run, attention, state, answers } = props;
   const from = Math.max(0, Math.min((state.i ?? 0) - MOST / 2, attention.n_q - MOST));
-  const found = useAnswer(answers, `runs/${run.run}/geometry`, { l: attention.l, start: from, stop: Math.min(attention.n_q, from + MOST) });
+  const found = useAnswer(answers, `runs/${run.run}/geometry`, attention.n_q <= MOST ? { l: attention.l } : { l: attention.l, start: from, stop: from + MOST });
   return html`<h2>Before and after</h2>
     <p class="lede">Every token as a point: hollow as it came to layer ${layerOf(attention)}, filled as attention left it. Both in one plane, the two directions in which they differ most.</p>
     <${Asked} of=${found}>${(value) => html`<${Plane} key=${value.l + "/" + value.start} found=${value} ...${props} />`}<//>`;

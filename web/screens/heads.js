@@ -5,6 +5,7 @@ import { paint } from "../parts/matrix.js";
 import { argmax, count, full, number, percent, short } from "../parts/numbers.js";
 import { all, Asked, headName, layerOf } from "../parts/shell.js";
 import { visible } from "../parts/text.js";
+import { stretch } from "../parts/tokens.js";
 import { Words } from "../parts/words.js";
 import { html, useEffect, useMemo, useRef, useState } from "../ui.js";
 
@@ -19,7 +20,7 @@ export function Heads(props) {
   const { run, attention, state, answers } = props;
   const alike = useMemo(() => run.attentions.filter((one) => one.kind === attention.kind && one.has?.map !== false), [run, attention.kind]);
   const asked = alike.map((one) => useAnswer(answers, `runs/${run.run}/heads`, { l: one.l }));
-  const first = useAnswer(answers, `runs/${run.run}/tokens`, { l: attention.l, axis: "q", start: 0, stop: Math.min(attention.n_q, 160) });
+  const first = useAnswer(answers, `runs/${run.run}/tokens`, stretch(attention, "q", Math.min(state.i ?? 0, attention.n_q - 1)));
   const there = asked.filter((one) => one.value).length;
   return html`<h2>All heads</h2>
     <p class="lede">Each square is one head’s attention: a row is a query, a column a key, bright is a large weight. Choose two and compare how they read the same word.</p>
@@ -57,8 +58,8 @@ function Compared({ run, attention, state, go, answers, theme, alike, layers, wo
     <h2 style=${{ margin: "38px 0 0" }}>Two readings</h2>
     <p class="lede">The same word in the two heads that were chosen: what each of them looks at.</p>
     <div class="picker" style=${{ margin: "14px 0 16px" }}><h3>query</h3>
-      <${Words} tokens=${words.tokens} chosen=${i < words.tokens.length ? i : null} choose=${(place) => go({ i: place })} label="the query: which word looks" /></div>
-    <${Readings} ...${{ run, answers, A, B, i, named }} />
+      <${Words} tokens=${words.tokens} chosen=${i - words.start} choose=${(place) => go({ i: words.start + place })} label="the query: which word looks" /></div>
+    <${Readings} ...${{ run, answers, A, B, i, named, layers, words: short && attention.n_q === attention.n_k ? words : null }} />
     <${Habits} ...${{ alike, layers, mark, choose, named }} />`;
 }
 
@@ -79,8 +80,17 @@ function Mini({ map, mark, name, choose }) {
     <canvas ref=${canvas}></canvas>${mark && html`<span class=${`mark ${mark}`}>${mark.toUpperCase()}</span>`}</button>`;
 }
 
-function Readings({ run, answers, A, B, i, named }) {
-  const [a, b] = [A, B].map(([l, h]) => useAnswer(answers, `runs/${run.run}/trace`, { l, h, i }));
+/** Of a short text the rows are in the small maps already; of a long one they are asked for. */
+function Readings({ run, answers, A, B, i, named, layers, words }) {
+  const here = ([l, h]) => {
+    const row = words && layers.find((layer) => layer.l === l)?.maps.find((map) => map.h === h)?.share[i];
+    return row && { token: words.tokens[i], tokens: words.tokens, keys: [...row.keys()], n_k: row.length, steps: [{ name: "weights", numbers: row }] };
+  };
+  const [a, b] = [A, B].map(([l, h]) => {
+    const value = here([l, h]);
+    const asked = useAnswer(answers, value ? null : `runs/${run.run}/trace`, { l, h, i });
+    return value ? { value, error: null, slow: false } : asked;
+  });
   return html`<${Asked} of=${all(a, b)}>${(traces) => {
     const rows = traces.map((trace) => trace.steps.find((step) => step.name === "weights").numbers.map(number));
     const best = rows.map(argmax);

@@ -1,17 +1,18 @@
 /** Map: the whole matrix of a head, from all of it at once down to the single weight. */
 import { useAnswer } from "../answers.js";
 import { boxOf, cellsIn, draw, NAMED, overview, tileKey, trackKey, WRITTEN } from "../map/draw.js";
-import { AGGREGATES, limits, Look, shift } from "../map/look.js";
+import { AGGREGATES, limits, Look } from "../map/look.js";
 import { Tiles } from "../map/tiles.js";
 import { fitting, held, level, pixels, seen, toCell, zoomed } from "../map/view.js";
 import { along, PALETTES } from "../parts/colour.js";
 import { useKeys } from "../parts/keys.js";
-import { count, full, percent, short } from "../parts/numbers.js";
+import { count, full, short } from "../parts/numbers.js";
 import { Asked, headName, themed } from "../parts/shell.js";
 import { visible } from "../parts/text.js";
+import { stretch } from "../parts/tokens.js";
 import { html, useCallback, useEffect, useMemo, useRef, useState } from "../ui.js";
 
-const CHUNK = 256; // tokens are asked for by so many
+const EFFORTS = [1, 4, 16]; // what is sampled is asked for once more, with more effort, while one looks at it
 
 export function Map(props) {
   const { run, attention, state, answers } = props;
@@ -21,14 +22,13 @@ export function Map(props) {
     <${Asked} of=${info}>${(found) => html`<${Viewer} key=${attention.n_q + "x" + attention.n_k} info=${found} ...${props} />`}<//>`;
 }
 
-function Viewer({ run, attention, info: given, state, go, answers, transport, theme, root }) {
+function Viewer({ run, attention, info, state, go, answers, transport, theme, root }) {
   const frame = useRef(null);
   const canvas = useRef(null);
   const [size, setSize] = useState(null);
   const [quality, setQuality] = useState({ exact: 0, sampled: 0, samples: 0, missing: 0, waiting: 0 });
-  const [known, setKnown] = useState(given.known);
   const [cell, setCell] = useState(null);
-  const info = given;
+  const [effort, setEffort] = useState(EFFORTS[0]);
   const look = useMemo(() => new Look(), []);
   const redraw = useRef(() => {});
   const ask = useMemo(() => lazily(answers, run, () => redraw.current()), [answers, run]);
@@ -36,7 +36,6 @@ function Viewer({ run, attention, info: given, state, go, answers, transport, th
   useEffect(() => () => tiles.close(), [tiles]);
 
   const query = { l: attention.l, h: state.h, agg: AGGREGATES[state.agg]?.from ?? "share" };
-  const fits = size && boxOf(size.width, size.height, false);
   const whole = size && fittingWell(info, size);
   const live = useRef(null); // the view while it moves: the address follows a moment later
   const told = state.x !== null && state.y !== null && state.z !== null ? { x: state.x, y: state.y, z: state.z } : null;
@@ -92,23 +91,19 @@ function Viewer({ run, attention, info: given, state, go, answers, transport, th
     const lines = [["received", j0, j1], ["entropy", i0, i1]].flatMap(([kind, from, to]) =>
       Array.from({ length: Math.max(0, Math.ceil(to / span) - Math.floor(from / span)) }, (_, at) => ({ kind, x: Math.floor(from / span) + at })));
     tiles.want([
-      ...all.map((at) => ({ key: tileKey(query, at), path: `tiles/${at.z}/${at.x}/${at.y}`, query, read: half })),
+      ...all.map((at) => ({ key: tileKey(query, at), path: `tiles/${at.z}/${at.x}/${at.y}`, query, read: half, effort: at.z === z ? effort : 1 })),
       ...lines.map(({ kind, x }) => ({ key: trackKey(query, kind, z, x), path: `tracks/${z}/${x}`, query: { l: query.l, h: query.h, kind }, read: line })),
     ]);
     redraw.current();
   });
 
-  // More becomes known while one looks: then samples are asked for once more.
+  useEffect(() => setEffort(EFFORTS[0]), [scene && JSON.stringify([scene.view, query])]);
   useEffect(() => {
-    if (!quality.sampled || !transport.runs) return undefined;
-    const timer = setTimeout(async () => {
-      const now = await transport.ask(`runs/${run.run}/map`, { l: query.l, h: query.h }).catch(() => null);
-      if (!now || !redraw.scene) return;
-      for (const at of seen(redraw.scene.view, info, box, level(redraw.scene.view, info, size.dense).z)) tiles.refine(tileKey(query, at));
-      setKnown(now.known);
-    }, 1500);
+    const next = EFFORTS[EFFORTS.indexOf(effort) + 1];
+    if (!quality.sampled || quality.missing || quality.waiting || !next || !transport.runs) return undefined;
+    const timer = setTimeout(() => setEffort(next), 400);
     return () => clearTimeout(timer);
-  }, [quality, known]);
+  }, [quality, effort]);
 
   const settle = useRef(0);
   const [, again] = useState(0);
@@ -153,8 +148,7 @@ function Viewer({ run, attention, info: given, state, go, answers, transport, th
   const pointers = useGestures({ frame, scene, move, point, info, box });
   const key = (event) => {
     if (event.target !== frame.current || !scene) return;
-    const far = event.shiftKey ? 1 / pixels(scene.view, info) : 0;
-    const stride = (60 / pixels(scene.view, info)) * 1;
+    const stride = 60 / pixels(scene.view, info);
     const arrow = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
     if (arrow && event.shiftKey) {
       const from = cursor ?? { i: Math.floor(scene.view.y), j: Math.floor(scene.view.x) };
@@ -200,13 +194,11 @@ function Viewer({ run, attention, info: given, state, go, answers, transport, th
       <canvas ref=${canvas} data-picture="map"></canvas>
     </div>
     <div class="stack mapside">
-      <div><${Quality} of=${quality} known=${known} bin=${bin} /></div>
+      <div><${Quality} of=${quality} bin=${bin} /></div>
       <output class="readout" aria-live="polite"><${Cell} cell=${cell} bin=${bin} /></output>
       <${Scale} ...${{ state, go, info, bin, sampled: quality.sampled > 0, theme }} />
-    <details class="map-table"><summary>the largest weights, as a table</summary>
-      <table class="pairs"><thead><tr><th scope="col">query</th><th scope="col">key</th><th scope="col">weight</th></tr></thead>
-        <tbody>${(info.top ?? []).map(({ i, j, p }) => html`<tr><td><button type="button" onClick=${() => jump(i, j)}>${count(i)}</button></td><td>${count(j)}</td><td title=${full(p)}>${short(p)}</td></tr>`)}</tbody></table>
-      ${known < 1 && html`<p class="soft">of the ${percent(known)} of rows that are known so far</p>`}
+    <details class="map-table"><summary>the largest weights of ${cursor ? `query ${count(cursor.i)}` : "a query"}, as a table</summary>
+      ${cursor ? html`<${Largest} ...${{ run, answers, jump, l: query.l, h: query.h, i: cursor.i }} />` : html`<p class="soft">Point at a cell first, or go to one.</p>`}
     </details></div></div>`;
 }
 
@@ -215,14 +207,25 @@ const fittingWell = (info, size) => {
   return pixels(plain, info) >= NAMED ? fitting(info, boxOf(size.width, size.height, true)) : plain;
 };
 
-function Quality({ of, known, bin }) {
+function Quality({ of, bin }) {
   const pixel = bin === 1 ? "a pixel is one weight" : `a pixel is ${count(bin)} × ${count(bin)} weights`;
   const waits = of.waiting > 0 ? `, ${of.waiting} on ${of.waiting === 1 ? "its" : "their"} way` : "";
   if (!of.exact && !of.sampled) return html`<span class="quality" role="status">○ computing${waits}</span>`;
   return of.sampled
     ? html`<span class="quality sampled" role="status" data-exact="0">◌ sampled: ${of.sampled} of ${of.sampled + of.exact} tiles, at least ${count(of.samples)} rows of each pixel${waits}</span>
-        <span class="soft" style=${{ display: "block", marginTop: "7px", fontSize: "13px" }}>${pixel}${known < 1 ? `; ${percent(known)} of rows are known so far` : ""}</span>`
+        <span class="soft" style=${{ display: "block", marginTop: "7px", fontSize: "13px" }}>${pixel}</span>`
     : html`<span class="quality" role="status" data-exact="1">● exact${waits}</span><span class="soft" style=${{ display: "block", marginTop: "7px", fontSize: "13px" }}>${pixel}</span>`;
+}
+
+/** What the map shows of one query, in words and numbers. */
+function Largest({ run, answers, jump, l, h, i }) {
+  const trace = useAnswer(answers, `runs/${run.run}/trace`, { l, h, i });
+  return html`<${Asked} of=${trace}>${(found) => {
+    const weights = found.steps.find((step) => step.name === "weights").numbers;
+    const order = [...weights.keys()].sort((a, b) => weights[b] - weights[a]).slice(0, 20);
+    return html`<table class="pairs"><thead><tr><th scope="col">key</th><th scope="col">place</th><th scope="col">weight</th></tr></thead>
+      <tbody>${order.map((at) => html`<tr><td><button type="button" onClick=${() => jump(i, found.keys[at])}>${visible(found.tokens[at])}</button></td><td>${count(found.keys[at])}</td><td title=${full(weights[at])}>${short(weights[at])}</td></tr>`)}</tbody></table>`;
+  }}<//>`;
 }
 
 function Cell({ cell, bin }) {
@@ -365,15 +368,14 @@ function lazily(answers, run, arrived) {
   };
   return {
     token(attention, axis, at) {
-      const start = Math.floor(at / CHUNK) * CHUNK;
-      const key = `${attention.l}/${axis}/${start}`;
       if (attention.has?.tokens === false) return count(at);
+      const part = stretch(attention, axis, at);
+      const key = `${part.l}/${axis}/${part.start ?? 0}`;
       if (!tokens.has(key)) {
         tokens.set(key, null);
-        const stop = Math.min(start + CHUNK, axis === "q" ? attention.n_q : attention.n_k);
-        answers.transport.ask(`runs/${run.run}/tokens`, { l: attention.l, axis, start, stop }).then((found) => tokens.set(key, found.tokens), () => tokens.set(key, [])).finally(arrived);
+        answers.transport.ask(`runs/${run.run}/tokens`, part).then((found) => tokens.set(key, found.tokens), () => tokens.set(key, [])).finally(arrived);
       }
-      return tokens.get(key)?.[at - start] ?? count(at);
+      return tokens.get(key)?.[at - (part.start ?? 0)] ?? count(at);
     },
     cell({ l, h }, i, j) {
       const key = `${l}/${h}/${i}/${j}`;

@@ -4,6 +4,7 @@ import { FORMULAS } from "../parts/formula.js";
 import { useKeys } from "../parts/keys.js";
 import { argmax, number } from "../parts/numbers.js";
 import { all, Asked, headName, KINDS } from "../parts/shell.js";
+import { stretch } from "../parts/tokens.js";
 import { Words } from "../parts/words.js";
 import { html, useEffect, useMemo, useState } from "../ui.js";
 import { Context, Embedding, Ledger, Projections, Sum, Tokens } from "./stages.js";
@@ -36,8 +37,7 @@ export const taken = (trace) => {
 export function Walk({ run, attention, state, go, answers, theme, root }) {
   const { l, h } = state;
   const i = Math.min(state.i ?? Math.floor(attention.n_q / 2), attention.n_q - 1);
-  const first = Math.max(0, Math.min(i - 60, attention.n_q - 121)); // a long text has too many words to choose from
-  const tokens = useAnswer(answers, `runs/${run.run}/tokens`, { l, axis: "q", start: first, stop: Math.min(attention.n_q, first + 121) });
+  const tokens = useAnswer(answers, `runs/${run.run}/tokens`, stretch(attention, "q", i));
   const trace = useAnswer(answers, `runs/${run.run}/trace`, { l, h, i });
   return html`<${Asked} of=${all(tokens, trace)}>${([words, found]) => html`
     <${Stepped} words=${words} trace=${found} ...${{ attention, state, go, theme, root, i }} />`}<//>`;

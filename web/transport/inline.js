@@ -3,7 +3,7 @@ import { Failure } from "./http.js";
 
 /** The name of an answer: parameters sorted, those left out that have their usual value. */
 export function named(path, query = {}) {
-  const usual = { b: "0", fmt: "f16" };
+  const usual = { b: "0", agg: "share", fmt: "f16", effort: "1", axis: "q", kind: "entropy" };
   const said = Object.entries(query)
     .filter(([name, value]) => value !== undefined && value !== null && usual[name] !== String(value))
     .sort(([a], [b]) => (a < b ? -1 : 1))
@@ -21,9 +21,19 @@ export const inline = (answers) => {
     if (answer.error) throw new Failure(answer.error.message, answer.error.code);
     return answer;
   };
+  /** A cell is in the walk of its query. */
+  const cell = async (path, { l, h, i, j }) => {
+    const trace = await found(path.replace(/cell$/, "trace"), { l, h, i });
+    const at = trace.keys.indexOf(j);
+    const numbers = Object.fromEntries(trace.steps.map((step) => [step.name, step.numbers[at]]));
+    return {
+      l, h, i, j, query: trace.token, key: trace.tokens[at], visible: numbers.masked !== "-inf",
+      dot: numbers.scores, scaled: numbers.scaled ?? numbers.scores, lse: trace.lse, p: numbers.weights,
+    };
+  };
   return {
     runs: false,
-    ask: found,
+    ask: (path, query) => (path.endsWith("/cell") ? cell(path, query) : found(path, query)),
     async bytes(path, query) {
       const answer = await found(path, query);
       return { buffer: decoded(answer.base64), exact: Boolean(answer.exact), samples: answer.samples };
