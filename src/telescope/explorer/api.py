@@ -65,11 +65,13 @@ GET  /runs/{run}/tiles/{z}/{x}/{y}   ?l&h&agg=share|max&fmt=f16|u8&effort=1|4|16
 GET  /runs/{run}/tracks/{z}/{x}      ?l&h&kind=entropy|received&b   256 float32, little-endian; NaN outside. Entropy in
                                 nats, the mean of a pixel's queries; received is the share of all weight that falls
                                 on a pixel's keys. X-Exact and X-Samples as above.
-GET  /runs/{run}/export         ?l&h&i&b&format=html|json   a file with everything about one head of a short run.
+GET  /runs/{run}/export         ?l&h&i&b&format=html|json   a file with everything about an attention of a short run,
+                                and as much about the others as there is room for; of the head in view, every cell.
                                 json: {"version": 1, "start": "/s/r1/walk?…", "answers": {"/runs/r1": RUN,
                                 "/runs/r1/trace?h=0&i=0&l=0": …, "/runs/r1/tiles/0/0/0?agg=share&h=0&l=0":
                                 {"base64": "…", "exact": 1, "samples": 1}}}: paths without /api/v1, parameters sorted,
-                                those left out that have their usual value
+                                b=0 and fmt=f16 left out. tokens and geometry are whole, without start and stop.
+                                html: the same in <script type="application/json" id="telescope-answers">
 
 Errors are {"error": {"code": "unknown-run", "message": "one sentence"}}:
     400 bad-parameter, bad-json     401 no-token     403 bad-host, bad-origin     404 unknown-run, unknown, no-tile
@@ -167,7 +169,9 @@ class Api:
         pictures = {("tiles", 3): self.maps.tile, ("tracks", 2): self.maps.track}
         picture = pictures.get((resource, len(place)))
         if picture is None and (place or resource not in self.of_attention):
-            raise Refusal(404, "unknown", f"nothing can be asked at /runs/{run.name}/{'/'.join([resource, *place])[:60]}")
+            raise Refusal(
+                404, "unknown", f"nothing can be asked at /runs/{run.name}/{'/'.join([resource, *place])[:60]}"
+            )
         l = asked.index("l", len(run.looked), "attention")  # noqa: E741
         looked: Looked = run.looked[l]
         return picture(looked, asked, *place) if picture else self.of_attention[resource](looked, asked, l)
@@ -180,8 +184,8 @@ class Api:
         except ValueError:
             raise Refusal(400, "bad-json", "the body is no JSON") from None
         match said:
-            case {"text": str(text), **rest} if (
-                set(rest) <= {"model", "target"} and all(it is None or isinstance(it, str) for it in rest.values())
+            case {"text": str(text), **rest} if set(rest) <= {"model", "target"} and all(
+                it is None or isinstance(it, str) for it in rest.values()
             ):
                 run = self.library.read(text, rest.get("model"), rest.get("target"))
                 return Answer(201, _json(run.to_json()), headers={"Location": f"/api/v1/runs/{run.name}"})

@@ -59,10 +59,10 @@ def app(api: Api, guard: Guard) -> ASGIApp:
     routes = [
         Route("/", index),
         Route("/s/{rest:path}", index),
-        Route("/page/{name}", file),
         Route("/favicon.ico", icon),
         Route("/healthz", healthy),
         Route("/api/v1/{rest:path}", answer, methods=every),
+        Route("/{name}", file),
     ]
 
     async def lost(request: Request, problem: Exception) -> Response:
@@ -71,7 +71,11 @@ def app(api: Api, guard: Guard) -> ASGIApp:
     async def other_method(request: Request, problem: Exception) -> Response:
         return refused(Refusal(405, "method", "only GET is answered here"))
 
-    inner = Starlette(routes=routes, exception_handlers={404: lost, 405: other_method})
+    async def refuse(request: Request, problem: Exception) -> Response:
+        assert isinstance(problem, Refusal)
+        return refused(problem)
+
+    inner = Starlette(routes=routes, exception_handlers={404: lost, 405: other_method, Refusal: refuse})
     return guard.around(inner)
 
 

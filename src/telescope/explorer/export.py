@@ -2,23 +2,26 @@
 
 import json
 from base64 import b64encode
+from collections.abc import Iterator
 from hashlib import sha256
 from html import escape
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
+from ..observe.closely import closely
 from .asked import Asked
 from .maps import Picture
 from .pages import files
 from .refusal import Refusal
 from .run import Run
-from .walk import head, sequence
+from .walk import head, sequence, told_cell, told_trace
 
 if TYPE_CHECKING:
     from .api import Api
 
 LONGEST = 256  # tokens: one tile, and as many walks
-USUAL = {"b": "0", "agg": "share", "fmt": "f16", "effort": "1", "axis": "q", "kind": "entropy"}
+LARGEST = 4_000_000  # characters of walks; those of the attention in view come first
+USUAL = {"b": "0", "fmt": "f16"}
 POLICY = (
     "default-src 'none'; script-src {scripts}; style-src {styles}; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
@@ -33,7 +36,9 @@ def exported(api: "Api", run: Run, asked: Asked) -> dict[str, Any]:
     b, i = sequence(looked, asked), asked.index("i", looked.size[0], "query", 0)
     if max(looked.size) > LONGEST:
         raise Refusal(
-            409, "too-long", f"a file holds {LONGEST} tokens, and there are {max(looked.size):,}; a picture can be saved"
+            409,
+            "too-long",
+            f"a file holds {LONGEST} tokens, and there are {max(looked.size):,}; a picture can be saved",
         )
     answers: dict[str, Any] = {f"/runs/{run.name}": run.to_json(), "/runs": {"runs": [run.to_json()]}}
     answers["/models"] = {"models": [], "default": None, "longest": 0}
@@ -54,8 +59,13 @@ def exported(api: "Api", run: Run, asked: Asked) -> dict[str, Any]:
             put(what, l=number, b=b)
         for which in ("mean", *other.call.heads):
             put("alignment", l=number, h=which, b=b)
-    for which in range(looked.size[0]):
-        put("trace", l=l, h=h, i=which, b=b)
+    taken = 0
+    for number in sorted(range(len(run.looked)), key=lambda number: number != l):
+        for which in run.looked[number].call.heads:
+            for path, found in _walks(run, number, which, b, cells=(number, which) == (l, h)):
+                taken += len(json.dumps(found)) if number != l else 0
+                if taken <= LARGEST:
+                    answers[path] = found
     put("map", l=l, h=h, b=b)
     for how in ("share", "max"):
         put("tiles/0/0/0", l=l, h=h, agg=how, b=b)
@@ -63,6 +73,24 @@ def exported(api: "Api", run: Run, asked: Asked) -> dict[str, Any]:
         put("tracks/0/0", l=l, h=h, kind=kind, b=b)
     start = f"/s/{run.name}/walk?{urlencode({'l': l, 'h': h, 'i': i})}"
     return {"version": 1, "start": start, "answers": answers}
+
+
+def _walks(run: Run, l: int, h: int, b: int, *, cells: bool) -> Iterator[tuple[str, Any]]:  # noqa: E741
+    """Every query of a head; of the one in view every cell too."""
+    looked = run.looked[l]
+    if "trace" in looked.why_not or max(looked.size) > LONGEST:
+        return
+    one = looked.head(h, b)
+    for i in range(looked.size[0]):
+        place = {"l": l, "h": h, "i": i, "b": b}
+        seen = closely(one, i)
+        yield _key(run, "trace", place), told_trace(looked, one, seen, place)
+        for j in seen.keys.tolist() if cells else ():
+            yield _key(run, "cell", place | {"j": j}), told_cell(looked, seen, place | {"j": j})
+
+
+def _key(run: Run, what: str, place: dict[str, int]) -> str:
+    return key(f"/runs/{run.name}/{what}", {name: str(number) for name, number in place.items()})
 
 
 def key(path: str, parameters: dict[str, str]) -> str:
@@ -83,7 +111,7 @@ def page(file: dict[str, Any]) -> bytes:
         f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{title} · Telescope</title><style>{style}</style></head>"
-        f'<body><div id="app"></div><script type="application/json" id="telescope-data">{safe(file)}</script>'
+        f'<body><div class="telescope" id="telescope"></div><script type="application/json" id="telescope-answers">{safe(file)}</script>'
         f'<script type="module">{script}</script></body></html>\n'
     ).encode("utf-8", "replace")
 

@@ -120,7 +120,10 @@ class Guard:
 def refused(refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
     said = json.dumps({"error": {"code": refusal.code, "message": refusal.message}}, ensure_ascii=False)
     return Response(
-        said.encode("utf-8", "replace"), refusal.status, {"Cache-Control": "no-store", **(headers or {})}, "application/json"
+        said.encode("utf-8", "replace"),
+        refusal.status,
+        {"Cache-Control": "no-store", **(headers or {})},
+        "application/json",
     )
 
 

@@ -23,8 +23,8 @@ SENTENCES, MODELS = 32, 2  # how many are kept
 class Library:
     """`models` are folders or models by name; the first one reads what is typed, unless another is said."""
 
-    def __init__(self, models: Mapping[str, Path | Model] | None = None) -> None:
-        self.models: dict[str, Path | Model] = dict(shipped() if models is None else models)
+    def __init__(self, models: Mapping[str, str | Path | Model] | None = None) -> None:
+        self.models: dict[str, str | Path | Model] = dict(shipped() if models is None else models)
         self.recordings: dict[str, Run] = {}
         self.sentences: Recent[str, Run] = Recent(SENTENCES)
         self._loaded: Recent[str, Model] = Recent(MODELS)

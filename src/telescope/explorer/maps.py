@@ -58,7 +58,11 @@ class Maps:
     def tile(self, looked: Looked, asked: Asked, *place: str) -> Picture:
         looked.must_have("map")
         z, x, y = (whole(name, said) for name, said in zip("zxy", place, strict=True))
-        how, kind, effort = asked.word("agg", ("share", "max")), asked.word("fmt", DTYPES), asked.word("effort", EFFORTS)
+        how, kind, effort = (
+            asked.word("agg", ("share", "max")),
+            asked.word("fmt", DTYPES),
+            asked.word("effort", EFFORTS),
+        )
         tile = self._tile((looked, head(looked, asked), sequence(looked, asked)), z, x, y, int(effort))
         numbers = tile.share if how == "share" else tile.max
         return Picture(_f16(numbers) if kind == "f16" else _u8(numbers), tile.exact, tile.samples)

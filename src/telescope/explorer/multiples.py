@@ -45,7 +45,8 @@ def _exact(looked: Looked, b: int, h: int) -> Drawn:
     place = looked.call.heads.index(h)
     if isinstance(looked.call, Summaries):
         return _recorded(looked)[b, place], None
-    return looked.call.survey().map(*(min(SIDE, there) for there in looked.size))[b, place], None
+    rows, columns = (min(SIDE, there) for there in looked.size)
+    return looked.call.survey().map(rows, columns)[b, place], None
 
 
 def _coarse(looked: Looked, b: int, h: int, maps: Maps) -> Drawn:

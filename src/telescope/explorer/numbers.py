@@ -13,7 +13,7 @@ def plain(tensor: Tensor | None) -> Any:
 
 
 def number(value: float | None) -> float | str | None:
-    return None if value is None else _said(value)  # type: ignore[no-any-return]
+    return None if value is None else _said(value)
 
 
 def _said(numbers: Any) -> Any:

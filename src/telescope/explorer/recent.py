@@ -5,7 +5,8 @@ from collections.abc import Callable, Hashable, Iterator
 from threading import Lock
 from typing import Generic, TypeVar
 
-K, V = TypeVar("K", bound=Hashable), TypeVar("V")
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):

@@ -13,6 +13,7 @@ from ..observe import Recording
 from ..observe.kept import Call, Steps, Summaries
 from ..observe.one_head import OneHead, one_head
 from ..observe.words import Words
+from ..words import hint
 from .refusal import not_kept
 
 CROSS = ("cross", "cross_attn", "encoder_attn", "EncDecAttention", "crossattention")
@@ -128,6 +129,16 @@ class Run:
     looked: tuple[Looked, ...]
     text: str | None = None
     written: str | None = None
+
+    def place(self, word: str | None) -> int:
+        """Where the walk begins: at the last token of this word, or of the last one in the text."""
+        words = self.looked[0].rows
+        if words is None or not words.real:
+            return 0
+        number = words.real[-1] if word is None else words.find(word)
+        if number is None:
+            raise ValueError(f'no word is "{word}"; {hint(str(word), words.names)}')
+        return words.tokens(number)[-1]
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -6,14 +6,20 @@ import sys
 import webbrowser
 from collections.abc import Callable
 from ipaddress import ip_address
+from pathlib import Path
 from urllib.parse import quote
 
 import uvicorn
 
+from ..models.files import paths
+from ..observe.saved.manifest import FILE
 from .api import Api
 from .app import app
 from .guard import Guard
 from .library import Library
+from .refusal import Refusal
+
+__all__ = ["Library", "Refusal", "recordings", "serve"]
 
 HERE = ("127.0.0.1", "localhost", "[::1]")
 
@@ -58,6 +64,19 @@ def serve(
         pass
     finally:
         bound.close()
+
+
+def recordings(place: Path) -> list[Path]:
+    """The folder itself where it is a recording; otherwise those in it."""
+    there = paths.existing(place)
+    if not there.is_dir() or (there / FILE).is_file():
+        return [there]
+    found = sorted(folder for folder in there.iterdir() if (folder / FILE).is_file())
+    if not found:
+        raise ValueError(
+            f"{place} is no recording and holds none; telescope watch --out {place}/run.telescope makes one"
+        )
+    return found
 
 
 def _bound(host: str, port: int) -> socket.socket:

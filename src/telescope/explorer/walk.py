@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 
-from ..observe.closely import closely
+from ..observe.closely import Closely, closely
+from ..observe.one_head import OneHead
 from .asked import Asked
 from .numbers import number, plain
 from .refusal import unknown
@@ -15,13 +16,13 @@ def trace(looked: Looked, asked: Asked, l: int) -> dict[str, Any]:  # noqa: E741
     looked.must_have("trace")
     h, b, i = head(looked, asked), sequence(looked, asked), asked.index("i", looked.size[0], "query")
     one = looked.head(h, b)
-    seen = closely(one, i)
-    left = looked.size[1] - len(seen.keys)
+    return told_trace(looked, one, closely(one, i), {"l": l, "h": h, "i": i, "b": b})
+
+
+def told_trace(looked: Looked, one: OneHead, seen: Closely, place: dict[str, int]) -> dict[str, Any]:
+    b, i, left = place["b"], place["i"], looked.size[1] - len(seen.keys)
     return {
-        "l": l,
-        "h": h,
-        "i": i,
-        "b": b,
+        **place,
         "token": looked.tokens("q", b, [i])[0],
         "n_k": looked.size[1],
         "keys": seen.keys.tolist(),
@@ -51,16 +52,16 @@ def cell(looked: Looked, asked: Asked, l: int) -> dict[str, Any]:  # noqa: E741
     looked.must_have("trace")
     h, b = head(looked, asked), sequence(looked, asked)
     i, j = asked.index("i", looked.size[0], "query"), asked.index("j", looked.size[1], "key")
-    seen = closely(looked.head(h, b), i, torch.tensor([j]))
-    steps = {name: float(step[0]) for name, step in seen.steps.items()}
+    return told_cell(looked, closely(looked.head(h, b), i, torch.tensor([j])), {"l": l, "h": h, "i": i, "j": j, "b": b})
+
+
+def told_cell(looked: Looked, seen: Closely, place: dict[str, int]) -> dict[str, Any]:
+    at = seen.keys.tolist().index(place["j"])
+    steps = {name: float(step[at]) for name, step in seen.steps.items()}
     return {
-        "l": l,
-        "h": h,
-        "i": i,
-        "j": j,
-        "b": b,
-        "query": looked.tokens("q", b, [i])[0],
-        "key": looked.tokens("k", b, [j])[0],
+        **place,
+        "query": looked.tokens("q", place["b"], [place["i"]])[0],
+        "key": looked.tokens("k", place["b"], [place["j"]])[0],
         "visible": steps["masked"] != -torch.inf,
         "dot": number(steps["scores"]),
         **{name: number(steps[name]) for name in ("scaled", "capped", "biased", "masked")},

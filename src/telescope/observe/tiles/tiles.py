@@ -57,9 +57,7 @@ class Tiles:
         cells, columns = self.pyramid.cells(z), self.pyramid.keys_of(z, x)
         rows, samples = self._rows(self.pyramid.queries_of(z, y), cells, len(columns), budget)
         pixel = rows // cells - y * TILE
-        share, best = pooled(
-            self.scores, rows, self.learnt(rows), pixel, int(pixel[-1]) + 1, columns, cells
-        )
+        share, best = pooled(self.scores, rows, self.learnt(rows), pixel, int(pixel[-1]) + 1, columns, cells)
         return Tile(_framed(share), _framed(best), samples == cells, samples)
 
     @torch.no_grad()
