@@ -5,7 +5,7 @@ export const SCREENS = ["walk", "heads", "geometry", "alignment", "map"];
 const FIRST = {
   screen: "walk", run: null, l: 0, h: 0, i: null, j: null, step: "tokens",
   la: null, a: null, lb: null, b: null, alpha: 1, x: null, y: null, z: null,
-  agg: "share", scale: "log", lim: null, palette: "viridis",
+  of: "mean", agg: "share", scale: "log", lim: null, palette: "viridis",
 };
 const NUMBERS = new Set(["l", "h", "i", "j", "la", "a", "lb", "b", "alpha", "x", "y", "z"]);
 
@@ -14,7 +14,7 @@ const SHOWN = {
   walk: ["l", "h", "i", "j", "step"],
   heads: ["l", "h", "la", "a", "lb", "b", "i"],
   geometry: ["l", "i", "j", "alpha"],
-  alignment: ["l", "h", "i"],
+  alignment: ["l", "h", "i", "of"],
   map: ["l", "h", "x", "y", "z", "agg", "scale", "lim", "palette"],
 };
 

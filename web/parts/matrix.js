@@ -1,6 +1,6 @@
 /** A small matrix on a canvas. Cells are pointed at by mouse, finger or arrow keys. */
 import { html, useEffect, useRef } from "../ui.js";
-import { visible } from "./text.js";
+import { clipped, visible } from "./text.js";
 
 /** Paint numbers as cells of one pixel each; the page scales them up without smoothing. */
 export function paint(canvas, rows, colour) {
@@ -21,9 +21,9 @@ export function paint(canvas, rows, colour) {
 
 /**
  * @param {{rows: number[][], colour: (x: number) => number[], labels: string[], name: string, cell: number, at: [number, number] | null,
- *   chosen?: number, point: (i: number, m: number) => void}} props  `cell` is the height of a row
+ *   chosen?: number, point: (i: number, m: number) => void}} props  `cell` is the height of a row; `columns` are their labels
  */
-export function Matrix({ rows, colour, labels, name, cell, at, chosen, point, pick }) {
+export function Matrix({ rows, colour, labels, columns, name, cell, at, chosen, point, pick }) {
   const canvas = useRef(null);
   useEffect(() => paint(canvas.current, rows, colour), [rows, colour]);
   const [height, width] = [rows.length, rows[0].length];
@@ -42,6 +42,8 @@ export function Matrix({ rows, colour, labels, name, cell, at, chosen, point, pi
     return point(Math.max(0, Math.min(height - 1, i + step[0])), Math.max(0, Math.min(width - 1, m + step[1])));
   };
   return html`<div class="matrix">
+    ${columns && columns.length <= 40 && html`<div class="columns" aria-hidden="true" style=${{ gridTemplateColumns: `repeat(${columns.length}, 1fr)` }}>
+      ${columns.map((label, j) => html`<span class=${j === at?.[1] ? "chosen" : ""}>${clipped(label, 12)}</span>`)}</div>`}
     <div class="rows" aria-hidden="true" style=${{ gridTemplateRows: `repeat(${height}, ${cell}px)` }}>
       ${cell >= 12 && labels.map((label, i) => html`<span class=${i === chosen || i === at?.[0] ? "chosen" : ""}>${visible(label)}</span>`)}
     </div>
