@@ -5,8 +5,8 @@ import { comm } from "./transport/comm.js";
 import { http } from "./transport/http.js";
 import { inline } from "./transport/inline.js";
 
-const page = globalThis.document?.getElementById("app");
-const saved = globalThis.document?.getElementById("telescope-data");
+const page = globalThis.document?.getElementById("telescope");
+const saved = globalThis.document?.getElementById("telescope-answers");
 
 if (page && saved) {
   const { start, answers } = JSON.parse(saved.textContent);

@@ -9,7 +9,7 @@ export function useKeys(root, pressed) {
       if (/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) || event.target.closest?.("dialog")) return;
       if (pressed(event)) event.preventDefault();
     };
-    const where = root.id === "app" ? document : root; // in a notebook, only the keys that are meant for this cell
+    const where = root.id === "telescope" ? document : root; // in a notebook, only the keys that are meant for this cell
     where.addEventListener("keydown", key);
     return () => where.removeEventListener("keydown", key);
   });

@@ -3,7 +3,7 @@ import { Failure } from "./http.js";
 
 /** The name of an answer: parameters sorted, those left out that have their usual value. */
 export function named(path, query = {}) {
-  const usual = { b: "0", agg: "share", fmt: "f16", effort: "1", axis: "q", kind: "entropy" };
+  const usual = { b: "0", fmt: "f16" };
   const said = Object.entries(query)
     .filter(([name, value]) => value !== undefined && value !== null && usual[name] !== String(value))
     .sort(([a], [b]) => (a < b ? -1 : 1))
