@@ -1,10 +1,10 @@
 /** The frame: the sentence, the screens, which attention and which head; and the keys that work everywhere. */
 import { Answers, useAnswer } from "./answers.js";
-import { Export } from "./export.js";
 import { Help } from "./help.js";
 import { useKeys } from "./parts/keys.js";
 import { Asked, KINDS, layerOf } from "./parts/shell.js";
 import { visible } from "./parts/text.js";
+import { Saving } from "./saving/menu.js";
 import { Alignment } from "./screens/alignment.js";
 import { Geometry } from "./screens/geometry.js";
 import { Heads } from "./screens/heads.js";
@@ -120,7 +120,7 @@ function Sentence({ run, transport, answers, go }) {
   };
   return html`<form class="sentence" onSubmit=${submit}>
     <input type="text" aria-label=${can ? "a sentence for the model" : "what was recorded"} maxlength="4000" readonly=${!can} autocomplete="off" spellcheck="false"
-      value=${text ?? visible(run?.text ?? run?.title ?? "")} onInput=${(event) => setText(event.currentTarget.value)} />
+      value=${text ?? (run ? visible(run.text ?? run.title) : "")} onInput=${(event) => setText(event.currentTarget.value)} />
     ${can && html`<button class="button strong" disabled=${busy}>${busy ? "running…" : "Run"}</button>`}
     ${busy && html`<span class="hidden" role="status">the model reads the sentence</span>`}
     ${problem && html`<p class="hidden" role="alert">${problem}</p>`}
@@ -165,7 +165,7 @@ function Tools({ toggle, theme, ...rest }) {
   });
   return html`<div class="tools">
     <button type="button" class="button square" onClick=${toggle} aria-label=${theme === "dark" ? "light colours" : "dark colours"} title="light or dark (t)">${theme === "dark" ? "☀" : "☾"}</button>
-    <${Export} theme=${theme} ...${rest} />
+    <${Saving} ...${rest} />
     <button type="button" class="button square" onClick=${() => setHelp(true)} aria-label="help" title="help (?)">?</button>
     ${help && html`<${Help} close=${() => setHelp(false)} />`}
   </div>`;

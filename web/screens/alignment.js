@@ -34,12 +34,12 @@ function Aligned({ found, attention, state, go }) {
   const lit = hover ?? pinned ?? { row: found.real_rows.at(-1) ?? 0 };
   const pin = (one) => { setHover(one); if (one.row !== undefined) go({ i: one.row }, false); };
   const said = { rows, columns, weights, lit };
-  return html`<div class="align">
+  return html`<div class="stack">
     <div class="card ribbons"><${Ribbons} ...${said} real=${[new Set(found.real_columns), new Set(found.real_rows)]} setHover=${setHover} pin=${pin} /></div>
-    <div class="stack">
-      <div class="card"><output class="readout" aria-live="polite" style=${{ margin: 0, border: 0, padding: 0 }}><${Said} ...${said} /></output></div>
+    <div class="align">
       <${Grid} ...${said} setHover=${setHover} pin=${pin} />
-      <p class="soft" style=${{ fontSize: "13px" }}>${state.of === "head" ? headName(attention, state.h) : `the mean of ${attention.heads.length} heads of ${attention.name}`}. Pieces are joined to words: a word’s row is the mean over its pieces, its column their sum. Ribbons under ${percent(FAINT)} are not drawn; the matrix has them all.</p>
+      <div><div class="card"><output class="readout" aria-live="polite" style=${{ margin: 0, border: 0, padding: 0 }}><${Said} ...${said} /></output></div>
+      <p class="soft" style=${{ fontSize: "13px", marginTop: "12px" }}>${state.of === "head" ? headName(attention, state.h) : `the mean of ${attention.heads.length} heads of ${attention.name}`}. Pieces are joined to words: a word’s row is the mean over its pieces, its column their sum. Ribbons under ${percent(FAINT)} are not drawn; the matrix has them all.</p></div>
     </div>
   </div>`;
 }
@@ -81,7 +81,7 @@ function Ribbons({ rows, columns, weights, lit, real, setHover, pin }) {
 }
 
 function laid(columns, rows, width) {
-  for (const size of [19, 16.5, 14]) {
+  for (const size of [21, 18, 15.5]) {
     const gap = size * 0.62;
     const line = (words) => {
       const widths = words.map((word) => wide(clipped(word, 20), size) + 2);
@@ -91,8 +91,8 @@ function laid(columns, rows, width) {
     };
     const [top, bottom] = [line(columns), line(rows)];
     if (Math.max(top.total, bottom.total) > width - 8) continue;
-    const high = Math.min(340, Math.max(200, width * 0.36));
-    return { down: false, size, height: high + 2 * size + 26, points: [top.middles.map((x) => [x, size + 12]), bottom.middles.map((x) => [x, high + size + 4])], widths: [top.widths, bottom.widths], high };
+    const high = Math.min(300, Math.max(200, width * 0.3));
+    return { down: false, size, height: high + size + 16, points: [top.middles.map((x) => [x, size + 12]), bottom.middles.map((x) => [x, high + size + 4])], widths: [top.widths, bottom.widths], high };
   }
   const size = width < 420 ? 14 : 16;
   const step = Math.max(25, size * 1.55);

@@ -21,11 +21,11 @@ export function Heads(props) {
   const alike = useMemo(() => run.attentions.filter((one) => one.kind === attention.kind && one.has?.map !== false), [run, attention.kind]);
   const asked = alike.map((one) => useAnswer(answers, `runs/${run.run}/heads`, { l: one.l }));
   const first = useAnswer(answers, `runs/${run.run}/tokens`, stretch(attention, "q", Math.min(state.i ?? 0, attention.n_q - 1)));
-  const there = asked.filter((one) => one.value).length;
+  const there = asked.filter((one) => one.value);
   return html`<h2>All heads</h2>
     <p class="lede">Each square is one head’s attention: a row is a query, a column a key, bright is a large weight. Choose two and compare how they read the same word.</p>
-    ${there < asked.length && html`<p class="soft" role="status">${there} of ${asked.length} layers are here…</p>`}
-    <${Asked} of=${all(first, ...asked)}>${([words, ...layers]) => html`<${Compared} key=${attention.kind} ...${{ ...props, alike, layers, words }} />`}<//>`;
+    ${there.length < asked.length && asked.some((one) => one.slow) && html`<p class="soft" role="status">${there.length} of ${asked.length} layers are here…</p>`}
+    <${Asked} of=${all(first, ...(there.length ? there : asked))}>${([words, ...layers]) => html`<${Compared} key=${attention.kind} ...${{ ...props, alike, layers, words }} />`}<//>`;
 }
 
 function Compared({ run, attention, state, go, answers, theme, alike, layers, words }) {
@@ -51,7 +51,7 @@ function Compared({ run, attention, state, go, answers, theme, alike, layers, wo
     </div>
     <div class="minis" style=${{ gridTemplateColumns: `max-content repeat(${wide}, minmax(0, 84px))` }}>
       <span></span>${Array.from({ length: wide }, (_, h) => html`<span class="nr">${h}</span>`)}
-      ${layers.map((layer, row) => html`<span class="layer">layer ${layerOf(alike[row])}</span>
+      ${layers.map((layer) => html`<span class="layer">layer ${layerOf(alike.find((one) => one.l === layer.l))}</span>
         ${layer.maps.map((map) => html`<${Mini} key=${`${layer.l}/${map.h}`} map=${map} mark=${mark(layer.l, map.h)} name=${named(layer.l, map.h)} choose=${() => choose(layer.l, map.h)} />`)}
         ${Array.from({ length: wide - layer.maps.length }, () => html`<span></span>`)}`)}
     </div>

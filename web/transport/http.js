@@ -42,6 +42,11 @@ export const http = {
     };
   },
 
+  /** Everything about one head, in one file. */
+  async file(run, { l, h, i }, format) {
+    return (await fetched(address(`runs/${run.run}/export`, { l, h, i, format }))).blob();
+  },
+
   async send(path, body) {
     const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
     return (await fetched(address(path), options)).json();

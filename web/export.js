@@ -1,1 +1,0 @@
-export function Export() { return null; }
