@@ -80,8 +80,9 @@ function drawTiles(context, scene) {
     for (const at of seen(view, info, box, z)) {
       const [own, up] = nearest(tiles, query, at);
       const cells = info.tile * 2 ** (info.max_zoom - z);
-      const [left, top] = toPixel(view, info, box, at.x * cells, at.y * cells);
-      const [right, bottom] = toPixel(view, info, box, Math.min(info.n_k, (at.x + 1) * cells), Math.min(info.n_q, (at.y + 1) * cells));
+      const whole = (pair) => pair.map((place) => Math.round(place * dense) / dense); // no seams: tiles meet at whole pixels
+      const [left, top] = whole(toPixel(view, info, box, at.x * cells, at.y * cells));
+      const [right, bottom] = whole(toPixel(view, info, box, Math.min(info.n_k, (at.x + 1) * cells), Math.min(info.n_q, (at.y + 1) * cells)));
       if (!own) {
         quality.missing += 1;
         context.fillStyle = scene.colours.faint;
@@ -93,9 +94,9 @@ function drawTiles(context, scene) {
       context.fillRect(left, top, right - left, bottom - top);
       const part = info.tile / 2 ** up;
       const from = [(at.x % 2 ** up) * part, (at.y % 2 ** up) * part];
-      const [whole, high] = toPixel(view, info, box, (at.x + 1) * cells, (at.y + 1) * cells);
-      context.imageSmoothingEnabled = (whole - left) * dense < info.tile;
-      context.drawImage(picture(own, { z: z - up, x: at.x >> up, y: at.y >> up }, scene), ...from, part, part, left, top, whole - left, high - top);
+      const [wide, high] = whole(toPixel(view, info, box, (at.x + 1) * cells, (at.y + 1) * cells));
+      context.imageSmoothingEnabled = (wide - left) * dense < info.tile;
+      context.drawImage(picture(own, { z: z - up, x: at.x >> up, y: at.y >> up }, scene), ...from, part, part, left, top, wide - left, high - top);
       if (own.exact) quality.exact += 1;
       else {
         quality.sampled += 1;
@@ -224,10 +225,10 @@ function drawTracks(context, scene) {
     const most = Math.max(...found.map(([, value]) => value), 1e-30);
     clipTo(context, area, () => {
       for (const [cell, value, exact] of found) {
-        const [a, b] = [cell, Math.min(n, cell + bin)].map((c) => toPixel(view, info, box, c, c)[along]);
+        const [a, b] = [cell, Math.min(n, cell + bin)].map((c) => Math.round(toPixel(view, info, box, c, c)[along] * dense) / dense);
         const long = Math.max(1, (value / most) * (TRACK - 3));
         context.fillStyle = exact ? colours.bar : colours.warn;
-        const wide = Math.max(b - a - (b - a > 6 ? 1 : 0), 0.7);
+        const wide = Math.max(b - a - (b - a > 6 ? 1 : 0), 1 / dense);
         if (along === 0) context.fillRect(a, area.top + TRACK - long, wide, long);
         else context.fillRect(area.left + TRACK - long, a, long, wide);
       }

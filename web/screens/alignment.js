@@ -82,9 +82,10 @@ function Ribbons({ rows, columns, weights, lit, real, setHover, pin }) {
 
 function laid(columns, rows, width) {
   for (const size of [21, 18, 15.5]) {
-    const gap = size * 0.62;
     const line = (words) => {
       const widths = words.map((word) => wide(clipped(word, 20), size) + 2);
+      const free = (width * 0.94 - widths.reduce((a, b) => a + b, 0)) / Math.max(1, words.length - 1);
+      const gap = Math.max(size * 0.62, Math.min(size * 2.6, free));
       const total = widths.reduce((a, b) => a + b + gap, -gap);
       let at = (width - total) / 2;
       return { total, middles: widths.map((one) => { const middle = at + one / 2; at += one + gap; return middle; }), widths };

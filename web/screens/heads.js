@@ -52,7 +52,7 @@ function Compared({ run, attention, state, go, answers, theme, alike, layers, wo
     <div class="minis" style=${{ gridTemplateColumns: `max-content repeat(${wide}, minmax(0, 84px))` }}>
       <span></span>${Array.from({ length: wide }, (_, h) => html`<span class="nr">${h}</span>`)}
       ${layers.map((layer) => html`<span class="layer">layer ${layerOf(alike.find((one) => one.l === layer.l))}</span>
-        ${layer.maps.map((map) => html`<${Mini} key=${`${layer.l}/${map.h}`} map=${map} mark=${mark(layer.l, map.h)} name=${named(layer.l, map.h)} choose=${() => choose(layer.l, map.h)} />`)}
+        ${layer.maps.map((map) => html`<${Mini} key=${`${layer.l}/${map.h}`} map=${map} mark=${mark(layer.l, map.h)} name=${named(layer.l, map.h)} masks=${attention.mask !== "everyone"} choose=${() => choose(layer.l, map.h)} />`)}
         ${Array.from({ length: wide - layer.maps.length }, () => html`<span></span>`)}`)}
     </div>
     <h2 style=${{ margin: "38px 0 0" }}>Two readings</h2>
@@ -72,11 +72,14 @@ function Scale() {
 
 /** A weight's colour goes by its root: among ten words, most weights are small. */
 const weightColour = (w) => along(PALETTES.viridis, Math.sqrt(number(w)));
+const CLEAR_CELL = [0, 0, 0, 0];
+/** Where there is a mask, nothing at all is masked: it stays clear, and the hatch below is seen. */
+const maskedColour = (w) => (w === 0 ? CLEAR_CELL : weightColour(w));
 
-function Mini({ map, mark, name, choose }) {
+function Mini({ map, mark, name, masks, choose }) {
   const canvas = useRef(null);
-  useEffect(() => paint(canvas.current, map.share, weightColour), [map]);
-  return html`<button type="button" class=${`mini ${mark}`} aria-label=${`${name}${mark ? `, chosen as ${mark.toUpperCase()}` : ""}`} title=${name} onClick=${choose}>
+  useEffect(() => paint(canvas.current, map.share, masks ? maskedColour : weightColour), [map]);
+  return html`<button type="button" class=${`mini ${mark} ${masks ? "masked" : ""}`} aria-label=${`${name}${mark ? `, chosen as ${mark.toUpperCase()}` : ""}`} title=${name} onClick=${choose}>
     <canvas ref=${canvas}></canvas>${mark && html`<span class=${`mark ${mark}`}>${mark.toUpperCase()}</span>`}</button>`;
 }
 
