@@ -23,6 +23,7 @@ ATTENTION = [
         "positions",
         "queries",
         "scores",
+        "sequences",
         "spans",
         "values",
         "written",
@@ -30,7 +31,21 @@ ATTENTION = [
 ]
 ENGINES = [f"telescope.engines.{name}" for name in ("chunked", "exact", "reference", "sdpa")]  # flex compiles
 SURVEY = [f"telescope.observe.survey.{name}" for name in ("reference", "chunked", "triton", "ranking", "cells")]
-OBSERVE = [f"telescope.observe.{name}" for name in ("ran", "follow", "growing", "kept", "recording", "huggingface")]
+OBSERVE = [
+    f"telescope.observe.{name}"
+    for name in (
+        "closely",
+        "follow",
+        "geometry",
+        "growing",
+        "huggingface",
+        "kept",
+        "one_head",
+        "ran",
+        "recording",
+        "tiles",
+    )
+]
 MODELS = [f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong", "parts", "transformer")]
 TRAINING = [
     f"telescope.training.{name}" for name in ("batch", "examples", "health", "learner", "objectives", "windows")

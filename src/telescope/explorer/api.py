@@ -38,10 +38,11 @@ GET  /runs/{run}/trace          ?l&h&i&b   one query, every step
                                 "rest": {"keys": 0, "weight": 0.0, "context": [d_v] | null}}
                                 All keys where there are at most 512; else the 64 with the largest weights, by place,
                                 and all others together are the `rest`. context = Σ weight · value + rest.context.
-GET  /runs/{run}/heads          ?l&b (&h: that one alone)   {"l", "rows": 9, "columns": 9, "exact": true, "samples": 9, "maps": [{"h": 0,
+GET  /runs/{run}/heads          ?l&b (&h: that one alone)
+                                {"l", "rows": 9, "columns": 9, "exact": true, "samples": 9, "maps": [{"h": 0,
                                 "share": [[…]]}, …], "habits": [{"h": 0, "kind": "previous", "itself": 0.1, …,
-                                "spread": 3.1}, …] | null}: matrices of at most 48 x 48, or 64 x 64, pooled where there are more
-                                tokens; habits null where they would take a pass over all of a long text
+                                "spread": 3.1}, …] | null}: matrices of at most 48 x 48, pooled
+                                where there are more tokens; habits null where that would take a pass over a long text
 GET  /runs/{run}/geometry       ?l&b&start&stop (at most 512 tokens)
                                 {"l", "start", "stop", "n", "tokens": […], "before": [[x, y], …], "after": [[x, y], …],
                                 "explained": [0.41, 0.22], "moved": [cos(before, after), …],
@@ -117,7 +118,7 @@ class Api:
         self.of_attention: dict[str, Resource] = {
             "tokens": tokens,
             "trace": trace,
-            "heads": lambda *asked: heads(*asked, self.maps),
+            "heads": heads,
             "geometry": geometry,
             "alignment": alignment,
             "cell": cell,
@@ -172,9 +173,9 @@ class Api:
             raise Refusal(
                 404, "unknown", f"nothing can be asked at /runs/{run.name}/{'/'.join([resource, *place])[:60]}"
             )
-        l = asked.index("l", len(run.looked), "attention")  # noqa: E741
-        looked: Looked = run.looked[l]
-        return picture(looked, asked, *place) if picture else self.of_attention[resource](looked, asked, l)
+        layer = asked.index("l", len(run.looked), "attention")
+        looked: Looked = run.looked[layer]
+        return picture(looked, asked, *place) if picture else self.of_attention[resource](looked, asked, layer)
 
     def _posted(self, path: str, body: bytes) -> Answer:
         if path.strip("/") != "runs":
@@ -183,12 +184,12 @@ class Api:
             said = json.loads(body)
         except ValueError:
             raise Refusal(400, "bad-json", "the body is no JSON") from None
-        match said:
-            case {"text": str(text), **rest} if set(rest) <= {"model", "target"} and all(
-                it is None or isinstance(it, str) for it in rest.values()
-            ):
-                run = self.library.read(text, rest.get("model"), rest.get("target"))
-                return Answer(201, _json(run.to_json()), headers={"Location": f"/api/v1/runs/{run.name}"})
+        known = (
+            isinstance(said, dict) and set(said) <= {"text", "model", "target"} and isinstance(said.get("text"), str)
+        )
+        if known and all(it is None or isinstance(it, str) for it in said.values()):
+            run = self.library.read(said["text"], said.get("model"), said.get("target"))
+            return Answer(201, _json(run.to_json()), headers={"Location": f"/api/v1/runs/{run.name}"})
         raise Refusal(400, "bad-json", 'the body takes {"text": "…"}, and "model" and "target" if you like, all texts')
 
     def _exported(self, run: Run, parameters: Mapping[str, str]) -> Answer:

@@ -11,7 +11,7 @@ from .walk import head, sequence
 MOST = 512
 
 
-def alignment(looked: Looked, asked: Asked, l: int) -> dict[str, Any]:  # noqa: E741
+def alignment(looked: Looked, asked: Asked, layer: int) -> dict[str, Any]:
     """A word's row is the mean over its tokens, its column their sum."""
     looked.must_have("alignment")
     mean, b = asked.parameters.get("h") == "mean", sequence(looked, asked)
@@ -27,7 +27,7 @@ def alignment(looked: Looked, asked: Asked, l: int) -> dict[str, Any]:  # noqa: 
     weights = looked.call.survey().map(segments=segments)[b]
     real = [list(range(there)) if words is None else list(words.real) for words, there in axes.values()]
     return {
-        "l": l,
+        "l": layer,
         "h": "mean" if h is None else h,
         "rows": names[0],
         "columns": names[1],

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .api import Api
 
 LONGEST = 256  # tokens: one tile, and as many walks
-LARGEST = 4_000_000  # characters of walks; those of the attention in view come first
+LARGEST = 2_000_000  # characters of walks; those of the attention in view come first
 USUAL = {"b": "0", "fmt": "f16"}
 POLICY = (
     "default-src 'none'; script-src {scripts}; style-src {styles}; img-src data: blob:; "
@@ -30,8 +30,8 @@ POLICY = (
 
 def exported(api: "Api", run: Run, asked: Asked) -> dict[str, Any]:
     """Every answer that a page with this head in view may want."""
-    l = asked.index("l", len(run.looked), "attention", 0)  # noqa: E741
-    looked = run.looked[l]
+    layer = asked.index("l", len(run.looked), "attention", 0)
+    looked = run.looked[layer]
     h = head(looked, asked) if "h" in asked.parameters else looked.call.heads[0]
     b, i = sequence(looked, asked), asked.index("i", looked.size[0], "query", 0)
     if max(looked.size) > LONGEST:
@@ -60,29 +60,29 @@ def exported(api: "Api", run: Run, asked: Asked) -> dict[str, Any]:
         for which in ("mean", *other.call.heads):
             put("alignment", l=number, h=which, b=b)
     taken = 0
-    for number in sorted(range(len(run.looked)), key=lambda number: number != l):
+    for number in sorted(range(len(run.looked)), key=lambda number: number != layer):
         for which in run.looked[number].call.heads:
-            for path, found in _walks(run, number, which, b, cells=(number, which) == (l, h)):
-                taken += len(json.dumps(found)) if number != l else 0
+            for path, found in _walks(run, number, which, b, cells=(number, which) == (layer, h)):
+                taken += len(json.dumps(found)) if number != layer else 0
                 if taken <= LARGEST:
                     answers[path] = found
-    put("map", l=l, h=h, b=b)
+    put("map", l=layer, h=h, b=b)
     for how in ("share", "max"):
-        put("tiles/0/0/0", l=l, h=h, agg=how, b=b)
+        put("tiles/0/0/0", l=layer, h=h, agg=how, b=b)
     for kind in ("entropy", "received"):
-        put("tracks/0/0", l=l, h=h, kind=kind, b=b)
-    start = f"/s/{run.name}/walk?{urlencode({'l': l, 'h': h, 'i': i})}"
+        put("tracks/0/0", l=layer, h=h, kind=kind, b=b)
+    start = f"/s/{run.name}/walk?{urlencode({'l': layer, 'h': h, 'i': i})}"
     return {"version": 1, "start": start, "answers": answers}
 
 
-def _walks(run: Run, l: int, h: int, b: int, *, cells: bool) -> Iterator[tuple[str, Any]]:  # noqa: E741
+def _walks(run: Run, layer: int, h: int, b: int, *, cells: bool) -> Iterator[tuple[str, Any]]:
     """Every query of a head; of the one in view every cell too."""
-    looked = run.looked[l]
+    looked = run.looked[layer]
     if "trace" in looked.why_not or max(looked.size) > LONGEST:
         return
     one = looked.head(h, b)
     for i in range(looked.size[0]):
-        place = {"l": l, "h": h, "i": i, "b": b}
+        place = {"l": layer, "h": h, "i": i, "b": b}
         seen = closely(one, i)
         yield _key(run, "trace", place), told_trace(looked, one, seen, place)
         for j in seen.keys.tolist() if cells else ():
@@ -111,7 +111,8 @@ def page(file: dict[str, Any]) -> bytes:
         f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{title} · Telescope</title><style>{style}</style></head>"
-        f'<body><div class="telescope" id="telescope"></div><script type="application/json" id="telescope-answers">{safe(file)}</script>'
+        '<body><div class="telescope" id="telescope"></div>'
+        f'<script type="application/json" id="telescope-answers">{safe(file)}</script>'
         f'<script type="module">{script}</script></body></html>\n'
     ).encode("utf-8", "replace")
 

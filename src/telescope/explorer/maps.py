@@ -1,4 +1,4 @@
-"""The map: tiles and tracks of a head, made when they are asked for; the exact ones are kept for whoever comes again."""
+"""The map: tiles and tracks of a head, made when they are asked for; the exact ones are kept."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -36,13 +36,13 @@ class Maps:
         self.heads: Recent[Key, Tiles] = Recent(HEADS)
         self.tiles: Recent[tuple[Key, int, int, int], Tile] = Recent(TILES)
 
-    def told(self, looked: Looked, asked: Asked, l: int) -> dict[str, Any]:  # noqa: E741
+    def told(self, looked: Looked, asked: Asked, layer: int) -> dict[str, Any]:
         """What a page has to know before it asks for tiles."""
         looked.must_have("map")
         h, b = head(looked, asked), sequence(looked, asked)
         tiles = self._of((looked, h, b))
         return {
-            "l": l,
+            "l": layer,
             "h": h,
             "b": b,
             "n_q": looked.size[0],
@@ -78,10 +78,6 @@ class Maps:
             raise _no_tile(problem) from None
         return Picture(track.numbers.numpy().astype("<f4").tobytes(), track.exact, track.samples)
 
-    def overview(self, looked: Looked, h: int, b: int) -> Tile:
-        """All of it, in one tile."""
-        return self._tile((looked, h, b), 0, 0, 0, 1)
-
     def _of(self, key: Key) -> Tiles:
         looked, h, b = key
         return self.heads.get_or(key, lambda: Tiles(looked.head(h, b)))
@@ -101,14 +97,14 @@ def _no_tile(problem: ValueError) -> Refusal:
     return Refusal(404, "no-tile", str(problem))
 
 
-def _f16(log2: Float[Tensor, "256 256"]) -> bytes:
+def _f16(log2: Float[Tensor, "side side"]) -> bytes:
     """A weight that is too small for float16 is the smallest that it has: -inf means masked."""
     lowest = torch.finfo(torch.float16).min
     kept = torch.where(log2 == -torch.inf, log2, log2.clamp(min=lowest))
     return kept.to(torch.float16).numpy().astype("<f2").tobytes()
 
 
-def _u8(log2: Float[Tensor, "256 256"]) -> bytes:
+def _u8(log2: Float[Tensor, "side side"]) -> bytes:
     """An eighth of a bit to the step, for a line that is slow."""
     steps = (255 + 8 * log2).round().clamp(2, 255)
     steps = torch.where(log2 == -torch.inf, 1.0, steps).masked_fill(log2.isnan(), 0.0)

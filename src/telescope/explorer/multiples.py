@@ -2,33 +2,30 @@
 
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ..observe.heads import Heads, heads_of
 from ..observe.kept import Summaries
-from ..observe.tiles import Tile
+from ..observe.tiles import Tiles
 from .asked import Asked
-from .maps import Maps
 from .numbers import plain
 from .refusal import not_kept
 from .run import Looked
 from .walk import head, sequence
 
-SIDE = 48  # of a picture, where every weight is looked at
-FOLD = 4  # pixels of the coarsest tile, each way, that make one of a picture
+SIDE = 48  # of a picture
 EXACT = 2**25  # scores: up to so many, all are looked at
 
 
-def heads(looked: Looked, asked: Asked, l: int, maps: Maps) -> dict[str, Any]:  # noqa: E741
+def heads(looked: Looked, asked: Asked, layer: int) -> dict[str, Any]:
     b = sequence(looked, asked)
     which = [head(looked, asked)] if "h" in asked.parameters else list(looked.call.heads)
     small = looked.batch * len(looked.call.heads) * looked.size[0] * looked.size[1] <= EXACT
-    drawn = {h: _exact(looked, b, h) if small else _coarse(looked, b, h, maps) for h in which}
+    drawn = {h: _exact(looked, b, h) if small else _coarse(looked, b, h) for h in which}
     shares = [share for share, _ in drawn.values()]
     return {
-        "l": l,
+        "l": layer,
         "rows": shares[0].shape[0],
         "columns": shares[0].shape[1],
         "exact": all(samples is None for _, samples in drawn.values()),
@@ -49,12 +46,13 @@ def _exact(looked: Looked, b: int, h: int) -> Drawn:
     return looked.call.survey().map(rows, columns)[b, place], None
 
 
-def _coarse(looked: Looked, b: int, h: int, maps: Maps) -> Drawn:
+def _coarse(looked: Looked, b: int, h: int) -> Drawn:
     if isinstance(looked.call, Summaries):
         return _recorded(looked)[b, looked.call.heads.index(h)], None
     looked.must_have("map")
-    tile = maps.overview(looked, h, b)
-    return _folded(tile), None if tile.exact else tile.samples
+    tile = Tiles(looked.head(h, b), SIDE).tile(0, 0, 0)
+    rows, columns = (~tile.share[:, 0].isnan()).sum(), (~tile.share[0].isnan()).sum()
+    return tile.share[:rows, :columns].exp2(), None if tile.exact else tile.samples
 
 
 def _recorded(looked: Looked) -> Float[Tensor, "batch heads row column"]:
@@ -62,18 +60,6 @@ def _recorded(looked: Looked) -> Float[Tensor, "batch heads row column"]:
     if recorded is None:
         raise not_kept(f'"{looked.name}" was kept without a map; ts.watch(map=(48, 48)) or keep="steps" has one')
     return looked.call.survey().map(*recorded)
-
-
-def _folded(tile: Tile) -> Float[Tensor, "row column"]:
-    """Sums over keys, means over queries; at a ragged end over those there are."""
-    share = tile.share.exp2()
-    rows, columns = (int((~share[:, 0].isnan()).sum()), int((~share[0].isnan()).sum()))
-    share = share[:rows, :columns]
-    across = torch.arange(columns) // FOLD
-    summed = share.new_zeros(rows, int(across[-1]) + 1).index_add_(1, across, share)
-    down = torch.arange(rows) // FOLD
-    total = summed.new_zeros(int(down[-1]) + 1, summed.shape[1]).index_add_(0, down, summed)
-    return total / torch.bincount(down)[:, None]
 
 
 def _habits(looked: Looked, which: list[int]) -> list[dict[str, Any]]:

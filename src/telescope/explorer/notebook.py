@@ -1,4 +1,4 @@
-"""The explorer in a notebook: the same page in a cell, which asks the kernel instead of a server. Any number of them."""
+"""The explorer in a notebook: the same page in a cell, which asks the kernel instead of a server."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def show(
     text: str | None = None,
     *,
     screen: str = "walk",
-    l: int = 0,  # noqa: E741
+    layer: int = 0,
 ) -> Any:
     """Look at a recording, at one that was saved, or at what a model makes of a text: show(model, "Good morning").
 
@@ -32,13 +32,13 @@ def show(
     """
     library = Library({})
     run = _opened(library, what, text)
-    start = {"run": run.name, "screen": screen, "l": l}
+    start = {"run": run.name, "screen": screen, "l": layer}
     api = Api(library)
     try:
         anywidget: Any = import_module("anywidget")
         traitlets: Any = import_module("traitlets")
     except ImportError:
-        return Still(api, run, l)
+        return Still(api, run, layer)
 
     class Explorer(anywidget.AnyWidget):  # type: ignore[misc]
         _esm = files().get("explorer.js", b"export default {}").decode()
@@ -53,8 +53,8 @@ def show(
 class Still:
     """A page with its answers inside, in a frame of its own in which nothing reaches the notebook around it."""
 
-    def __init__(self, api: Api, run: Run, l: int) -> None:  # noqa: E741
-        self.html = page(exported(api, run, Asked({"l": str(l)}))).decode()
+    def __init__(self, api: Api, run: Run, layer: int) -> None:
+        self.html = page(exported(api, run, Asked({"l": str(layer)}))).decode()
 
     def _repr_html_(self) -> str:
         return (

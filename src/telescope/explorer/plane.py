@@ -11,7 +11,7 @@ from .walk import sequence
 MOST, SMALL = 512, 64
 
 
-def geometry(looked: Looked, asked: Asked, l: int) -> dict[str, Any]:  # noqa: E741
+def geometry(looked: Looked, asked: Asked, layer: int) -> dict[str, Any]:
     looked.must_have("geometry")
     b, rows = sequence(looked, asked), looked.call.facts.rows
     some = asked.stretch(looked.size[0], MOST)
@@ -20,7 +20,7 @@ def geometry(looked: Looked, asked: Asked, l: int) -> dict[str, Any]:  # noqa: E
     flat = plane(before, after)
     small = len(which) <= SMALL
     return {
-        "l": l,
+        "l": layer,
         "start": some.start,
         "stop": some.stop,
         "n": looked.size[0],

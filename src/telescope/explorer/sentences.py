@@ -1,4 +1,4 @@
-"""A sentence of one's own: a model reads it, a translator writes too, and every attention is kept with all its steps."""
+"""A sentence of one's own: a model reads it, a translator writes too, and every step of every attention is kept."""
 
 from hashlib import sha256
 

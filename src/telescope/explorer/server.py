@@ -42,7 +42,7 @@ def serve(
     link = f"http://{named}:{port}{path}{'&' if '?' in path else '?'}token={quote(token)}"
     if not _loopback(host):
         print(
-            f"telescope: --host {host} is open to the network: whoever has the link sees everything; it is not encrypted",
+            f"telescope: --host {host} is open to the network: who has the link sees everything, unencrypted",
             file=sys.stderr,
         )
     config = uvicorn.Config(

@@ -9,7 +9,7 @@ from .walk import sequence
 MOST = 4096
 
 
-def tokens(looked: Looked, asked: Asked, l: int) -> dict[str, Any]:  # noqa: E741
+def tokens(looked: Looked, asked: Asked, layer: int) -> dict[str, Any]:
     axis, b = asked.word("axis", ("q", "k")), sequence(looked, asked)
     there = looked.size[0 if axis == "q" else 1]
     some = asked.stretch(there, MOST)
@@ -17,7 +17,7 @@ def tokens(looked: Looked, asked: Asked, l: int) -> dict[str, Any]:  # noqa: E74
     of = None if words is None else words.of[some.start : some.stop]
     names = None if words is None or not of else list(words.names[of[0] : of[-1] + 1])
     return {
-        "l": l,
+        "l": layer,
         "axis": axis,
         "start": some.start,
         "stop": some.stop,

@@ -12,11 +12,11 @@ from .refusal import unknown
 from .run import Looked
 
 
-def trace(looked: Looked, asked: Asked, l: int) -> dict[str, Any]:  # noqa: E741
+def trace(looked: Looked, asked: Asked, layer: int) -> dict[str, Any]:
     looked.must_have("trace")
     h, b, i = head(looked, asked), sequence(looked, asked), asked.index("i", looked.size[0], "query")
     one = looked.head(h, b)
-    return told_trace(looked, one, closely(one, i), {"l": l, "h": h, "i": i, "b": b})
+    return told_trace(looked, one, closely(one, i), {"l": layer, "h": h, "i": i, "b": b})
 
 
 def told_trace(looked: Looked, one: OneHead, seen: Closely, place: dict[str, int]) -> dict[str, Any]:
@@ -48,11 +48,13 @@ def told_trace(looked: Looked, one: OneHead, seen: Closely, place: dict[str, int
     }
 
 
-def cell(looked: Looked, asked: Asked, l: int) -> dict[str, Any]:  # noqa: E741
+def cell(looked: Looked, asked: Asked, layer: int) -> dict[str, Any]:
     looked.must_have("trace")
     h, b = head(looked, asked), sequence(looked, asked)
     i, j = asked.index("i", looked.size[0], "query"), asked.index("j", looked.size[1], "key")
-    return told_cell(looked, closely(looked.head(h, b), i, torch.tensor([j])), {"l": l, "h": h, "i": i, "j": j, "b": b})
+    return told_cell(
+        looked, closely(looked.head(h, b), i, torch.tensor([j])), {"l": layer, "h": h, "i": i, "j": j, "b": b}
+    )
 
 
 def told_cell(looked: Looked, seen: Closely, place: dict[str, int]) -> dict[str, Any]:

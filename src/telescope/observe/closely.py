@@ -24,7 +24,7 @@ class Closely:
     """Which keys these are."""
     formulas: dict[str, str]
     steps: dict[str, Float[Tensor, " key"]]
-    """scores, scaled, capped, biased, masked and weights; where a definition has no such step, nothing changes in it."""
+    """scores, scaled, capped, biased, masked and weights; a step that a definition lacks changes nothing."""
     query: Float[Tensor, " d_q"]
     key: Float[Tensor, "key d_k"]
     value: Float[Tensor, "key d_v"] | None

@@ -11,20 +11,23 @@ class Pyramid:
 
     queries: int
     keys: int
+    side: int = TILE
+    """How many pixels a tile has each way."""
 
     @property
     def max_zoom(self) -> int:
-        return (-(-max(self.queries, self.keys) // TILE) - 1).bit_length() if max(self.queries, self.keys) else 0
+        longest = max(self.queries, self.keys, 1)
+        return ((longest - 1) // self.side).bit_length()
 
     def cells(self, z: int) -> int:
         """How many queries, and how many keys, there are in a pixel."""
-        return 2 ** (self.max_zoom - z)
+        return 1 << (self.max_zoom - z)
 
     def queries_of(self, z: int, y: int) -> range:
-        return _within(y * TILE * self.cells(z), TILE * self.cells(z), self.queries)
+        return _within(y * self.side * self.cells(z), self.side * self.cells(z), self.queries)
 
     def keys_of(self, z: int, x: int) -> range:
-        return _within(x * TILE * self.cells(z), TILE * self.cells(z), self.keys)
+        return _within(x * self.side * self.cells(z), self.side * self.cells(z), self.keys)
 
     def has(self, z: int, x: int, y: int) -> bool:
         return (

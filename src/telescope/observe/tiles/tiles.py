@@ -26,8 +26,8 @@ class Tile(NamedTuple):
     all of their keys; `exact` says whether these are all.
     """
 
-    share: Float[Tensor, "256 256"]
-    max: Float[Tensor, "256 256"]
+    share: Float[Tensor, "side side"]
+    max: Float[Tensor, "side side"]
     exact: bool
     samples: int
 
@@ -35,7 +35,7 @@ class Tile(NamedTuple):
 class Track(NamedTuple):
     """A number for each pixel along one side of the map; NaN outside of it."""
 
-    numbers: Float[Tensor, " 256"]
+    numbers: Float[Tensor, " side"]
     exact: bool
     samples: int
 
@@ -43,8 +43,8 @@ class Track(NamedTuple):
 class Tiles:
     """What has been summed once is remembered: a tile beside another one costs its own pixels alone."""
 
-    def __init__(self, head: OneHead) -> None:
-        self.scores, self.pyramid = Scores(head), Pyramid(*head.size)
+    def __init__(self, head: OneHead, side: int = TILE) -> None:
+        self.scores, self.pyramid = Scores(head), Pyramid(*head.size, side)
         self.lse = torch.full((head.size[0],), torch.nan, dtype=self.scores.kind, device=head.queries.device)
         self.entropy = torch.full_like(self.lse, torch.nan)
         self.known = torch.zeros_like(self.lse, dtype=torch.bool)
@@ -56,9 +56,9 @@ class Tiles:
         self._must_have(z, x, y)
         cells, columns = self.pyramid.cells(z), self.pyramid.keys_of(z, x)
         rows, samples = self._rows(self.pyramid.queries_of(z, y), cells, len(columns), budget)
-        pixel = rows // cells - y * TILE
+        pixel = rows // cells - y * self.pyramid.side
         share, best = pooled(self.scores, rows, self.learnt(rows), pixel, int(pixel[-1]) + 1, columns, cells)
-        return Tile(_framed(share), _framed(best), samples == cells, samples)
+        return Tile(self._framed(share), self._framed(best), samples == cells, samples)
 
     @torch.no_grad()
     def entropies(self, z: int, y: int, budget: int = BUDGET) -> Track:
@@ -67,10 +67,10 @@ class Tiles:
         cells = self.pyramid.cells(z)
         rows, samples = self._rows(self.pyramid.queries_of(z, y), cells, 0, budget)
         self.learnt(rows)
-        pixel = rows // cells - y * TILE
+        pixel = rows // cells - y * self.pyramid.side
         count = torch.bincount(pixel)
         mean = self.entropy.new_zeros(len(count)).index_add_(0, pixel, self.entropy[rows] * log(2.0)) / count
-        return Track(_framed(mean[None], 1)[0], samples == cells, samples)
+        return Track(self._framed(mean[None])[0], samples == cells, samples)
 
     @torch.no_grad()
     def received(self, z: int, x: int, budget: int = BUDGET) -> Track:
@@ -80,7 +80,7 @@ class Tiles:
         rows, samples = self._rows(range(self.scores.size[0]), whole, len(columns), budget)
         nowhere = torch.zeros_like(rows)
         share, _ = pooled(self.scores, rows, self.learnt(rows), nowhere, 1, columns, self.pyramid.cells(z))
-        return Track(_framed(share.exp2(), 1)[0], samples == whole, samples)
+        return Track(self._framed(share.exp2())[0], samples == whole, samples)
 
     @property
     def learnt_share(self) -> float:
@@ -113,8 +113,7 @@ class Tiles:
                 f"levels go from 0 to {self.pyramid.max_zoom}"
             )
 
-
-def _framed(numbers: Float[Tensor, "some_rows some_columns"], height: int = TILE) -> Float[Tensor, "height 256"]:
-    framed = torch.full((height, TILE), torch.nan)
-    framed[: numbers.shape[0], : numbers.shape[1]] = numbers
-    return framed
+    def _framed(self, numbers: Float[Tensor, "some_rows some_columns"]) -> Float[Tensor, "side side"]:
+        framed = torch.full((self.pyramid.side, self.pyramid.side), torch.nan)
+        framed[: numbers.shape[0], : numbers.shape[1]] = numbers
+        return framed
