@@ -76,7 +76,7 @@ function Stepped({ words, trace, attention, state, go, theme, root, i }) {
           <span class="nr">${place + 1}</span><span class="label">${STEPS[name][0]}</span></button></li>`)}</ol>
       <button type="button" class="button" aria-label="the next step" disabled=${at === steps.length - 1} onClick=${() => go({ step: steps[at + 1] })}>▶</button>
     </nav>
-    <div class="walk" data-step=${step}>
+    <div class="walk" data-step=${step} data-at=${`${trace.l}/${trace.h}/${trace.i}`}>
       <section aria-label=${label}><${Stage} ...${shared} /></section>
       <aside class="aside card">
         <h2>${title}</h2>

@@ -273,7 +273,7 @@ var O,gn,Ho,ft,Le,ae,_n,oe,yn,De,ze,Fo,It=Symbol.for("pv"),ie={},le=[],Bo=/^m(i|
           <span class="nr">${M+1}</span><span class="label">${we[x][0]}</span></button></li>`)}</ol>
       <button type="button" class="button" aria-label="the next step" disabled=${u===l.length-1} onClick=${()=>s({step:l[u+1]})}>▶</button>
     </nav>
-    <div class="walk" data-step=${h}>
+    <div class="walk" data-step=${h} data-at=${`${e.l}/${e.h}/${e.i}`}>
       <section aria-label=${g}><${b} ...${$} /></section>
       <aside class="aside card">
         <h2>${_}</h2>

@@ -1,0 +1,138 @@
+"""The map: what it asks for, what it says about it, and the numbers it writes."""
+
+import pytest
+import torch
+
+PIXELS = """() => { const c = document.querySelector('canvas[data-picture=map]');
+  return [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data].reduce((a, b, i) => (a * 31 + b * (i % 97)) | 0, 7); }"""
+
+
+def exact(page):
+    page.locator('.quality[data-exact="1"]').wait_for()
+    page.wait_for_load_state("networkidle")
+    page.wait_for_timeout(80)
+
+
+@pytest.fixture
+def long_map(open_page, served):
+    page = open_page("map", served.long, l=0, h=1)
+    exact(page)
+    return page
+
+
+def test_colours_ask_for_nothing(long_map):
+    pictures, asked = [long_map.evaluate(PIXELS)], len(long_map.page.asked)
+    for change in (
+        lambda: long_map.get_by_label("colours").select_option("magma"),
+        lambda: long_map.get_by_role("button", name="linear").click(),
+        lambda: long_map.get_by_role("button", name="lift").click(),
+        lambda: long_map.get_by_role("button", name="mean").click(),
+        lambda: long_map.get_by_label("to", exact=True).fill("-4"),
+        lambda: long_map.keyboard.press("t"),
+    ):
+        change()
+        long_map.wait_for_timeout(120)
+        pictures.append(long_map.evaluate(PIXELS))
+    assert len(set(pictures)) == len(pictures)
+    assert long_map.page.asked[asked:] == []
+
+
+def test_max_is_another_tile(long_map):
+    asked = len(long_map.page.asked)
+    long_map.get_by_role("button", name="max").click()
+    exact(long_map)
+    assert any("agg=max" in url for url in long_map.page.asked[asked:])
+
+
+def test_go_to_a_cell(long_map, served):
+    long_map.keyboard.press("g")
+    long_map.keyboard.type("700")
+    long_map.get_by_label("key", exact=True).fill("650")
+    long_map.keyboard.press("Enter")
+    long_map.locator("output", has_text="query 700").wait_for()
+    said = long_map.locator("output").inner_text()
+    call = served.library.run(served.long).looked[0].call
+    q, k = (tensor[0, 1].double() for tensor in (call.queries, call.keys))
+    scores = (k[:701] @ q[700]) / q.shape[-1] ** 0.5
+    weight = torch.softmax(scores, -1)[650].item()
+    assert "key 650" in said
+    assert float(said.split("weight ")[1].split(" ")[0]) == pytest.approx(weight, rel=1e-6)
+    assert "y=700.5" in long_map.url
+    assert "x=650.5" in long_map.url
+
+
+def test_masked_is_said(long_map):
+    long_map.get_by_label("query", exact=True).fill("3")
+    long_map.get_by_label("key", exact=True).fill("900")
+    long_map.get_by_role("button", name="go", exact=True).click()
+    long_map.get_by_text("may not see this key").wait_for()
+
+
+def test_by_keyboard_alone(long_map):
+    long_map.locator(".viewer").focus()
+    for key in ("+", "+", "+", "ArrowRight", "ArrowDown", "Enter"):
+        long_map.keyboard.press(key)
+        long_map.wait_for_timeout(60)
+    long_map.locator("output", has_text="query").wait_for()
+    closer = long_map.evaluate("new URLSearchParams(location.search).get('z')")
+    long_map.keyboard.press("Shift+ArrowDown")
+    long_map.wait_for_timeout(300)
+    assert float(closer) > 3
+    long_map.keyboard.press("Home")
+    long_map.wait_for_timeout(100)
+    assert "z=" not in long_map.url
+
+
+def test_wheel_and_drag_keep_what_is_under_the_pointer(long_map):
+    viewer = long_map.locator(".viewer").bounding_box()
+    x, y = viewer["x"] + viewer["width"] / 2, viewer["y"] + viewer["height"] / 2
+    long_map.mouse.move(x, y)
+    long_map.locator("output", has_text="query").wait_for()
+    before = long_map.locator("output").inner_text().split("\n")[0]
+    for _ in range(5):
+        long_map.mouse.wheel(0, -200)
+        long_map.wait_for_timeout(40)
+    long_map.mouse.move(x + 1, y)
+    long_map.wait_for_timeout(400)
+    after = long_map.locator("output").inner_text().split("\n")[0]
+    place = [int(word.replace(",", "")) for word in before.replace("→", " ").split() if word.replace(",", "").isdigit()]
+    now = [int(word.replace(",", "")) for word in after.replace("→", " ").split() if word.replace(",", "").isdigit()]
+    assert all(abs(a - b) <= 3 for a, b in zip(place, now, strict=True))
+    length = len(long_map.evaluate("String(history.length)"))
+    long_map.mouse.down()
+    long_map.mouse.move(x - 120, y - 60, steps=4)
+    long_map.mouse.up()
+    long_map.wait_for_timeout(300)
+    assert len(long_map.evaluate("String(history.length)")) == length
+
+
+def test_a_sample_is_never_taken_for_the_whole(open_page, served):
+    """The same tiles, told as a sample: it is said, and drawn differently."""
+    page = open_page("map", served.long, l=0, h=0)
+    exact(page)
+    whole = page.evaluate(PIXELS)
+
+    def sampled(route):
+        answer = route.fetch()
+        route.fulfill(response=answer, headers={**answer.headers, "x-exact": "0", "x-samples": "4"})
+
+    page.route("**/tiles/**", sampled)
+    page.reload()
+    page.locator('.quality[data-exact="0"]').wait_for()
+    page.page.settled()
+    page.wait_for_timeout(100)
+    assert "sampled" in page.locator(".quality").inner_text()
+    assert "at least 4 rows" in page.locator(".quality").inner_text()
+    assert page.evaluate(PIXELS) != whole
+    page.wait_for_function("performance.getEntriesByType('resource').some(e => e.name.includes('effort=16'))")
+    page.unroute_all(behavior="ignoreErrors")
+
+
+def test_numbers_in_cells_are_the_weights(open_page, served):
+    """Close up, every cell in sight was asked for in float64, and no other request brings numbers."""
+    page = open_page("map", l=0, h=1)
+    exact(page)
+    size = served.library.run(served.run).looked[0].size
+    page.wait_for_timeout(300)
+    cells = {url.split("/cell?")[1] for url in page.page.asked if "/cell?" in url}
+    assert cells == {f"l=0&h=1&i={i}&j={j}" for i in range(size[0]) for j in range(size[1])}
