@@ -78,10 +78,6 @@ function App({ root, transport, place }) {
 function Screen({ run, state, go, ...rest }) {
   const needs = NEEDS[state.screen];
   const attention = chosen(run, state);
-  useEffect(() => {
-    if (attention && (attention.l !== state.l || !attention.heads.includes(state.h)))
-      go({ l: attention.l, h: attention.heads.includes(state.h) ? state.h : attention.heads[0] }, false);
-  });
   if (!attention) {
     const why = run.attentions.map((one) => one.why?.[needs]).find(Boolean);
     return html`<p class="failure" role="status">${why ?? "This recording does not hold what this screen shows."}</p>`;
@@ -133,6 +129,7 @@ function Which({ run, state, go }) {
   const kinds = [...new Set(run.attentions.map((one) => one.kind))];
   const fits = (one) => one.has?.[NEEDS[state.screen]] !== false;
   const headless = state.screen === "geometry";
+  const head = attention.heads.includes(state.h) ? state.h : attention.heads[0];
   return html`<div class="which">
     <label class="labelled">attention <select value=${String(attention.l)} onChange=${(event) => go({ l: Number(event.currentTarget.value) })}>
       ${kinds.map((kind) => html`<optgroup label=${KINDS[kind] ?? kind}>
@@ -140,8 +137,8 @@ function Which({ run, state, go }) {
           ${kinds.length > 1 ? `${kind}, layer ${layerOf(one)}` : `layer ${layerOf(one)}`}</option>`)}
       </optgroup>`)}
     </select></label>
-    ${!headless && html`<label class="labelled">head <select value=${String(state.h)} onChange=${(event) => go({ h: Number(event.currentTarget.value) })}>
-      ${attention.heads.map((h) => html`<option value=${String(h)} selected=${h === state.h}>${h}</option>`)}
+    ${!headless && html`<label class="labelled">head <select value=${String(head)} onChange=${(event) => go({ h: Number(event.currentTarget.value) })}>
+      ${attention.heads.map((h) => html`<option value=${String(h)} selected=${h === head}>${h}</option>`)}
     </select></label>`}
   </div>`;
 }

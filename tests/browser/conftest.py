@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-import writers
 
 import telescope as ts
+import writers
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 pytest.importorskip("uvicorn", reason="the serve extra is not installed")
@@ -36,8 +36,8 @@ def served(recording):
     library = Library({"translator": writers.learnt()})
     served = Served(library)
     served.long = library.add(recording, "long", "1").name
-    served.runs = {text: library.read(text) for text in reversed(SENTENCES)}
-    served.run = served.runs[writers.NOTES].name
+    served.runs = {text: library.read(text) for text in SENTENCES}
+    served.run = library.read(writers.NOTES).name
     yield served
     served.stop()
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 SCREENS = ("walk", "heads", "geometry", "alignment", "map")
 AXE = Path(__file__).parents[2] / "web/node_modules/axe-core/axe.min.js"
@@ -82,7 +83,8 @@ def test_two_readings_are_the_rows_of_the_heads(open_page, served):
     weights = looked.call.trace().weights[0, :, 2].double()
     for card, head in ((0, 1), (1, 3)):
         shown = page.locator(".reading").nth(card).locator("td[title]").evaluate_all("all => all.map(a => +a.title)")
-        assert shown == pytest.approx(weights[head][: len(shown)].tolist(), rel=1e-6)
+        largest = weights[head].topk(14).indices.sort().values
+        assert shown[:14] == pytest.approx(weights[head][largest].tolist(), rel=1e-6)
     page.get_by_role("button", name="layer 0, head 2", exact=True).first.click()
     page.wait_for_timeout(100)
     assert "a=2" in page.url
@@ -91,8 +93,6 @@ def test_two_readings_are_the_rows_of_the_heads(open_page, served):
 def test_cosines_are_those_of_whole_vectors(open_page, served):
     page = open_page("geometry", l=0, i=1)
     call = served.library.run(served.run).looked[0].call
-    import torch
-
     before, after = (torch.nn.functional.normalize(x[0].double(), dim=-1) for x in (call.before, call.after))
     shown = page.locator(".pairs tbody tr").first.locator("td[title]").evaluate_all("all => all.map(a => a.title)")
     nearest = (after @ after[1]).scatter(0, torch.tensor(1), -2.0).argmax()

@@ -124,8 +124,7 @@ function nested(pen, node, edge) {
 
 function picture(pen, node, edge) {
   if (!node.width || !node.height) return;
-  const image = made("image", { x: edge.left - pen.left, y: edge.top - pen.top, width: edge.width, height: edge.height, preserveAspectRatio: "none", href: node.toDataURL("image/png") });
-  image.setAttribute("style", "image-rendering: pixelated");
+  const image = made("image", { x: edge.left - pen.left, y: edge.top - pen.top, width: edge.width, height: edge.height, preserveAspectRatio: "none", "image-rendering": "pixelated", href: node.toDataURL("image/png") });
   pen.svg.append(image);
 }
 

@@ -124,7 +124,7 @@ function Drawn({ rows, columns, weights, lit, real, setHover, pin, place, width 
     const one = side ? { row: at } : { column: at };
     const anchor = place.down ? (side ? "start" : "end") : "middle";
     const shift = place.down ? (side ? 7 : -7) : 0;
-    const box = place.down ? [side ? x : 0, y - place.step / 2, place.side, place.step] : [x - place.widths[side][at] / 2 - 3, y - place.size - 2, place.widths[side][at] + 6, Math.max(26, place.size + 10)];
+    const box = place.down ? [side ? x : 0, y - place.step / 2, place.side, place.step] : [x - Math.max(13, place.widths[side][at] / 2 + 3), y - place.size - 2, Math.max(26, place.widths[side][at] + 6), Math.max(26, place.size + 10)];
     const bright = strength(side, at);
     return html`<g role="button" tabindex="0" aria-pressed=${chosen} aria-label=${`${visible(text)}, ${side ? "looks" : "is looked at"}`} class="dot"
         onPointerEnter=${() => setHover(one)} onFocus=${() => setHover(one)} onClick=${() => pin(one)} onKeyDown=${(event) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), pin(one))}>

@@ -4,7 +4,7 @@ import { along, PALETTES } from "../parts/colour.js";
 import { paint } from "../parts/matrix.js";
 import { argmax, count, full, number, percent, short } from "../parts/numbers.js";
 import { all, Asked, headName, layerOf } from "../parts/shell.js";
-import { visible } from "../parts/text.js";
+import { clipped, visible } from "../parts/text.js";
 import { stretch } from "../parts/tokens.js";
 import { Words } from "../parts/words.js";
 import { html, useEffect, useMemo, useRef, useState } from "../ui.js";
@@ -118,7 +118,7 @@ function Fan({ trace, weights, top, which }) {
   const rest = 1 - order.reduce((total, at) => total + weights[at], 0);
   return html`<table class="ledger" style=${{ marginTop: "10px" }}><caption class="hidden">what ${visible(trace.token)} looks at</caption>
     <thead class="hidden"><tr><th scope="col">key</th><th scope="col">weight</th><th scope="col">drawn</th></tr></thead>
-    <tbody>${order.map((at) => html`<tr><td style=${{ fontFamily: "var(--serif)" }}>${visible(trace.tokens[at])}</td><td title=${full(weights[at])}>${short(weights[at])}</td>
+    <tbody>${order.map((at) => html`<tr><td style=${{ fontFamily: "var(--serif)" }}>${clipped(trace.tokens[at], 24)}</td><td title=${full(weights[at])}>${short(weights[at])}</td>
       <td class="share"><svg class="meter" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true"><rect y="1" height="8" width=${Math.max((100 * weights[at]) / top, 0.3)} fill=${which === "a" ? "var(--query)" : "var(--key)"} /></svg></td></tr>`)}
       ${weights.length > LINES && html`<tr><td class="soft">${count(trace.n_k - LINES)} others</td><td>${short(Math.max(rest, 0))}</td><td></td></tr>`}
     </tbody></table>`;

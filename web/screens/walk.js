@@ -72,8 +72,8 @@ function Stepped({ words, trace, attention, state, go, theme, root, i }) {
     <nav class="rail" aria-label="steps">
       <button type="button" class="button" aria-label="the step before" disabled=${at === 0} onClick=${() => go({ step: steps[at - 1] })}>◀</button>
       <ol>${steps.map((name, place) => html`<li class=${place < at ? "past" : ""}>
-        <button type="button" aria-current=${place === at ? "step" : undefined} aria-label=${`step ${place + 1}: ${STEPS[name][0]}`} onClick=${() => go({ step: name })}>
-          <span class="nr">${place + 1}</span><span class="label">${STEPS[name][0]}</span></button></li>`)}</ol>
+        <button type="button" aria-current=${place === at ? "step" : undefined} onClick=${() => go({ step: name })}>
+          <span class="nr">${place + 1}</span> <span class="label">${STEPS[name][0]}</span></button></li>`)}</ol>
       <button type="button" class="button" aria-label="the next step" disabled=${at === steps.length - 1} onClick=${() => go({ step: steps[at + 1] })}>▶</button>
     </nav>
     <div class="walk" data-step=${step} data-at=${`${trace.l}/${trace.h}/${trace.i}`}>
