@@ -130,7 +130,7 @@ def test_every_tile_of_4096_tokens_is_the_matrix(z):
 
 
 @given(st.data(), shapes(), seeds, st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_any_head_of_any_definition(data, shape, seed, dtype):
     """One head of one sequence of a call, whatever its masks, biases and scores differ in; tiles of 4 x 4."""
     attention = data.draw(definitions(shape))
@@ -139,10 +139,10 @@ def test_any_head_of_any_definition(data, shape, seed, dtype):
     one = one_head(kept(q, k, attention, shape), number, sequence)
     whole = ts.survey(q.double(), k.double(), attention, top=0, engine="reference").rows(range(shape.queries))
     truth = whole[sequence, number]
-    tiles = Tiles(one, side=4)
+    tiles, logs = Tiles(one, side=4), matrix(one)
     for z in range(tiles.pyramid.max_zoom + 1):
         got, cells = put_together(tiles, z), tiles.pyramid.cells(z)
-        expected = {how: pooled(matrix(one), cells, how) for how in ("share", "max")}
+        expected = {how: pooled(logs, cells, how) for how in ("share", "max")}
         for how, picture in got.items():
             assert torch.equal(picture == -inf, expected[how] == -inf)
             seen = expected[how] > -inf
@@ -222,7 +222,7 @@ def test_a_parent_is_its_children_pooled(mask):
             assert_close(made, parent[how].double().exp2(), atol=1e-7, rtol=1e-4)
 
 
-@pytest.mark.parametrize("budget", [1, 2**15, 2**17])
+@pytest.mark.parametrize("budget", [1, 2**17])
 def test_a_sampled_tile_says_so_and_is_of_these_rows(budget):
     """Rows still sum to one, for all keys of a query are looked at; and it is the mean of the rows that it names."""
     one = head(2000, 2000, ts.Attention(mask=ts.causal))
@@ -306,6 +306,7 @@ def test_a_row_that_sees_nothing_is_masked():
 
 
 @given(st.data(), shapes(), seeds)
+@settings(max_examples=50)
 def test_an_attention_of_one_sequence(data, shape, seed):
     attention = data.draw(definitions(shape))
     q, k, v = tensors(shape, seed)

@@ -182,7 +182,7 @@ class Api:
             raise Refusal(405, "method", "only /runs takes a POST")
         try:
             said = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise Refusal(400, "bad-json", "the body is no JSON") from None
         known = (
             isinstance(said, dict) and set(said) <= {"text", "model", "target"} and isinstance(said.get("text"), str)

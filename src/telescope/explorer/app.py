@@ -12,11 +12,11 @@ from .guard import Guard, refused
 from .pages import files, kind_of
 from .refusal import Refusal
 
-AT_ONCE, WAITING = 2, 128  # answers that are computed, and that wait for it
+WAITING = 128  # answers that wait to be computed
 
 
-def app(api: Api, guard: Guard) -> ASGIApp:
-    limiter, waiting = CapacityLimiter(AT_ONCE), [0]
+def app(api: Api, guard: Guard, at_once: int = 2) -> ASGIApp:
+    limiter, waiting = CapacityLimiter(at_once), [0]
 
     async def index(request: Request) -> Response:
         return Response(files()["index.html"], media_type=kind_of("index.html"), headers={"Cache-Control": "no-cache"})
@@ -34,7 +34,7 @@ def app(api: Api, guard: Guard) -> ASGIApp:
         return Response(b"ok\n", media_type="text/plain")
 
     async def answer(request: Request) -> Response:
-        """In a thread, two at a time. Who has gone away while waiting is not computed for."""
+        """In a thread, some at a time. Who has gone away while waiting is not computed for."""
         path, method = request.scope["path"].removeprefix("/api/v1"), request.method
         if method == "POST" and request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             return refused(Refusal(415, "not-json", "a POST is of content type application/json"))

@@ -66,11 +66,11 @@ def exported(api: "Api", run: Run, asked: Asked) -> dict[str, Any]:
                 taken += len(json.dumps(found)) if number != layer else 0
                 if taken <= LARGEST:
                     answers[path] = found
-    put("map", l=layer, h=h, b=b)
     for how in ("share", "max"):
         put("tiles/0/0/0", l=layer, h=h, agg=how, b=b)
     for kind in ("entropy", "received"):
         put("tracks/0/0", l=layer, h=h, kind=kind, b=b)
+    put("map", l=layer, h=h, b=b)
     start = f"/s/{run.name}/walk?{urlencode({'l': layer, 'h': h, 'i': i})}"
     return {"version": 1, "start": start, "answers": answers}
 

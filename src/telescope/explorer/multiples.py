@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..observe.heads import Heads, heads_of
 from ..observe.kept import Summaries
-from ..observe.tiles import Tiles
+from ..observe.tiles import BUDGET, Tiles
 from .asked import Asked
 from .numbers import plain
 from .refusal import not_kept
@@ -50,7 +50,7 @@ def _coarse(looked: Looked, b: int, h: int) -> Drawn:
     if isinstance(looked.call, Summaries):
         return _recorded(looked)[b, looked.call.heads.index(h)], None
     looked.must_have("map")
-    tile = Tiles(looked.head(h, b), SIDE).tile(0, 0, 0)
+    tile = Tiles(looked.head(h, b), SIDE).tile(0, 0, 0, BUDGET)
     rows, columns = (~tile.share[:, 0].isnan()).sum(), (~tile.share[0].isnan()).sum()
     return tile.share[:rows, :columns].exp2(), None if tile.exact else tile.samples
 

@@ -1,5 +1,6 @@
 """`telescope serve`: a server for one person on this machine, until Ctrl-C."""
 
+import os
 import secrets
 import socket
 import sys
@@ -9,6 +10,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import quote
 
+import torch
 import uvicorn
 
 from ..models.files import paths
@@ -21,6 +23,7 @@ from .refusal import Refusal
 
 __all__ = ["Library", "Refusal", "recordings", "serve"]
 
+AT_ONCE = 8  # answers that are computed side by side, where there are as many cores
 HERE = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -45,8 +48,12 @@ def serve(
             f"telescope: --host {host} is open to the network: who has the link sees everything, unencrypted",
             file=sys.stderr,
         )
+    at_once = min(AT_ONCE, os.cpu_count() or 1)
+    torch.set_num_threads(
+        max(1, (os.cpu_count() or 1) // at_once)
+    )  # tiles side by side: threads of one wait for others
     config = uvicorn.Config(
-        app(Api(library), guard),
+        app(Api(library), guard, at_once),
         log_level="warning",
         access_log=False,
         server_header=False,

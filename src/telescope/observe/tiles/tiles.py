@@ -15,7 +15,7 @@ from .sample import representatives
 from .scores import Scores
 from .sums import sums
 
-BUDGET = 2**26  # scores for a tile: about a quarter of a second on two cores
+BUDGET = 2**25  # scores for a tile: some tenths of a second on two cores
 
 
 class Tile(NamedTuple):
