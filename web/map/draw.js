@@ -282,7 +282,7 @@ function drawLabels(context, scene) {
     }
     context.textAlign = "center";
     context.textBaseline = "bottom";
-    const across = step(92);
+    const across = step(box.width < 320 ? 58 : 92);
     for (let j = Math.ceil(j0 / across) * across; j < j1; j += across) {
       const x = toPixel(view, info, box, j + 0.5, 0)[0];
       if (x >= box.left && x < box.left + box.width - 26) context.fillText(count(j), x, top - TRACK - 6);

@@ -29,7 +29,7 @@ export function percent(told) {
   if (Number.isNaN(x)) return "—";
   if (x === 0) return "0 %";
   if (x < 0.01) return "< 0.01 %";
-  return `${x >= 99.95 ? "100" : x >= 10 ? String(Number(x.toFixed(1))) : x.toPrecision(2)} %`;
+  return `${x >= 99.95 ? "100" : x >= 10 ? String(Number(x.toFixed(1))) : String(Number(x.toPrecision(2)))} %`;
 }
 
 export const count = (n) => n.toLocaleString("en");

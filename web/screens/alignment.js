@@ -5,7 +5,8 @@ import { Matrix } from "../parts/matrix.js";
 import { argmax, full, number, percent, short } from "../parts/numbers.js";
 import { Asked, headName } from "../parts/shell.js";
 import { clipped, visible } from "../parts/text.js";
-import { html, useEffect, useMemo, useRef, useState } from "../ui.js";
+import { useWidth } from "../parts/width.js";
+import { html, useMemo, useState } from "../ui.js";
 
 const FAINT = 0.02; // a thinner ribbon would not be seen
 
@@ -53,17 +54,6 @@ function Said({ rows, columns, weights, lit }) {
     <table class="pairs"><caption class="hidden">${from ? "what it looks at" : "who looks at it"}</caption>
       <thead class="hidden"><tr><th scope="col">word</th><th scope="col">share</th></tr></thead>
       <tbody>${order.map((at) => html`<tr><td class=${from ? "k" : "q"}>${visible(others[at])}</td><td title=${full(shares[at])}>${short(shares[at])}</td></tr>`)}</tbody></table>`;
-}
-
-function useWidth() {
-  const element = useRef(null);
-  const [width, setWidth] = useState(0);
-  useEffect(() => {
-    const watching = new ResizeObserver(() => setWidth(element.current?.clientWidth ?? 0));
-    watching.observe(element.current);
-    return () => watching.disconnect();
-  }, []);
-  return [element, width];
 }
 
 let ruler = null;

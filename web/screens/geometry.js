@@ -3,6 +3,7 @@ import { useAnswer } from "../answers.js";
 import { argmax, full, percent, short, sum } from "../parts/numbers.js";
 import { Asked, layerOf } from "../parts/shell.js";
 import { clipped, visible } from "../parts/text.js";
+import { useWidth } from "../parts/width.js";
 import { html, useEffect, useMemo, useRef, useState } from "../ui.js";
 
 const MOST = 512;
@@ -49,20 +50,26 @@ function Plane({ found, attention, state, go, theme }) {
   </div>`;
 }
 
-const [WIDE, HIGH, EDGE] = [860, 560, 46];
+const EDGE = 46;
 
-function Scatter({ tokens, before, after, alpha, i, j, trails, explained, choose }) {
+/** Drawn at the size it has on the page, so that words can be read on a phone too. */
+function Scatter(props) {
+  const [element, width] = useWidth();
+  return html`<div ref=${element}>${width > 0 && html`<${Points} ...${props} wide=${width} high=${Math.round(Math.max(320, Math.min(580, width * 0.65)))} />`}</div>`;
+}
+
+function Points({ tokens, before, after, alpha, i, j, trails, explained, choose, wide, high }) {
   const [hover, setHover] = useState(null);
   const place = useMemo(() => {
     const points = [...before, ...after];
     const [xs, ys] = [0, 1].map((axis) => points.map((point) => point[axis]));
     const [x0, x1, y0, y1] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
-    const scale = Math.min((WIDE - 2 * EDGE - 40) / (x1 - x0 || 1), (HIGH - 2 * EDGE) / (y1 - y0 || 1)); // one scale: a plane, not a stretched one
-    return ([x, y]) => [WIDE / 2 + (x - (x0 + x1) / 2) * scale, HIGH / 2 - (y - (y0 + y1) / 2) * scale];
-  }, [before, after]);
+    const scale = Math.min((wide - 2 * EDGE - 40) / (x1 - x0 || 1), (high - 2 * EDGE) / (y1 - y0 || 1)); // one scale: a plane, not a stretched one
+    return ([x, y]) => [wide / 2 + (x - (x0 + x1) / 2) * scale, high / 2 - (y - (y0 + y1) / 2) * scale];
+  }, [before, after, wide, high]);
   const [starts, ends] = useMemo(() => [before.map(place), after.map(place)], [place]);
   const now = starts.map((from, at) => from.map((x, axis) => x + (ends[at][axis] - x) * alpha));
-  const labels = useMemo(() => apart(now, tokens, i, j), [now, tokens, i, j]);
+  const labels = useMemo(() => apart(now, tokens, wide, i, j), [now, tokens, wide, i, j]);
   const key = (event) => {
     const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     if (!step) return;
@@ -71,10 +78,10 @@ function Scatter({ tokens, before, after, alpha, i, j, trails, explained, choose
     choose(Math.max(0, Math.min(tokens.length - 1, i + step)));
   };
   const strong = (at) => at === i || at === j || at === hover;
-  return html`<svg class="scatter" data-picture="geometry" viewBox=${`0 0 ${WIDE} ${HIGH}`} role="application" tabindex="0" onKeyDown=${key}
+  return html`<svg class="scatter" data-picture="geometry" viewBox=${`0 0 ${wide} ${high}`} width=${wide} height=${high} role="application" tabindex="0" onKeyDown=${key}
       aria-label=${`${tokens.length} tokens in a plane; arrow keys go from token to token. Chosen: ${visible(tokens[i])}`} onPointerLeave=${() => setHover(null)}>
-    <line x1="16" x2=${WIDE - 16} y1=${HIGH - 20} y2=${HIGH - 20} stroke="var(--line)" /><text x=${WIDE - 16} y=${HIGH - 6} text-anchor="end" font-size="11.5" fill-opacity=".75">first direction, ${percent(explained[0])} of the variance</text>
-    <line x1="16" x2="16" y1="16" y2=${HIGH - 20} stroke="var(--line)" /><text transform="rotate(-90)" x="-16" y="11" text-anchor="end" font-size="11.5" fill-opacity=".75">second, ${percent(explained[1])}</text>
+    <line x1="16" x2=${wide - 16} y1=${high - 20} y2=${high - 20} stroke="var(--line)" /><text x=${wide - 16} y=${high - 6} text-anchor="end" font-size="11.5" fill-opacity=".75">first direction, ${percent(explained[0])} of the variance</text>
+    <line x1="16" x2="16" y1="16" y2=${high - 20} stroke="var(--line)" /><text transform="rotate(-90)" x="-16" y="11" text-anchor="end" font-size="11.5" fill-opacity=".75">second, ${percent(explained[1])}</text>
     ${trails && starts.map((from, at) => html`<line x1=${from[0]} y1=${from[1]} x2=${now[at][0]} y2=${now[at][1]} stroke=${at === i ? "var(--query)" : at === j ? "var(--key)" : "currentColor"} stroke-opacity=${strong(at) ? 0.95 : 0.28} stroke-width=${strong(at) ? 2 : 1} />`)}
     ${trails && starts.map((from, at) => html`<circle cx=${from[0]} cy=${from[1]} r="3.6" fill="var(--raised)" stroke=${at === i ? "var(--query)" : at === j ? "var(--key)" : "currentColor"} stroke-opacity=${strong(at) ? 1 : 0.5} />`)}
     ${now.map((at, place) => html`<circle class="dot" cx=${at[0]} cy=${at[1]} r=${place === i ? 7 : 5} fill=${place === i ? "var(--query)" : place === j ? "var(--key)" : "var(--bar)"} stroke="var(--raised)"
@@ -86,7 +93,7 @@ function Scatter({ tokens, before, after, alpha, i, j, trails, explained, choose
 }
 
 /** A place for each label beside its point, where none stands yet; one that has none is shown when it is pointed at. */
-function apart(points, tokens, ...first) {
+function apart(points, tokens, room, ...first) {
   const taken = points.map(([x, y]) => ({ left: x - 5, right: x + 5, top: y - 5, bottom: y + 5 }));
   const labels = [];
   const order = [...points.keys()].sort((a, b) => first.includes(b) - first.includes(a));
@@ -97,7 +104,7 @@ function apart(points, tokens, ...first) {
       const left = x + dx - { start: 0, middle: wide / 2, end: wide }[anchor];
       const spot = { left, right: left + wide, top: y + dy - 13, bottom: y + dy + 4 };
       const free = taken.every((other, owner) => owner === at || other.right < spot.left || other.left > spot.right || other.bottom < spot.top || other.top > spot.bottom);
-      if (!free || spot.left < 22 || spot.right > WIDE - 4) continue;
+      if (!free || spot.left < 22 || spot.right > room - 4) continue;
       taken.push(spot);
       labels[at] = { dx, dy, anchor };
       break;

@@ -157,6 +157,6 @@ export function Context({ trace, row, m, point, theme }) {
     <div class="card"><h3>What it is made of</h3>
       <table class="pairs"><thead><tr><th scope="col">key</th><th scope="col">weight</th><th scope="col">cos(context, value)</th></tr></thead>
         <tbody>${near.map((one) => html`<tr><td class="k">${visible(one.token)}</td><td title=${full(one.weight)}>${short(one.weight)}</td><td title=${full(one.cosine)}>${short(one.cosine)}</td></tr>`)}</tbody></table></div>
-    <p class="checked">Σ weight × value, added up once more by this page in double precision, differs from the model’s own context by at most ${short(apart, 2)}.</p>
+    <p class="checked">Σ weight × value, added up once more by this page, differs from the context above by at most ${short(apart, 2)}.</p>
   </div>`;
 }
