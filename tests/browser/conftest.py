@@ -1,9 +1,7 @@
 """A real server and a real browser. Whatever the page complains about, or asks of another machine, fails the test."""
 
 import pytest
-import torch
 
-import telescope as ts
 import writers
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
@@ -19,23 +17,12 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def recording():
-    """1,100 tokens: more than a tile, and ragged."""
-    torch.manual_seed(0)
-    model = writers.gpt(d_model=32, blocks=2, heads=2, max_positions=1100)
-    ids = torch.randint(len(model.tokenizer.get_vocab()), (1, 1100))
-    with torch.no_grad(), ts.watch(model, keep="queries-keys") as kept:
-        model(ids)
-    return kept
-
-
-@pytest.fixture(scope="session")
-def served(recording):
+def served():
     from telescope.explorer.library import Library
 
     library = Library({"translator": writers.learnt()})
     served = Served(library)
-    served.long = library.add(recording, "long", "1").name
+    served.long = library.add(recorded(1100), "long", "1").name  # more than a tile, and ragged
     served.runs = {text: library.read(text) for text in SENTENCES}
     served.run = library.read(writers.NOTES).name
     yield served

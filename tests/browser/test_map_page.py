@@ -3,6 +3,10 @@
 import pytest
 import torch
 
+from browsing import Page, Served
+from exploring import recorded
+from telescope.explorer.library import Library
+
 PIXELS = """() => { const c = document.querySelector('canvas[data-picture=map]');
   const pixels = new Int32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer);
   return pixels.reduce((sum, pixel, at) => (sum * 31 + pixel * (at % 97)) | 0, 7); }"""
@@ -107,6 +111,28 @@ def test_wheel_and_drag_keep_what_is_under_the_pointer(long_map):
     long_map.mouse.up()
     long_map.wait_for_timeout(300)
     assert len(long_map.evaluate("String(history.length)")) == length
+
+
+@pytest.mark.parametrize("n", [131_072, 1_048_576])
+def test_a_long_one_opens_and_pans(browser, n):
+    """What is shown is exact, or says that it is not; where one has gone, the place is the address."""
+    served = Served(Library({}))
+    served.run = served.library.add(recorded(n, heads=1, d=8), "long", "1").name
+    page = Page(browser, served)
+    tab = page.open("map", l=0, h=0)
+    tab.locator(".quality[data-exact]").wait_for()
+    tab.get_by_label("query", exact=True).fill(str(n - 5))
+    tab.get_by_label("key", exact=True).fill(str(n // 2))
+    tab.keyboard.press("Enter")
+    tab.locator("output", has_text=f"key {n // 2:,}").wait_for()
+    tab.locator('.quality[data-exact="1"]:not([data-missing])').wait_for()
+    tab.locator(".viewer").focus()
+    for key in ("-", "-", "-", "-", "ArrowLeft"):
+        tab.keyboard.press(key)
+    tab.locator(".quality[data-exact]:not([data-missing])").wait_for()
+    assert f"y={n - 5}" in tab.url or f"y={n - 4}" in tab.url
+    page.close()
+    served.stop()
 
 
 def test_a_sample_is_never_taken_for_the_whole(open_page, served):

@@ -42,7 +42,7 @@ export const zoomed = (view, info, box, by, left, top) => {
 
 /** The level whose pixels are about the screen's, and how many cells wide they are. */
 export const level = (view, info, dense) => {
-  const z = Math.max(0, Math.min(info.max_zoom, Math.ceil(view.z + Math.log2(dense) - 0.35)));
+  const z = Math.max(0, Math.min(info.max_zoom, Math.ceil(view.z + Math.log2(dense) - 0.8)));
   return { z, bin: 2 ** (info.max_zoom - z) };
 };
 

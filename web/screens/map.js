@@ -207,14 +207,15 @@ const fittingWell = (info, size) => {
   return pixels(plain, info) >= NAMED ? fitting(info, boxOf(size.width, size.height, true)) : plain;
 };
 
+/** How true the picture is: exact, a sample, or a coarser one until the right one comes. */
 function Quality({ of, bin }) {
   const pixel = bin === 1 ? "a pixel is one weight" : `a pixel is ${count(bin)} × ${count(bin)} weights`;
   const waits = of.waiting > 0 ? `, ${of.waiting} on ${of.waiting === 1 ? "its" : "their"} way` : "";
-  if (!of.exact && !of.sampled) return html`<span class="quality" role="status">○ computing${waits}</span>`;
-  return of.sampled
-    ? html`<span class="quality sampled" role="status" data-exact="0">◌ sampled: ${of.sampled} of ${of.sampled + of.exact} tiles, at least ${count(of.samples)} rows of each pixel${waits}</span>
-        <span class="soft" style=${{ display: "block", marginTop: "7px", fontSize: "13px" }}>${pixel}</span>`
-    : html`<span class="quality" role="status" data-exact="1">● exact${waits}</span><span class="soft" style=${{ display: "block", marginTop: "7px", fontSize: "13px" }}>${pixel}</span>`;
+  const below = html`<span class="soft" style=${{ display: "block", marginTop: "7px", fontSize: "13px" }}>${pixel}</span>`;
+  if (!of.exact && !of.sampled) return html`<span class="quality" role="status">○ computing${waits}</span>${below}`;
+  if (of.missing) return html`<span class="quality sampled" role="status" data-exact="0" data-missing=${of.missing}>◌ coarser than it will be${waits}</span>${below}`;
+  if (!of.sampled) return html`<span class="quality" role="status" data-exact="1">● exact${waits}</span>${below}`;
+  return html`<span class="quality sampled" role="status" data-exact="0">◌ sampled: ${of.sampled} of ${of.sampled + of.exact} tiles, at least ${count(of.samples)} ${of.samples === 1 ? "row" : "rows"} of each pixel${waits}</span>${below}`;
 }
 
 /** What the map shows of one query, in words and numbers. */
