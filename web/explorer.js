@@ -10,8 +10,7 @@ const saved = globalThis.document?.getElementById("telescope-answers");
 
 if (page && saved) {
   const { start, answers } = JSON.parse(saved.textContent);
-  if (!location.hash) history.replaceState(null, "", `#${start}`);
-  mount(page, inline(answers), inHash);
+  mount(page, inline(answers), inHash(start));
 } else if (page) {
   mount(page, http, inAddress);
 }

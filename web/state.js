@@ -48,21 +48,29 @@ export const inAddress = {
   },
 };
 
-/** Behind the #: a file that is opened from disk has no other address of its own. */
-export const inHash = {
-  read() {
-    const [path, query = ""] = location.hash.slice(1).split("?");
-    return read(path, query);
-  },
-  write(state, step) {
-    const url = `#${written(state)}`;
-    if (url !== location.hash) history[step ? "pushState" : "replaceState"](null, "", url);
-  },
-  listen(changed) {
-    const told = () => changed(this.read());
-    addEventListener("popstate", told);
-    return () => removeEventListener("popstate", told);
-  },
+/** Behind the #: a file that is opened from disk has no other address of its own, and one in a frame has not even that. */
+export const inHash = (start) => {
+  let own = start;
+  return {
+    read() {
+      const [path, query = ""] = (location.hash.slice(1) || own).split("?");
+      return read(path, query);
+    },
+    write(state, step) {
+      own = written(state);
+      if (`#${own}` === location.hash) return;
+      try {
+        history[step ? "pushState" : "replaceState"](null, "", `#${own}`);
+      } catch {
+        // in a sandbox the address is not ours to change
+      }
+    },
+    listen(changed) {
+      const told = () => changed(this.read());
+      addEventListener("popstate", told);
+      return () => removeEventListener("popstate", told);
+    },
+  };
 };
 
 /** Nowhere but here: a page may hold many of these. */

@@ -7,6 +7,7 @@ import writers
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 pytest.importorskip("uvicorn", reason="the serve extra is not installed")
 from browsing import CHROMIUM, SENTENCES, Page, Served  # noqa: E402
+from exploring import recorded  # noqa: E402
 
 
 def pytest_collection_modifyitems(items):

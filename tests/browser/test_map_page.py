@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from browsing import Page, Served
+from browsing import TOKEN, Page, Served
 from exploring import recorded
 from telescope.explorer.library import Library
 
@@ -119,7 +119,9 @@ def test_a_long_one_opens_and_pans(browser, n):
     served = Served(Library({}))
     served.run = served.library.add(recorded(n, heads=1, d=8), "long", "1").name
     page = Page(browser, served)
-    tab = page.open("map", l=0, h=0)
+    tab = page.tab
+    tab.goto(f"{served.at}/?token={TOKEN}")
+    tab.goto(f"{served.at}/s/{served.run}/map")
     tab.locator(".quality[data-exact]").wait_for()
     tab.get_by_label("query", exact=True).fill(str(n - 5))
     tab.get_by_label("key", exact=True).fill(str(n // 2))

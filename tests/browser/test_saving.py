@@ -69,3 +69,23 @@ def test_a_page_from_disk_has_the_same_numbers(open_page, browser, tmp_path):
     context.close()
     assert complaints == []
     assert [url for url in asked if not url.startswith(("file:", "blob:", "data:"))] == []
+
+
+def test_a_page_in_a_sandboxed_frame(browser, served, tmp_path):
+    """As a notebook without anywidget shows it: no address, no store, and it works."""
+    from telescope.explorer.notebook import Still
+
+    still = Still(served.api, served.library.run(served.run), 0)._repr_html_()
+    (tmp_path / "notebook.html").write_text(f"<!doctype html><title>notebook</title>{still}", encoding="utf-8")
+    tab = browser.new_page()
+    complaints = []
+    tab.on("pageerror", lambda problem: complaints.append(str(problem)))
+    tab.goto((tmp_path / "notebook.html").as_uri())
+    frame = tab.frame_locator("iframe")
+    frame.locator(".walk").wait_for()
+    frame.get_by_role("button", name=re.compile("softmax")).click()
+    frame.get_by_role("heading", name="Scores become shares").wait_for()
+    frame.get_by_role("link", name="Heads").click()
+    frame.get_by_role("heading", name="All heads").wait_for()
+    tab.close()
+    assert complaints == []

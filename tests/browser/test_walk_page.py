@@ -131,11 +131,10 @@ def test_a_new_sentence_runs_the_model(open_page):
     page.get_by_label("a sentence for the model").fill("Morning is here.")
     page.get_by_role("button", name="Run").click()
     page.wait_for_url(lambda url: url.split("/walk")[0] != before.split("/walk")[0])
-    page.page.settled()
-    assert page.locator(".words").inner_text().replace("\n", "").replace("·", "").startswith("Morning")
+    begins = "(word) => document.querySelector('.words').textContent.replaceAll('·', '').startsWith(word)"
+    page.wait_for_function(begins, arg="Morning")
     page.go_back()
-    page.page.settled()
-    assert page.locator(".words").inner_text().replace("\n", "").startswith("The")
+    page.wait_for_function(begins, arg="The")
 
 
 def test_what_cannot_be_read_is_said(open_page):

@@ -68,6 +68,7 @@ function Viewer({ run, attention, info, state, go, answers, transport, theme, ro
 
   useEffect(() => {
     const measure = () => {
+      if (!frame.current) return;
       const { clientWidth: width, clientHeight: height } = frame.current;
       const dense = Math.min(2, devicePixelRatio || 1);
       [canvas.current.width, canvas.current.height] = [Math.round(width * dense), Math.round(height * dense)];
