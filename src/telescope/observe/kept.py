@@ -238,7 +238,7 @@ class Call(ABC):
         part = self.parts.get(name)
         return None if part is None or part.tensor.shape[1] != count else part.tensor
 
-    def _kept_attention(self) -> Attention:
+    def kept_attention(self) -> Attention:
         """The definition, of the queries that were kept."""
         rows = self.facts.rows
         return self.attention if rows is None else of_queries(self.attention, torch.tensor(rows).long(), self.size)
@@ -306,7 +306,7 @@ class Summaries(Call):
             queries=torch.empty(batch, heads, rows, d_q, dtype=self.facts.dtype, device="meta"),
             keys=torch.empty(batch, key_heads, self.size[1], d_k, dtype=self.facts.dtype, device="meta"),
             values=None,
-            attention=self._kept_attention(),
+            attention=self.kept_attention(),
             engine=self.facts.engine or "",
             summary=Summary(
                 lse=numbers.get("lse"),
@@ -343,7 +343,7 @@ class QueriesKeys(Call):
             return self._surveys[wanted]
         queries, keys = self._where_it_ran(self.queries), self._where_it_ran(self.keys)
         with autocast.off(queries.device):
-            seen = survey(queries, keys, self._kept_attention(), top=wanted[0], map=map)
+            seen = survey(queries, keys, self.kept_attention(), top=wanted[0], map=map)
         self._surveys = {**(self._surveys or {}), wanted: seen}
         return seen
 
@@ -381,7 +381,7 @@ class Steps(QueriesKeys):
     def trace(self, tokens: Tokens | None = None) -> Trace:
         queries, keys, values = map(self._where_it_ran, (self.queries, self.keys, self.values))
         with torch.no_grad(), autocast.off(self.facts.device):
-            return trace(queries, keys, values, self._kept_attention(), tokens)
+            return trace(queries, keys, values, self.kept_attention(), tokens)
 
     @property
     def values(self) -> Float[Tensor, "batch key_heads key d_v"]:

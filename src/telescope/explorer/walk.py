@@ -1,0 +1,91 @@
+"""The walk: one query of one head, every step and every product of it."""
+
+from typing import Any
+
+import torch
+
+from ..observe.closely import Closely, closely
+from ..observe.one_head import OneHead
+from .asked import Asked
+from .numbers import number, plain
+from .refusal import unknown
+from .run import Looked
+
+
+def trace(looked: Looked, asked: Asked, layer: int) -> dict[str, Any]:
+    looked.must_have("trace")
+    h, b, i = head(looked, asked), sequence(looked, asked), asked.index("i", looked.size[0], "query")
+    one = looked.head(h, b)
+    return told_trace(looked, one, closely(one, i), {"l": layer, "h": h, "i": i, "b": b})
+
+
+def told_trace(looked: Looked, one: OneHead, seen: Closely, place: dict[str, int]) -> dict[str, Any]:
+    b, i, left = place["b"], place["i"], looked.size[1] - len(seen.keys)
+    return {
+        **place,
+        "token": looked.tokens("q", b, [i])[0],
+        "n_k": looked.size[1],
+        "keys": seen.keys.tolist(),
+        "tokens": looked.tokens("k", b, seen.keys.tolist()),
+        "formula": one.attention.formula(one.keys.shape[-1]),
+        "score": one.attention.score.formula,
+        "scale": one.attention.scale_for(one.keys.shape[-1]),
+        "stream": _stream(looked, b, i),
+        "query": plain(seen.query),
+        "key": plain(seen.key),
+        "value": plain(seen.value),
+        "factors": None if seen.factors is None else dict(zip(("query", "key"), map(plain, seen.factors), strict=True)),
+        "terms": plain(seen.terms),
+        "steps": [
+            {"name": name, "formula": formula, "numbers": plain(seen.steps[name])}
+            for name, formula in seen.formulas.items()
+            if name in seen.steps
+        ],
+        "lse": number(seen.lse),
+        "sink": number(seen.sink),
+        "context": plain(seen.context),
+        "rest": {"keys": left, "weight": seen.rest_weight, "context": plain(seen.rest)},
+    }
+
+
+def cell(looked: Looked, asked: Asked, layer: int) -> dict[str, Any]:
+    looked.must_have("trace")
+    h, b = head(looked, asked), sequence(looked, asked)
+    i, j = asked.index("i", looked.size[0], "query"), asked.index("j", looked.size[1], "key")
+    return told_cell(
+        looked, closely(looked.head(h, b), i, torch.tensor([j])), {"l": layer, "h": h, "i": i, "j": j, "b": b}
+    )
+
+
+def told_cell(looked: Looked, seen: Closely, place: dict[str, int]) -> dict[str, Any]:
+    at = seen.keys.tolist().index(place["j"])
+    steps = {name: float(step[at]) for name, step in seen.steps.items()}
+    return {
+        **place,
+        "query": looked.tokens("q", place["b"], [place["i"]])[0],
+        "key": looked.tokens("k", place["b"], [place["j"]])[0],
+        "visible": steps["masked"] != -torch.inf,
+        "dot": number(steps["scores"]),
+        **{name: number(steps[name]) for name in ("scaled", "capped", "biased", "masked")},
+        "lse": number(seen.lse),
+        "p": number(steps["weights"]),
+    }
+
+
+def head(looked: Looked, asked: Asked) -> int:
+    """By its number in the model; there may be some that were not kept."""
+    number = asked.number("h")
+    if number not in looked.call.heads:
+        raise unknown(f"there is no head {number}; there are {', '.join(map(str, looked.call.heads))}")
+    return number
+
+
+def sequence(looked: Looked, asked: Asked) -> int:
+    return asked.index("b", looked.batch, "sequence", 0)
+
+
+def _stream(looked: Looked, b: int, i: int) -> dict[str, Any] | None:
+    if "geometry" in looked.why_not:
+        return None
+    row = i if looked.call.facts.rows is None else looked.call.facts.rows[i]
+    return {"before": plain(looked.call.before[b, row]), "after": plain(looked.call.after[b, row])}
