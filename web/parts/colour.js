@@ -2,11 +2,11 @@
 
 const stops = (hex) => hex.split(" ").map((one) => [0, 2, 4].map((at) => parseInt(one.slice(at, at + 2), 16)));
 
-// viridis and magma: van der Walt & Smith 2015, CC0; cividis: Nuñez, Anderton & Renslow 2018. At equal steps from 0 to 1.
+// viridis and magma: van der Walt & Smith 2015, CC0; cividis: Nuñez, Anderton & Renslow 2018. At 0, 1/8, … 1.
 export const PALETTES = {
   viridis: stops("440154 472d7b 3b528b 2c728e 21918c 28ae80 5ec962 addc30 fde725"),
-  magma: stops("000004 1c1044 4f127b 812581 b5367a e55064 fb8761 fec287 fcfdbf"),
-  cividis: stops("00204d 00336f 39486b 575c6d 707173 8a8779 a69d75 c4b56c e4cf5b ffea46"),
+  magma: stops("000004 1d1147 51127c 832681 b73779 e75263 fc8961 fec488 fcfdbf"),
+  cividis: stops("00224e 1a386f 434e6c 61656f 7d7c78 9b9476 bcae6c dec958 fee838"),
 };
 
 const between = (a, b, t) => a.map((x, at) => Math.round(x + (b[at] - x) * t));
@@ -37,4 +37,4 @@ const linear = (channel) => (channel / 255 <= 0.04045 ? channel / 255 / 12.92 : 
 export const luminance = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
 
 /** Black or white, whichever is read better on that. */
-export const ink = (colour) => (luminance(colour) > 0.18 ? "#111" : "#fff");
+export const ink = (colour) => (luminance(colour) > 0.179 ? "#111" : "#fff");
