@@ -6,12 +6,18 @@ from itertools import product
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch.testing import assert_close
 
 import telescope as ts
 import writers
 from exploring import SENTENCES, api, got, read, recorded, serving
+from telescope.explorer.api import Api
+from telescope.explorer.library import Library
 from telescope.layers import Attend
+from telescope.models import Encoder, EncoderConfig
 from telescope.observe.closely import ALL, SOME
 from telescope.observe.geometry import cosines, plane
 
@@ -307,3 +313,16 @@ def test_a_gpt_reads_a_text_too():
     assert "".join(got(api(), f"/runs/{run['run']}/tokens", l=0, axis="k")["names"]) == "tobe"
     walk = got(api(), f"/runs/{run['run']}/trace", l=1, h=3, i=0)
     assert numbers(walk["steps"][-1]["numbers"])[0] == 1.0
+
+
+def test_padding_and_cutting_are_for_batches():
+    """A tokenizer that fills up to 16 tokens and cuts after 4 reads all of a text here, and is then as it was."""
+    tokenizer = Tokenizer(WordLevel({word: at for at, word in enumerate(("<pad>", *"abcdef"))}, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.enable_padding(pad_id=0, pad_token="<pad>", length=16)
+    tokenizer.enable_truncation(4, stride=1)
+    model = writers.diced(Encoder(EncoderConfig(vocabulary=7, d_model=16, heads=2, blocks=1, max_positions=8)))
+    model.tokenizer, before = tokenizer, tokenizer.to_str()
+    run = read(Api(Library({"padded": model})), "a b c d e")
+    assert run["attentions"][0]["n_k"] == 5
+    assert tokenizer.to_str() == before

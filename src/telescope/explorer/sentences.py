@@ -1,8 +1,11 @@
 """A sentence of one's own: a model reads it, a translator writes too, and every step of every attention is kept."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 
 import torch
+from tokenizers import Tokenizer
 
 from ..decoding import Written
 from ..models import GPT, Encoder, Model, Transformer
@@ -25,7 +28,8 @@ def read(model: Model, model_name: str, text: str, target: str | None = None) ->
     if model.tokenizer is None:
         raise _unreadable(f"{model_name} has no tokenizer, so it reads no text")
     try:
-        looked, written = _looked(model, text, target)
+        with _as_it_is(model.tokenizer):
+            looked, written = _looked(model, text, target)
     except ValueError as problem:
         raise _unreadable(str(problem)) from None
     name = name_of(model_name, text, target)
@@ -54,6 +58,21 @@ def _looked(model: Model, text: str, target: str | None) -> tuple[list[Looked], 
         model(torch.tensor([ids], device=next(model.parameters()).device))
     said: Words = source_words(model, text) if isinstance(model, Encoder) else words(model, ids)
     return _of(Looking(said, said, tuple(recording.values())), model.tokenizer.decode), None
+
+
+@contextmanager
+def _as_it_is(tokenizer: Tokenizer) -> Iterator[None]:
+    """A text without the padding and the cutting of a batch, which tokenizers of Hugging Face's may bring along."""
+    padding, truncation = tokenizer.padding, tokenizer.truncation
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    try:
+        yield
+    finally:
+        if padding is not None:
+            tokenizer.enable_padding(**padding)
+        if truncation is not None:
+            tokenizer.enable_truncation(**truncation)
 
 
 def _of(looking: Looking, decode: object) -> list[Looked]:
