@@ -1,7 +1,10 @@
 """The map: every tile against the whole matrix in float64, at every level, for any definition."""
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from math import log2
+from threading import get_ident
+from time import sleep
 
 import pytest
 import torch
@@ -16,6 +19,8 @@ from telescope.observe.kept import Facts, QueriesKeys
 from telescope.observe.one_head import OneHead, one_head
 from telescope.observe.tiles import Pyramid, Tiles
 from telescope.observe.tiles.sample import representatives
+from telescope.observe.tiles.sums import sums
+from telescope.observe.tiles.tiles import SHARED
 
 inf = torch.inf
 
@@ -193,7 +198,7 @@ def test_tracks_are_the_surveys():
     received = torch.cat([tiles.received(deepest, x).numbers for x in range(4)])
     assert_close(entropy[:700], seen.entropy[0, 0], atol=2e-5, rtol=1e-5)
     assert_close(received[:900] * 700, seen.received[0, 0], atol=1e-5, rtol=1e-4)
-    assert_close(tiles.lse.double() / log2(torch.e), seen.lse[0, 0].double(), atol=1e-5, rtol=1e-6)
+    assert_close(tiles.learnt.lse.double() / log2(torch.e), seen.lse[0, 0].double(), atol=1e-5, rtol=1e-6)
     assert entropy[700:].isnan().all()
     assert received[900:].isnan().all()
 
@@ -264,6 +269,58 @@ def test_what_was_looked_at_closely_stays_so():
     assert first == again < closer == now
     assert len({tiles.tile(2, x, 1, budget=2**19).samples for x in range(4)}) == 1
     assert tiles.tile(0, 0, 0, budget=2**30).exact
+
+
+@pytest.mark.parametrize("sink", [None, 0.7])
+def test_with_the_sums_of_a_recording_a_tile_costs_its_pixels_alone(sink):
+    one = head(3000, 3000, ts.Attention(mask=ts.causal, sink=sink))
+    lse = ts.survey(one.queries, one.keys, one.attention, top=0).lse
+    given, enough = Tiles(one._replace(lse=lse)), SHARED * 256 * 256
+    assert given.learnt_share == 1.0
+    for x, y in ((0, 0), (3, 5), (11, 11)):
+        learning, truth = Tiles(one).tile(4, x, y, enough), Tiles(one).tile(4, x, y, 2**40)
+        tile = given.tile(4, x, y, enough)
+        assert tile.exact
+        assert y == 0 or not learning.exact
+        assert_close(tile.share, truth.share, atol=1e-4, rtol=0, equal_nan=True)
+        assert_close(tile.max, truth.max, atol=1e-4, rtol=0, equal_nan=True)
+    assert not given.learnt.summed.any()
+    expected = Tiles(one).entropies(2, 1, 2**40).numbers
+    assert_close(given.entropies(2, 1, 2**40).numbers, expected, atol=1e-5, rtol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("wrong", [lambda lse: lse * log2(torch.e), lambda lse: lse + 0.1, torch.zeros_like])
+def test_sums_that_are_wrong_are_made_anew(wrong):
+    one = head(600, 600, ts.Attention(mask=ts.causal))
+    lse = ts.survey(one.queries, one.keys, one.attention, top=0).lse
+    tiles = Tiles(one._replace(lse=wrong(lse)))
+    assert tiles.learnt_share == 0.0
+    assert torch.equal(tiles.tile(0, 0, 0).share.nan_to_num(), Tiles(one).tile(0, 0, 0).share.nan_to_num())
+
+
+def test_who_needs_the_same_rows_helps(monkeypatch):
+    """Every row is summed once, by several; whoever fails leaves its rows to the others."""
+    one = head(2000, 2000, ts.Attention(mask=ts.causal))
+    tiles, summed, failing = Tiles(one), [], [True]
+
+    def slowly(scores, rows):
+        if failing and failing.pop():
+            sleep(0.02)
+            raise RuntimeError("no more")
+        summed.append((get_ident(), rows))
+        sleep(0.01)
+        return sums(scores, rows)
+
+    monkeypatch.setattr("telescope.observe.tiles.learnt.sums", slowly)
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(tiles.tile, 0, 0, 0, 2**40) for _ in range(4)]
+        problems = [one.exception() for one in asked]
+    assert sorted(map(str, filter(None, problems))) == ["no more"]
+    assert torch.equal(torch.cat([rows for _, rows in summed]).sort().values, torch.arange(2000))
+    assert len({thread for thread, _ in summed}) > 1
+    truth = Tiles(one).tile(0, 0, 0, 2**40).share
+    for done in asked:
+        assert done.exception() or torch.equal(done.result().share.nan_to_num(), truth.nan_to_num())
 
 
 @given(st.integers(0, 8), st.integers(0, 5), st.integers(1, 3000))

@@ -204,6 +204,11 @@ class Call(ABC):
         raise self._not_kept("keys", "queries-keys")
 
     @property
+    def lse(self) -> Float[Tensor, "batch heads query"] | None:
+        """ln Σ exp(score) of each query, where it was kept: by a summary, or as the engine that ran gave it."""
+        return self.parts["lse"].tensor if "lse" in self.parts else None
+
+    @property
     def values(self) -> Float[Tensor, "batch key_heads key d_v"]:
         raise self._not_kept("values", "steps")
 
@@ -329,13 +334,18 @@ class QueriesKeys(Call):
 
     def _put(self, ran: Ran, known: int) -> None:
         self._surveys = None
+        if ran.lse is not None and ("lse" in self.parts or "queries" not in self.parts):
+            self._grow("lse", ran.lse)
+        else:  # of some queries it would be of no use
+            self.parts.pop("lse", None)
         self._grow("queries", ran.queries)
         self._grow("keys", ran.keys[:, :, known:])
 
     @classmethod
     def foretold(cls, ran: Ran, how: Keeping) -> int:
         some = len(how.queries(ran.size[0], 0)) / max(ran.size[0], 1)
-        return int(ran.queries.nbytes * some) + ran.keys.nbytes
+        lse = 0 if ran.lse is None else ran.lse.nbytes
+        return int((ran.queries.nbytes + lse) * some) + ran.keys.nbytes
 
     def survey(self, *, top: int | None = None, map: MapSize | None = None) -> Survey:
         wanted = (TOP if top is None else top, self.size)

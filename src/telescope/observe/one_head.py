@@ -13,12 +13,13 @@ from .kept import Call, Steps
 
 
 class OneHead(NamedTuple):
-    """Of one head and one sequence; the values only where they were kept."""
+    """Of one head and one sequence; the values and the lse only where they were kept."""
 
     queries: Float[Tensor, "1 1 query d_q"]
     keys: Float[Tensor, "1 1 key d_k"]
     values: Float[Tensor, "1 1 key d_v"] | None
     attention: Attention
+    lse: Float[Tensor, "1 1 query"] | None = None
 
     @property
     def size(self) -> tuple[int, int]:
@@ -41,4 +42,5 @@ def one_head(call: Call, number: int, sequence: int = 0) -> OneHead:
         keys=call.keys[shared],
         values=call.values[shared] if isinstance(call, Steps) else None,
         attention=of_sequence(attention, sequence, batch),
+        lse=None if call.lse is None else call.lse[own],
     )

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .scores import COLUMNS, Scores
+from .scores import Scores
 
 FAINT = 1e-30  # a sum below it may have lost what is too small for an exponential, and is made with care
 
@@ -23,11 +23,10 @@ def pooled(
     `pixel` is the row of pixels that a query falls into; there are `cells` keys in each column of them.
     """
     width = -(-len(columns) // cells)
-    step = max(cells, COLUMNS // cells * cells)
     best = lse.new_full((len(rows), width), -torch.inf)
     shares = best.clone() if cells > 1 else best
     against = lse.masked_fill(lse == -torch.inf, 0.0)[:, None]
-    for part, some, block in scores.blocks(rows, columns, step):
+    for part, some, block in scores.blocks(rows, columns, cells):
         block = block.sub_(against[part])
         whole, there = -(-block.shape[-1] // cells), slice(some.start // cells, -(-some.stop // cells))
         if whole * cells > block.shape[-1]:

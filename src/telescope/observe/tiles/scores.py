@@ -16,7 +16,7 @@ from ...attention import Attention, Pairs, dot, everyone, softmax
 from ..one_head import OneHead
 from ..survey.summary import precision
 
-ROWS, COLUMNS = 128, 4096  # of a block: as many scores as stay in a cache
+ROWS, BLOCK = 128, 2**20  # of a block, so many rows and scores: fewer take longer to begin than to make
 
 
 class Scores:
@@ -30,18 +30,18 @@ class Scores:
         self.plain = head.attention.score == dot and head.attention.softcap is None and head.attention.bias is None
 
     def blocks(
-        self, rows: Int[Tensor, " row"], columns: range, step: int = COLUMNS
+        self, rows: Int[Tensor, " row"], columns: range, multiple: int = 1
     ) -> Iterator[tuple[slice, slice, Float[Tensor, "some_rows some_columns"]]]:
-        """Only blocks in which something may be seen. Columns begin at multiples of `step`, from the first one on."""
+        """Only blocks in which something may be seen; of a multiple of so many columns each, up to the last one."""
         queries, keys = self.head.queries, self.head.keys
-        spans = self.attention.mask.spans(self._pairs(rows, range(0)), self.size[1])
-        start, stop = (end.reshape(-1).expand(len(rows)) for end in (spans.start, spans.stop))
+        step = max(1, BLOCK // (multiple * min(ROWS, max(len(rows), 1)))) * multiple
+        start, stop, no_gaps = self._spans(rows)
         parts = [slice(at, min(at + ROWS, len(rows))) for at in range(0, len(rows), ROWS)]
         asking = [queries[:, :, rows[part]].to(self.kind) for part in parts]
         if self.plain:  # a dot product grows with its query: so it is scaled in one pass over fewer numbers
             asking = [asks * (self.attention.scale_for(keys.shape[-1]) * log2(e)) for asks in asking]
         seen = [(int(start[part].min()), int(stop[part].max())) for part in parts]
-        inner = [(int(start[part].max()), int(stop[part].min())) if spans.whole else (0, -1) for part in parts]
+        inner = [(int(start[part].max()), int(stop[part].min())) if no_gaps else (0, -1) for part in parts]
         for first in range(columns.start, columns.stop, step):
             some = range(first, min(first + step, columns.stop))
             asked = None
@@ -52,6 +52,17 @@ class Scores:
                 whole = left <= some.start and some.stop <= right
                 scores = self._scores(self.open if whole else self.attention, asks, asked, rows[part], some)
                 yield part, slice(some.start - columns.start, some.stop - columns.start), scores
+
+    def seen(self, rows: Int[Tensor, " row"]) -> int:
+        """How many scores these rows have, between the first and the last key that each may see."""
+        start, stop, _ = self._spans(rows)
+        return int((stop - start).clamp(min=0).sum())
+
+    def _spans(self, rows: Int[Tensor, " row"]) -> tuple[Int[Tensor, " row"], Int[Tensor, " row"], bool]:
+        """The first key that each row may see, the one behind its last, and whether it sees all between them."""
+        spans = self.attention.mask.spans(self._pairs(rows, range(0)), self.size[1])
+        start, stop = (end.reshape(-1).expand(len(rows)) for end in (spans.start, spans.stop))
+        return start, stop, spans.whole
 
     def _scores(self, attention: Attention, queries: Tensor, keys: Tensor, rows: Tensor, columns: range) -> Tensor:
         if not self.plain:

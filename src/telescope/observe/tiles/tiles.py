@@ -1,21 +1,21 @@
 """Tiles and tracks of one head, exact where that is quick, otherwise of some queries, and labelled so."""
 
 from math import log
-from threading import Lock
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..one_head import OneHead
+from .learnt import Learnt
 from .pool import pooled
 from .pyramid import TILE, Pyramid
 from .sample import representatives
 from .scores import Scores
-from .sums import sums
 
 BUDGET = 9 * 2**22  # scores for a tile, a fraction of a second: with it the deepest level of 131,072 tokens is exact
+SHARED = 4  # tiles beside each other in a view: what is learnt serves all, its own scores one of them
 FEWEST = 16  # queries of a tile, whatever it takes
 
 
@@ -46,10 +46,7 @@ class Tiles:
 
     def __init__(self, head: OneHead, side: int = TILE) -> None:
         self.scores, self.pyramid = Scores(head), Pyramid(*head.size, side)
-        self.lse = torch.full((head.size[0],), torch.nan, dtype=self.scores.kind, device=head.queries.device)
-        self.entropy = torch.full_like(self.lse, torch.nan)
-        self.known = torch.zeros_like(self.lse, dtype=torch.bool)
-        self._learning = Lock()
+        self.learnt = Learnt(self.scores)
 
     @torch.no_grad()
     def tile(self, z: int, x: int, y: int, budget: int = BUDGET) -> Tile:
@@ -57,9 +54,9 @@ class Tiles:
         self._must_have(z, x, y)
         cells, columns = self.pyramid.cells(z), self.pyramid.keys_of(z, x)
         there = self.pyramid.queries_of(z, y)
-        rows, stretch = self._rows(there, len(columns), budget)
+        rows, stretch = self._rows(there, len(columns), budget, self.learnt.known)
         pixel = (rows - there.start) // max(cells, stretch)
-        share, best = pooled(self.scores, rows, self.learnt(rows), pixel, int(pixel[-1]) + 1, columns, cells)
+        share, best = pooled(self.scores, rows, self.learnt.lse_of(rows), pixel, int(pixel[-1]) + 1, columns, cells)
         share, best = (_shared(numbers, there, cells, stretch) for numbers in (share, best))
         return Tile(self._framed(share), self._framed(best), stretch == 1, cells / stretch)
 
@@ -69,11 +66,11 @@ class Tiles:
         self._must_have(z, 0, y)
         cells = self.pyramid.cells(z)
         there = self.pyramid.queries_of(z, y)
-        rows, stretch = self._rows(there, 0, budget)
-        self.learnt(rows)
+        rows, stretch = self._rows(there, 0, budget, self.learnt.summed)
+        entropy = self.learnt.entropy_of(rows) * log(2.0)
         pixel = (rows - there.start) // max(cells, stretch)
         count = torch.bincount(pixel)
-        mean = self.entropy.new_zeros(len(count)).index_add_(0, pixel, self.entropy[rows] * log(2.0)) / count
+        mean = entropy.new_zeros(len(count)).index_add_(0, pixel, entropy) / count
         mean = _shared(mean[:, None], there, cells, stretch)[:, 0]
         return Track(self._framed(mean[None])[0], stretch == 1, cells / stretch)
 
@@ -82,35 +79,31 @@ class Tiles:
         """The share of all weight that falls on each pixel's keys; summed over all of them, it is one."""
         self._must_have(z, x, 0)
         columns = self.pyramid.keys_of(z, x)
-        rows, stretch = self._rows(range(self.scores.size[0]), len(columns), budget)
+        rows, stretch = self._rows(range(self.scores.size[0]), len(columns), budget, self.learnt.known)
         nowhere = torch.zeros_like(rows)
-        share, _ = pooled(self.scores, rows, self.learnt(rows), nowhere, 1, columns, self.pyramid.cells(z))
+        share, _ = pooled(self.scores, rows, self.learnt.lse_of(rows), nowhere, 1, columns, self.pyramid.cells(z))
         return Track(self._framed(share.exp2())[0], stretch == 1, self.pyramid.cells(0) / stretch)
 
     @property
     def learnt_share(self) -> float:
         """Of how many rows the sum is known."""
-        return float(self.known.float().mean()) if len(self.known) else 1.0
+        known = self.learnt.known
+        return float(known.float().mean()) if len(known) else 1.0
 
-    def learnt(self, rows: Int[Tensor, " row"]) -> Float[Tensor, " row"]:
-        """log2 Σ 2^ of the scores of these rows, which are in bits."""
-        with self._learning:  # who asks for the same rows meanwhile had better wait
-            new = rows[~self.known[rows]]
-            if len(new):
-                self.lse[new], self.entropy[new] = sums(self.scores, new)
-                self.known[new] = True
-        return self.lse[rows]
-
-    def _rows(self, there: range, width: int, budget: int) -> tuple[Int[Tensor, " row"], int]:
-        """As many of these queries as the budget allows, all of them if it does: one of every so many.
+    def _rows(
+        self, there: range, width: int, budget: int, known: Bool[Tensor, " query"]
+    ) -> tuple[Int[Tensor, " row"], int]:
+        """All of these queries if the budget allows it; else one of every so many, for half of it: a sample is soon
+        there, and whoever wants more of it makes more effort.
 
         What is known counts only where nothing has to be learnt: so tiles in a row are of the same queries.
         """
         stretch = 1
         while True:
-            rows = representatives(there, stretch).to(self.known.device)
-            learning = 0 if bool(self.known[rows].all()) else self.scores.size[1]
-            if len(rows) < 2 * FEWEST or len(rows) * (width + learning) <= budget:
+            rows = representatives(there, stretch).to(known.device)
+            learning = 0 if bool(known[rows].all()) else self.scores.seen(rows)
+            cost = SHARED * len(rows) * width + learning
+            if len(rows) < 2 * FEWEST or cost <= (budget if stretch == 1 else budget // 2):
                 return rows, stretch
             stretch *= 2
 
