@@ -175,6 +175,7 @@ function drawNumbers(context, scene) {
   const [low, high] = limits(state, 1, info);
   const place = placed({ low, high, scale: state.scale });
   context.font = `${Math.min(12.5, pixels(view, info) / 4.6)}px ${colours.figures}`;
+  const fits = (text) => context.measureText(text).width <= pixels(view, info) - 4;
   context.textAlign = "center";
   context.textBaseline = "middle";
   for (let i = i0; i < i1; i += 1) {
@@ -183,7 +184,8 @@ function drawNumbers(context, scene) {
       if (!cell || !cell.visible) continue;
       const [x, y] = toPixel(view, info, box, j + 0.5, i + 0.5);
       context.fillStyle = ink(scene.colourAt(place(Math.log2(cell.p) + shift(state.agg, 1, info))));
-      context.fillText(short(cell.p, 3), x, y);
+      const text = [3, 2, 1].map((digits) => short(cell.p, digits)).find(fits) ?? short(cell.p, 1);
+      context.fillText(text, x, y);
     }
   }
   context.textAlign = "start";

@@ -4,12 +4,12 @@ import { html } from "../ui.js";
 const sub = (base, index, kind) => html`<msub class=${kind}><mi>${base}</mi><mi>${index}</mi></msub>`;
 const subsub = (base, a, b, kind) => html`<msub class=${kind}><mi>${base}</mi><mrow><mi>${a}</mi><mi>${b}</mi></mrow></msub>`;
 const over = (index) => html`<munder><mo>∑</mo><mi>${index}</mi></munder>`;
-const math = (inside) => html`<div class="formula"><math display="block">${inside}</math></div>`;
+const math = (...parts) => html`<div class="formula">${parts.map((inside) => html`<math>${inside}</math>`)}</div>`;
 
 export const FORMULAS = {
   tokens: () => math(html`<mtext>text</mtext><mo>→</mo><msub><mi>t</mi><mn>1</mn></msub><mo>,</mo><mo>…</mo><mo>,</mo><msub><mi>t</mi><mi>n</mi></msub>`),
   embedding: () => math(html`${sub("x", "i", "q")}<mo>∈</mo><msup><mi>ℝ</mi><mi>d</mi></msup>`),
-  qkv: () => math(html`${sub("q", "i", "q")}<mo>=</mo>${sub("x", "i")}<msub><mi>W</mi><mi>q</mi></msub><mspace width=".9em"/>${sub("k", "j", "k")}<mo>=</mo>${sub("x", "j")}<msub><mi>W</mi><mi>k</mi></msub><mspace width=".9em"/>${sub("v", "j", "v")}<mo>=</mo>${sub("x", "j")}<msub><mi>W</mi><mi>v</mi></msub>`),
+  qkv: () => math(html`${sub("q", "i", "q")}<mo>=</mo>${sub("x", "i")}<msub><mi>W</mi><mi>q</mi></msub>`, html`${sub("k", "j", "k")}<mo>=</mo>${sub("x", "j")}<msub><mi>W</mi><mi>k</mi></msub>`, html`${sub("v", "j", "v")}<mo>=</mo>${sub("x", "j")}<msub><mi>W</mi><mi>v</mi></msub>`),
   scores: () => math(html`${subsub("s", "i", "j")}<mo>=</mo>${sub("q", "i", "q")}<mo>·</mo>${sub("k", "j", "k")}<mo>=</mo>${over("m")}${subsub("q", "i", "m", "q")}${subsub("k", "j", "m", "k")}`),
   scaled: (d) => math(html`<msub><mover><mi>s</mi><mo>~</mo></mover><mrow><mi>i</mi><mi>j</mi></mrow></msub><mo>=</mo><mfrac>${subsub("s", "i", "j")}<msqrt><mi>${d}</mi></msqrt></mfrac>`),
   mask: () => math(html`<mrow><mo>−</mo><mi>∞</mi></mrow><mspace width=".5em"/><mtext>where</mtext><mspace width=".4em"/>${sub("q", "i", "q")}<mspace width=".3em"/><mtext>may not see</mtext><mspace width=".4em"/>${sub("k", "j", "k")}`),

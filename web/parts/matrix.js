@@ -1,6 +1,9 @@
 /** A small matrix on a canvas. Cells are pointed at by mouse, finger or arrow keys. */
 import { html, useEffect, useRef } from "../ui.js";
 import { clipped, visible } from "./text.js";
+import { useWidth } from "./width.js";
+
+const ROOM = 13; // pixels that a slanted label needs to the next one
 
 /** Paint numbers as cells of one pixel each; the page scales them up without smoothing. */
 export function paint(canvas, rows, colour) {
@@ -27,6 +30,8 @@ export function Matrix({ rows, colour, labels, columns, name, cell, at, chosen, 
   const canvas = useRef(null);
   useEffect(() => paint(canvas.current, rows, colour), [rows, colour]);
   const [height, width] = [rows.length, rows[0].length];
+  const [frame, wide] = useWidth();
+  const named = (j) => wide / width >= ROOM || j === at?.[1]; // where there is no room for all, the one that is pointed at
   const place = (event) => {
     const box = canvas.current.getBoundingClientRect();
     const inside = (position, size, n) => Math.max(0, Math.min(n - 1, Math.floor((position / size) * n)));
@@ -42,12 +47,12 @@ export function Matrix({ rows, colour, labels, columns, name, cell, at, chosen, 
     return point(Math.max(0, Math.min(height - 1, i + step[0])), Math.max(0, Math.min(width - 1, m + step[1])));
   };
   return html`<div class="matrix">
-    ${columns && columns.length <= 40 && html`<div class="columns" aria-hidden="true" style=${{ gridTemplateColumns: `repeat(${columns.length}, 1fr)` }}>
-      ${columns.map((label, j) => html`<span class=${j === at?.[1] ? "chosen" : ""}>${clipped(label, 12)}</span>`)}</div>`}
+    ${columns && html`<div class="columns" aria-hidden="true" style=${{ gridTemplateColumns: `repeat(${columns.length}, 1fr)` }}>
+      ${columns.map((label, j) => html`<span class=${j === at?.[1] ? "chosen" : ""}>${named(j) ? clipped(label, 12) : ""}</span>`)}</div>`}
     <div class="rows" aria-hidden="true" style=${{ gridTemplateRows: `repeat(${height}, ${cell}px)` }}>
       ${cell >= 12 && labels.map((label, i) => html`<span class=${i === chosen || i === at?.[0] ? "chosen" : ""}>${visible(label)}</span>`)}
     </div>
-    <div style=${{ position: "relative", height: `${cell * height}px` }} role="application" tabindex="0" aria-roledescription="matrix"
+    <div ref=${frame} style=${{ position: "relative", height: `${cell * height}px` }} role="application" tabindex="0" aria-roledescription="matrix"
         aria-label=${`${name}: ${height} rows of ${width}; arrow keys go from cell to cell`}
         onPointerMove=${(event) => point(...place(event))} onPointerDown=${(event) => (pick ?? point)(...place(event))} onKeyDown=${key}
         onFocus=${() => !at && point(0, 0)}>

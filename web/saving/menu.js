@@ -5,6 +5,7 @@ import { asPng, asSvg, saved } from "./save.js";
 export function Saving({ run, state, transport, root }) {
   const [open, setOpen] = useState(false);
   const [problem, setProblem] = useState(null);
+  const [busy, setBusy] = useState(null);
   const place = useRef(null);
   useEffect(() => {
     if (!open) return undefined;
@@ -27,18 +28,20 @@ export function Saving({ run, state, transport, root }) {
       "All its numbers (JSON)": async () => saved(await transport.file(run, state, "json"), "telescope.json"),
     }),
   };
-  const take = (make) => async () => {
+  const take = (label, make) => async () => {
     setProblem(null);
+    setBusy(label);
     try {
       await make();
       setOpen(false);
     } catch (failure) {
       setProblem(failure.message);
     }
+    setBusy(null);
   };
   return html`<div ref=${place} style=${{ position: "relative" }}>
     <button type="button" class="button square" aria-label="save this view" title="save this view" aria-expanded=${open} aria-haspopup="true" onClick=${() => { setOpen(!open); setProblem(null); }}>⤓</button>
-    ${open && html`<div class="menu">${Object.entries(how).map(([label, make]) => html`<button type="button" onClick=${take(make)}>${label}</button>`)}
+    ${open && html`<div class="menu">${Object.entries(how).map(([label, make]) => html`<button type="button" disabled=${busy !== null} onClick=${take(label, make)}>${label}${busy === label ? html` <span role="status">…</span>` : ""}</button>`)}
       ${problem && html`<p class="soft" role="alert" style=${{ maxWidth: "30ch", padding: "6px 12px" }}>${problem}</p>`}</div>`}
   </div>`;
 }

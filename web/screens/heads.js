@@ -2,7 +2,7 @@
 import { useAnswer } from "../answers.js";
 import { along, PALETTES } from "../parts/colour.js";
 import { paint } from "../parts/matrix.js";
-import { argmax, count, full, number, percent, short } from "../parts/numbers.js";
+import { argmax, count, full, number, percent, short, sum } from "../parts/numbers.js";
 import { all, Asked, headName, layerOf } from "../parts/shell.js";
 import { clipped, visible } from "../parts/text.js";
 import { stretch } from "../parts/tokens.js";
@@ -16,7 +16,9 @@ const MEANS = {
 };
 const CLEAR = 0.4;
 
-export function Heads(props) {
+export const Heads = (props) => html`<${OfKind} key=${props.attention.kind} ...${props} />`;
+
+function OfKind(props) {
   const { run, attention, state, answers } = props;
   const alike = useMemo(() => run.attentions.filter((one) => one.kind === attention.kind && one.has?.map !== false), [run, attention.kind]);
   const asked = alike.map((one) => useAnswer(answers, `runs/${run.run}/heads`, { l: one.l }));
@@ -25,7 +27,7 @@ export function Heads(props) {
   return html`<h2>All heads</h2>
     <p class="lede">Each square is one head’s attention: a row is a query, a column a key, bright is a large weight. Choose two and compare how they read the same word.</p>
     ${there.length < asked.length && asked.some((one) => one.slow) && html`<p class="soft" role="status">${there.length} of ${asked.length} layers are here…</p>`}
-    <${Asked} of=${all(first, ...(there.length ? there : asked))}>${([words, ...layers]) => html`<${Compared} key=${attention.kind} ...${{ ...props, alike, layers, words }} />`}<//>`;
+    <${Asked} of=${all(first, ...(there.length ? there : asked))}>${([words, ...layers]) => html`<${Compared} ...${{ ...props, alike, layers, words }} />`}<//>`;
 }
 
 function Compared({ run, attention, state, go, answers, theme, alike, layers, words }) {
@@ -49,12 +51,12 @@ function Compared({ run, attention, state, go, answers, theme, alike, layers, wo
       <${Scale} />
       ${!short && html`<span class="soft">pooled to ${layers[0].rows} × ${layers[0].columns}${layers.every((one) => one.exact) ? "" : "; sampled, not exact"}</span>`}
     </div>
-    <div class="minis" style=${{ gridTemplateColumns: `max-content repeat(${wide}, minmax(0, 84px))` }}>
+    <div class="aisle"><div class="minis" style=${{ gridTemplateColumns: `max-content repeat(${wide}, minmax(24px, 84px))` }}>
       <span></span>${Array.from({ length: wide }, (_, h) => html`<span class="nr">${h}</span>`)}
       ${layers.map((layer) => html`<span class="layer">layer ${layerOf(alike.find((one) => one.l === layer.l))}</span>
         ${layer.maps.map((map) => html`<${Mini} key=${`${layer.l}/${map.h}`} map=${map} mark=${mark(layer.l, map.h)} name=${named(layer.l, map.h)} masks=${attention.mask !== "everyone"} choose=${() => choose(layer.l, map.h)} />`)}
         ${Array.from({ length: wide - layer.maps.length }, () => html`<span></span>`)}`)}
-    </div>
+    </div></div>
     <h2 style=${{ margin: "38px 0 0" }}>Two readings</h2>
     <p class="lede">The same word in the two heads that were chosen: what each of them looks at.</p>
     <div class="picker" style=${{ margin: "14px 0 16px" }}><h3>query</h3>
@@ -115,12 +117,12 @@ const LINES = 14;
 /** What one query looks at: the largest weights, in the order of the text. */
 function Fan({ trace, weights, top, which }) {
   const order = weights.map((_, at) => at).sort((a, b) => weights[b] - weights[a]).slice(0, LINES).sort((a, b) => a - b);
-  const rest = 1 - order.reduce((total, at) => total + weights[at], 0);
+  const rest = sum(weights.filter((_, at) => !order.includes(at))) + (trace.rest?.weight ?? 0);
   return html`<table class="ledger" style=${{ marginTop: "10px" }}><caption class="hidden">what ${visible(trace.token)} looks at</caption>
     <thead class="hidden"><tr><th scope="col">key</th><th scope="col">weight</th><th scope="col">drawn</th></tr></thead>
     <tbody>${order.map((at) => html`<tr><td style=${{ fontFamily: "var(--serif)" }}>${clipped(trace.tokens[at], 24)}</td><td title=${full(weights[at])}>${short(weights[at])}</td>
       <td class="share"><svg class="meter" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true"><rect y="1" height="8" width=${Math.max((100 * weights[at]) / top, 0.3)} fill=${which === "a" ? "var(--query)" : "var(--key)"} /></svg></td></tr>`)}
-      ${weights.length > LINES && html`<tr><td class="soft">${count(trace.n_k - LINES)} others</td><td>${short(Math.max(rest, 0))}</td><td></td></tr>`}
+      ${weights.length > LINES && html`<tr><td class="soft">${count(trace.n_k - LINES)} others</td><td title=${full(rest)}>${short(rest)}</td><td></td></tr>`}
     </tbody></table>`;
 }
 
@@ -133,7 +135,7 @@ function Habits({ alike, layers, mark, choose, named }) {
   const sorting = (name, label, title, kind = "") => html`<th scope="col" class=${kind} aria-sort=${by === name ? (name === "layer" || name === "kind" ? "ascending" : "descending") : undefined}>
     <button type="button" title=${title} onClick=${() => setBy(name)}>${label}</button></th>`;
   return html`<h2 style=${{ margin: "38px 0 0" }}>Habits</h2>
-    <p class="lede">The share of its weight that a head spends by habit. One that takes ${percent(CLEAR)} or more is marked and names the head’s kind.</p>
+    <p class="lede">The share of its weight that each of these ${count(heads.length)} heads spends by habit. One that takes ${percent(CLEAR)} or more is marked and names the head’s kind.</p>
     <div class="scroller" tabindex="0" role="region" aria-label="habits of all heads" style=${{ marginTop: "14px" }}><table class="habits">
       <thead><tr>${sorting("layer", "head", "by layer", "name")}${sorting("kind", "kind", "by kind", "name")}${columns.map((habit) => sorting(habit, habit, MEANS[habit]))}</tr></thead>
       <tbody>${sorted.map((head) => html`<tr key=${`${head.l}/${head.h}`} class=${mark(head.l, head.h)}>

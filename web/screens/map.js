@@ -275,7 +275,8 @@ function Scale({ state, go, info, bin, sampled }) {
       <label for="telescope-low">from</label><input id="telescope-low" type="range" min="-32" max="7" step="1" value=${low} aria-valuetext=${`2 to the power ${low}`} onInput=${set(0)} />
       <label for="telescope-high">to</label><input id="telescope-high" type="range" min="-31" max="8" step="1" value=${high} aria-valuetext=${`2 to the power ${high}`} onInput=${set(1)} />
     </div>
-    <div class="legend" style=${{ marginTop: "6px" }}><i class="chip hatch" style=${{ width: "22px", height: "12px" }}></i> masked
+    <div class="legend" style=${{ marginTop: "6px" }}><i class="chip hatch" style=${{ width: "22px", height: "12px" }}></i> masked</div>
+    <div class="legend" style=${{ marginTop: "6px" }}><span>bars above: what each key is given; on the left: the entropy of each query, how evenly it looks. What is orange or dashed is of a sample.</span>
       ${state.lim && html`<button type="button" class="button" style=${{ minHeight: "26px", padding: "0 8px", fontSize: "12.5px" }} onClick=${() => go({ lim: null })}>limits that follow the zoom</button>`}</div>
   </div>`;
 }

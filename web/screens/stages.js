@@ -55,24 +55,25 @@ export function Projections({ trace, row, m, point, theme }) {
   </div>`;
 }
 
-const HEADINGS = { scores: "q·k", scaled: "÷ √d", capped: "capped", biased: "+ bias", mask: "masked", powers: "eˢ⁻ᵐᵃˣ", softmax: "weight" };
+const HEADINGS = { capped: "capped", biased: "+ bias", mask: "masked", powers: "eˢ⁻ᵐᵃˣ", softmax: "weight" };
 const ORDER = ["scores", "scaled", "capped", "biased", "mask", "softmax"];
 
 /** One row for each key; a column for each step up to this one. */
-export function Ledger({ trace, row, step, j, m, point, pick, theme }) {
+export function Ledger({ trace, row, step, j, m, point, pick, theme, usual, labels }) {
+  const headings = { ...labels, ...HEADINGS };
   const columns = ORDER.slice(0, ORDER.indexOf(step) + 1).filter((name) => row.steps[name] && (name !== "mask" || row.masks || step === "mask"));
   const numbers = row.steps[step];
   const most = largest(numbers);
   const top = Math.max(...row.steps.mask.filter(Number.isFinite));
   const powers = row.steps.mask.map((x) => Math.exp(x - top));
   const softmax = step === "softmax";
-  const exponential = softmax && /^softmax/.test(trace.formula);
+  const exponential = softmax && usual.softmax;
   return html`<div class="stack">
     <table class="ledger">
       <caption class="hidden">every key, with its numbers up to this step</caption>
       <thead><tr><th scope="col">key</th>
-        ${columns.map((name, at) => html`<th scope="col" class=${name === step ? "now" : at < columns.length - 2 || softmax ? "before" : ""}>${HEADINGS[name]}</th>
-          ${exponential && at === columns.length - 2 && html`<th scope="col">${HEADINGS.powers}</th>`}`)}
+        ${columns.map((name, at) => html`<th scope="col" class=${name === step ? "now" : at < columns.length - 2 || softmax ? "before" : ""}>${headings[name]}</th>
+          ${exponential && at === columns.length - 2 && html`<th scope="col">${headings.powers}</th>`}`)}
         <th scope="col" class="share"><span class="hidden">drawn</span></th></tr></thead>
       <tbody>${row.tokens.map((token, at) => html`<tr key=${row.keys[at]} class=${at === j ? "chosen" : ""} onPointerEnter=${() => pick(at)}>
         <td><button type="button" class="pick" aria-pressed=${at === j} onClick=${() => pick(at)} onFocus=${() => pick(at)}>${visible(token)}</button></td>

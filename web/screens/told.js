@@ -28,25 +28,30 @@ const SAID = {
 
   qkv: ({ trace, row, query, m }) => ({
     title: "Query, keys, values",
-    prose: html`<p>Three learnt matrices look at every vector. From ${query} they make a <b class="q">query</b>; from every word a <b class="k">key</b>, which says what it can be found by, and a <b class="v">value</b>, which is what it gives.</p>`,
+    prose: html`<p>Three learnt matrices look at every vector. From ${query} they make a <b class="q">query</b>; from every word a <b class="k">key</b>, which says what it can be found by, and a <b class="v">value</b>, which is what it gives.</p>
+      <p class="soft">x is what the head is given: in most models the vector of the step before, normalised; with rotary positions q and k are turned by their places.</p>`,
     readout: !m?.of ? hint("Point at a cell to read its number.")
       : m.of === "q" ? equals(html`q<sub>${m.at}</sub>`, trace.query[m.at])
       : equals(html`${m.of}<sub>${m.at[1]}</sub> of <b>${visible(row.tokens[m.at[0]])}</b>`, (m.of === "k" ? trace.key : trace.value)[m.at[0]]?.[m.at[1]]),
   }),
 
-  scores: ({ trace, row, query, key, j, d, feature }) => ({
+  scores: ({ trace, row, query, key, j, feature, usual }) => ({
     title: "How well they match",
-    prose: html`<p>The score of ${query} and ${key} is a dot product: multiply feature by feature and add up. Here ${trace.terms[j].length} products make <b>${short(row.steps.scores[j])}</b>.</p>
-      <p class="soft">Large where both vectors have large numbers of the same sign in the same places.</p>`,
+    prose: usual.scores
+      ? html`<p>The score of ${query} and ${key} is a dot product: multiply feature by feature and add up. Here ${trace.terms[j].length} products make <b>${short(row.steps.scores[j])}</b>.</p>
+        <p class="soft">Large where both vectors have large numbers of the same sign in the same places.</p>`
+      : html`<p>The score of ${query} and ${key} is the sum of ${trace.terms[j].length} numbers: <b>${short(row.steps.scores[j])}</b>.</p>`,
     readout: feature === null || feature >= trace.terms[j].length ? equals(html`s(${query}, ${key})`, row.steps.scores[j])
       : html`product ${feature} of ${trace.terms[j].length}<br />${trace.factors
           ? html`<span class="q">${full(trace.factors.query[feature])}</span> × <span class="k">${full(trace.factors.key[j][feature])}</span><br />` : ""}
         = <b>${full(trace.terms[j][feature])}</b><br />sum up to here: ${short(sum(trace.terms[j].slice(0, feature + 1)))}`,
   }),
 
-  scaled: ({ trace, row, key, j, d }) => ({
-    title: "Made smaller",
-    prose: html`<p>A sum of ${d} products grows with √${d}. Every score is therefore multiplied by <b>${short(trace.scale)}</b>, so that the softmax that follows stays soft and can learn.</p>`,
+  scaled: ({ trace, row, key, j, d, usual }) => ({
+    title: usual.scaled ? "Made smaller" : "Scaled",
+    prose: usual.scaled
+      ? html`<p>A sum of ${d} products grows with √${d}. Every score is therefore multiplied by <b>${short(trace.scale)}</b>, so that the softmax that follows stays soft and can learn.</p>`
+      : html`<p>Every score is multiplied by <b>${short(trace.scale)}</b>.</p>`,
     readout: html`${short(row.steps.scores[j])} × ${full(trace.scale)}<br />${equals(key, row.steps.scaled[j])}`,
   }),
 
@@ -70,9 +75,9 @@ const SAID = {
     readout: row.steps.mask[j] === -Infinity ? html`${key} is masked: −∞` : equals(key, row.steps.mask[j]),
   }),
 
-  softmax: ({ row, query, key, j, best, trace }) => ({
+  softmax: ({ row, query, key, j, best, trace, usual }) => ({
     title: "Scores become shares",
-    prose: html`<p>The exponential makes every score positive; dividing by the sum makes them shares of one. ${query} gives most, <b>${percent(row.weights[best])}</b>, to <b class="k">${visible(row.tokens[best])}</b>. An even look at all would give ${percent(1 / row.steps.mask.concat(Array(trace.rest.keys).fill(0)).filter((x) => x !== -Infinity).length)} to each.</p>
+    prose: html`<p>${usual.softmax ? "The exponential makes every score positive; dividing by the sum makes them shares of one." : "Every score is divided by the sum of all, which makes them shares of one."} ${query} gives most, <b>${percent(row.weights[best])}</b>, to <b class="k">${visible(row.tokens[best])}</b>. An even look at all would give ${percent(1 / row.steps.mask.concat(Array(trace.rest.keys).fill(0)).filter((x) => x !== -Infinity).length)} to each.</p>
       ${trace.sink !== null && trace.sink !== undefined ? html`<p>A learnt sink takes a part as well, so the weights sum to less than one.</p>` : ""}`,
     readout: html`${equals(html`w(${query}, ${key})`, row.weights[j])}${trace.lse === null ? "" : html`<br /><span class="soft">= exp(${short(row.steps.mask[j])} − ${short(trace.lse)}); ln Σ eˢ = ${full(trace.lse)}</span>`}`,
   }),

@@ -7,6 +7,7 @@ import { all, Asked, headName, KINDS } from "../parts/shell.js";
 import { stretch } from "../parts/tokens.js";
 import { Words } from "../parts/words.js";
 import { html, useEffect, useMemo, useState } from "../ui.js";
+import { definition } from "./definition.js";
 import { Context, Embedding, Ledger, Projections, Sum, Tokens } from "./stages.js";
 import { told } from "./told.js";
 
@@ -61,8 +62,11 @@ function Stepped({ words, trace, attention, state, go, theme, root, i }) {
     return true;
   });
 
-  const [label, Stage] = STEPS[step];
-  const shared = { trace, row, attention, step, i, j, m, point, theme, words, pick: (place) => go({ j: row.keys[place] }, false) };
+  const Stage = STEPS[step][1];
+  const { usual, labels } = definition(trace, attention.d_k);
+  const label = (name) => labels[name] ?? STEPS[name][0];
+  const formula = usual[step] !== false && FORMULAS[step]?.(attention.d_k);
+  const shared = { usual, labels, trace, row, attention, step, i, j, m, point, theme, words, pick: (place) => go({ j: row.keys[place] }, false) };
   const { title, prose, readout } = told(shared);
   return html`
     <div class="picker">
@@ -73,14 +77,14 @@ function Stepped({ words, trace, attention, state, go, theme, root, i }) {
       <button type="button" class="button" aria-label="the step before" disabled=${at === 0} onClick=${() => go({ step: steps[at - 1] })}>◀</button>
       <ol>${steps.map((name, place) => html`<li class=${place < at ? "past" : ""}>
         <button type="button" aria-current=${place === at ? "step" : undefined} onClick=${() => go({ step: name })}>
-          <span class="nr">${place + 1}</span> <span class="label">${STEPS[name][0]}</span></button></li>`)}</ol>
+          <span class="nr">${place + 1}</span> <span class="label">${label(name)}</span></button></li>`)}</ol>
       <button type="button" class="button" aria-label="the next step" disabled=${at === steps.length - 1} onClick=${() => go({ step: steps[at + 1] })}>▶</button>
     </nav>
     <div class="walk" data-step=${step} data-at=${`${trace.l}/${trace.h}/${trace.i}`}>
-      <section aria-label=${label}><${Stage} ...${shared} /></section>
+      <section aria-label=${label(step)}><${Stage} ...${shared} /></section>
       <aside class="aside card">
         <h2>${title}</h2>
-        ${FORMULAS[step]?.(attention.d_k) ?? html`<p class="figures">${row.formulas[step]}</p>`}
+        ${formula || html`<p class="figures">${row.formulas[step]}</p>`}
         ${prose}
         <output class="readout" aria-live="polite">${readout}</output>
         <p class="soft" style=${{ fontSize: "13px" }}>${KINDS[attention.kind] ?? attention.name}, ${headName(attention, state.h)}: <span class="figures">${trace.formula}</span></p>
@@ -98,7 +102,7 @@ function read(trace) {
     steps: { ...steps, mask: steps.masked ?? before, softmax: steps.weights },
     masks: Boolean(steps.masked),
     weights: steps.weights,
-    formulas: Object.fromEntries(trace.steps.map((step) => [step.name, step.formula])),
+    formulas: Object.fromEntries(trace.steps.map((step) => [step.name === "weights" ? "softmax" : step.name, step.formula])),
   };
 }
 
