@@ -102,6 +102,9 @@ def test_cells_are_those_of_the_walk(sentence):
             assert_close(cell["p"], steps["weights"][j], **CLOSE)
             assert cell["visible"] == (cell["masked"] != "-inf") == (steps.get("masked", [0.0] * 99)[j] != "-inf")
             assert (cell["query"], cell["key"]) == (walk["token"], walk["tokens"][j])
+        row = got(api(), f"/runs/{run['run']}/cells", l=attention["l"], h=h, i=i, j=1)
+        hidden = [x == "-inf" for x in steps.get("masked", [0.0] * attention["n_k"])]
+        assert row["p"] == [None if none else p for p, none in zip(steps["weights"], hidden, strict=True)][1:]
 
 
 def test_maps_heads_and_alignment_are_the_weights(sentence):
@@ -205,6 +208,11 @@ def test_a_long_row_is_its_largest_weights_and_the_rest(keep):
             assert walk["context"] is walk["value"] is walk["stream"] is None
         cell = got(asked, f"/runs/{run}/cell", l=0, h=h, i=i, j=7, b=b)
         assert_close(cell["p"], row[7].item(), **CLOSE)
+        some = got(asked, f"/runs/{run}/cells", l=0, h=h, i=i, j=n - 40, b=b)["p"]
+        assert len(some) == 32
+        seen = [p for p in some if p is not None]
+        assert len(seen) == max(0, min(32, i + 1 - (n - 40)))
+        assert_close(numbers(seen), row[n - 40 : n - 40 + len(seen)], **CLOSE)
 
 
 def test_any_definition_is_walked_through():

@@ -324,7 +324,6 @@ def test_an_exported_file_has_the_same_answers():
         elif where != "/runs":
             assert json.loads(again.body) == answer
     assert f"/runs/{run}/trace?h=2&i=0&l=1" in file["answers"]
-    assert f"/runs/{run}/cell?h=2&i=1&j=1&l=1" in file["answers"]
 
 
 def test_json_in_a_page_cannot_end_its_element():

@@ -170,7 +170,7 @@ function drawGrid(context, scene) {
 
 /** Numbers come from the cells themselves, never from the picture below them. */
 function drawNumbers(context, scene) {
-  const { view, info, box, state, look, cells, colours } = scene;
+  const { view, info, box, state, weight, colours } = scene;
   const { i0, i1, j0, j1 } = cellsIn(scene);
   const [low, high] = limits(state, 1, info);
   const place = placed({ low, high, scale: state.scale });
@@ -180,11 +180,11 @@ function drawNumbers(context, scene) {
   context.textBaseline = "middle";
   for (let i = i0; i < i1; i += 1) {
     for (let j = j0; j < j1; j += 1) {
-      const cell = cells(i, j);
-      if (!cell || !cell.visible) continue;
+      const p = weight(i, j);
+      if (p === null) continue;
       const [x, y] = toPixel(view, info, box, j + 0.5, i + 0.5);
-      context.fillStyle = ink(scene.colourAt(place(Math.log2(cell.p) + shift(state.agg, 1, info))));
-      const text = [3, 2, 1].map((digits) => short(cell.p, digits)).find(fits) ?? short(cell.p, 1);
+      context.fillStyle = ink(scene.colourAt(place(Math.log2(p) + shift(state.agg, 1, info))));
+      const text = [3, 2, 1].map((digits) => short(p, digits)).find(fits) ?? short(p, 1);
       context.fillText(text, x, y);
     }
   }

@@ -45,7 +45,7 @@ function Viewer({ run, attention, info, state, go, answers, transport, theme, ro
 
   const scene = size && view && {
     ...size, view: held(view, info, box), info, box, tiles, look, state, query, cursor, hatch: null, colours: null,
-    token: (axis, at) => ask.token(attention, axis, at), cells: (i, j) => ask.cell(query, i, j),
+    token: (axis, at) => ask.token(attention, axis, at), weight: (i, j) => ask.weight(query, i, j),
     colourAt: (t) => along(PALETTES[state.palette] ?? PALETTES.viridis, t),
   };
 
@@ -353,16 +353,18 @@ function useGestures({ frame, scene, move, point, info, box }) {
   };
 }
 
+const TOGETHER = 32; // cells of a row, in one answer
+
 /** Tokens and cells as the map comes to need them: what is not here yet is asked for, and drawn when it comes. */
 function lazily(answers, run, arrived) {
-  const [tokens, cells] = [new globalThis.Map(), new globalThis.Map()];
+  const [tokens, rows] = [new globalThis.Map(), new globalThis.Map()];
   let asking = 0;
   const waiting = [];
   const next = () => {
     while (asking < 6 && waiting.length) {
       const { key, query } = waiting.pop();
       asking += 1;
-      answers.transport.ask(`runs/${run.run}/cell`, query).then((cell) => cells.set(key, cell), () => cells.delete(key)).finally(() => {
+      answers.transport.ask(`runs/${run.run}/cells`, query).then(({ p }) => rows.set(key, p), () => rows.delete(key)).finally(() => {
         asking -= 1;
         arrived();
         next();
@@ -380,16 +382,18 @@ function lazily(answers, run, arrived) {
       }
       return tokens.get(key)?.[at - (part.start ?? 0)] ?? count(at);
     },
-    cell({ l, h }, i, j) {
-      const key = `${l}/${h}/${i}/${j}`;
-      if (!cells.has(key)) {
-        cells.set(key, null);
-        waiting.push({ key, query: { l, h, i, j } });
-        if (waiting.length > 600) cells.delete(waiting.shift().key);
-        if (cells.size > 6000) cells.clear();
+    /** The weight, or null: it is masked, or not here yet. */
+    weight({ l, h }, i, j) {
+      const from = Math.floor(j / TOGETHER) * TOGETHER;
+      const key = `${l}/${h}/${i}/${from}`;
+      if (!rows.has(key)) {
+        rows.set(key, null);
+        waiting.push({ key, query: { l, h, i, j: from } });
+        if (waiting.length > 64) rows.delete(waiting.shift().key);
+        if (rows.size > 1000) rows.clear();
         next();
       }
-      return cells.get(key);
+      return rows.get(key)?.[j - from] ?? null;
     },
   };
 }

@@ -21,7 +21,7 @@ export const inline = (answers) => {
     if (answer.error) throw new Failure(answer.error.message, answer.error.code);
     return answer;
   };
-  /** A cell is in the walk of its query. */
+  /** Cells are in the walk of their query. */
   const cell = async (path, { l, h, i, j }) => {
     const trace = await found(path.replace(/cell$/, "trace"), { l, h, i });
     const at = trace.keys.indexOf(j);
@@ -31,9 +31,15 @@ export const inline = (answers) => {
       dot: numbers.scores, scaled: numbers.scaled ?? numbers.scores, lse: trace.lse, p: numbers.weights,
     };
   };
+  const cells = async (path, { l, h, i, j }) => {
+    const { steps } = await found(path.replace(/cells$/, "trace"), { l, h, i });
+    const [weights, masked] = ["weights", "masked"].map((name) => steps.find((step) => step.name === name)?.numbers);
+    return { l, h, i, j, p: weights.slice(j, j + 32).map((p, at) => (masked?.[j + at] === "-inf" ? null : p)) };
+  };
+  const inWalk = { cell, cells };
   return {
     runs: false,
-    ask: (path, query) => (path.endsWith("/cell") ? cell(path, query) : found(path, query)),
+    ask: (path, query) => (inWalk[path.split("/").at(-1)] ?? found)(path, query),
     async bytes(path, query) {
       const answer = await found(path, query);
       return { buffer: decoded(answer.base64), exact: Boolean(answer.exact), samples: answer.samples };

@@ -1,7 +1,7 @@
 """What can be asked of the explorer, and what it answers. HTTP, a notebook and an exported file ask in the same words.
 
 Everything below stands under /api/v1. Numbers that JSON does not have are the strings "-inf", "inf" and "nan". Those of
-trace, cell and geometry are computed in float64 of what was recorded; of heads and alignment as `survey` does it, in
+trace, cells and geometry are computed in float64 of what was recorded; of heads and alignment as `survey` does it, in
 the precision of the model. All are sent with all their digits. Tiles and tracks are pictures, of fewer digits.
 
     l   the number of an attention in the run's list `attentions`        h   a head, by its number in the model
@@ -52,6 +52,8 @@ GET  /runs/{run}/alignment      ?l&h=3|mean&b   between words where they are kno
                                 "real_rows": [0, 1, …], "real_columns": […]}: the real ones are words of the text
 GET  /runs/{run}/cell           ?l&h&i&j&b   {"l", "h", "i", "j", "b", "query": "saw", "key": "man", "visible": true,
                                 "dot", "scaled", "capped", "biased", "masked", "lse": … | null, "p"}
+GET  /runs/{run}/cells          ?l&h&i&j&b   the weights of query i and 32 keys, from j on, or as many as there are:
+                                {"l", "h", "i", "j", "b", "p": [… | null]}, null where the key may not be seen
 GET  /runs/{run}/map            ?l&h&b   {"l", "h", "n_q", "n_k", "tile": 256, "max_zoom": 9, "aggs": ["share", "max"],
                                 "value": "log2", "dtype": "f16", "known": 0.25}
                                 `known` is the share of rows whose sum is known: it grows with every tile and effort
@@ -67,7 +69,7 @@ GET  /runs/{run}/tracks/{z}/{x}      ?l&h&kind=entropy|received&b   256 float32,
                                 nats, the mean of a pixel's queries; received is the share of all weight that falls
                                 on a pixel's keys. X-Exact and X-Samples as above.
 GET  /runs/{run}/export         ?l&h&i&b&format=html|json   a file with everything about an attention of a short run,
-                                and as much about the others as there is room for; of the head in view, every cell.
+                                and as much about the others as there is room for. Cells are in the traces.
                                 json: {"version": 1, "start": "/s/r1/walk?…", "answers": {"/runs/r1": RUN,
                                 "/runs/r1/trace?h=0&i=0&l=0": …, "/runs/r1/tiles/0/0/0?agg=share&h=0&l=0":
                                 {"base64": "…", "exact": 1, "samples": 1}}}: paths without /api/v1, parameters sorted,
@@ -96,7 +98,7 @@ from .refusal import Refusal
 from .run import Looked, Run
 from .sentences import LONGEST
 from .text import tokens
-from .walk import cell, trace
+from .walk import cell, cells, trace
 
 Resource = Callable[..., Any]
 JSON, BINARY = "application/json", "application/octet-stream"
@@ -122,6 +124,7 @@ class Api:
             "geometry": geometry,
             "alignment": alignment,
             "cell": cell,
+            "cells": cells,
             "map": self.maps.told,
         }
 

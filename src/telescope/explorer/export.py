@@ -14,7 +14,7 @@ from .maps import Picture
 from .pages import files
 from .refusal import Refusal
 from .run import Run
-from .walk import head, sequence, told_cell, told_trace
+from .walk import head, sequence, told_trace
 
 if TYPE_CHECKING:
     from .api import Api
@@ -62,7 +62,7 @@ def exported(api: "Api", run: Run, asked: Asked) -> dict[str, Any]:
     taken = 0
     for number in sorted(range(len(run.looked)), key=lambda number: number != layer):
         for which in run.looked[number].call.heads:
-            for path, found in _walks(run, number, which, b, cells=(number, which) == (layer, h)):
+            for path, found in _walks(run, number, which, b):
                 taken += len(json.dumps(found)) if number != layer else 0
                 if taken <= LARGEST:
                     answers[path] = found
@@ -75,18 +75,15 @@ def exported(api: "Api", run: Run, asked: Asked) -> dict[str, Any]:
     return {"version": 1, "start": start, "answers": answers}
 
 
-def _walks(run: Run, layer: int, h: int, b: int, *, cells: bool) -> Iterator[tuple[str, Any]]:
-    """Every query of a head; of the one in view every cell too."""
+def _walks(run: Run, layer: int, h: int, b: int) -> Iterator[tuple[str, Any]]:
+    """Every query of a head. Its cells are in there too."""
     looked = run.looked[layer]
     if "trace" in looked.why_not or max(looked.size) > LONGEST:
         return
     one = looked.head(h, b)
     for i in range(looked.size[0]):
         place = {"l": layer, "h": h, "i": i, "b": b}
-        seen = closely(one, i)
-        yield _key(run, "trace", place), told_trace(looked, one, seen, place)
-        for j in seen.keys.tolist() if cells else ():
-            yield _key(run, "cell", place | {"j": j}), told_cell(looked, seen, place | {"j": j})
+        yield _key(run, "trace", place), told_trace(looked, one, closely(one, i), place)
 
 
 def _key(run: Run, what: str, place: dict[str, int]) -> str:

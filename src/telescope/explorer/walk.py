@@ -11,6 +11,8 @@ from .numbers import number, plain
 from .refusal import unknown
 from .run import Looked
 
+TOGETHER = 32  # cells
+
 
 def trace(looked: Looked, asked: Asked, layer: int) -> dict[str, Any]:
     looked.must_have("trace")
@@ -49,27 +51,35 @@ def told_trace(looked: Looked, one: OneHead, seen: Closely, place: dict[str, int
 
 
 def cell(looked: Looked, asked: Asked, layer: int) -> dict[str, Any]:
-    looked.must_have("trace")
-    h, b = head(looked, asked), sequence(looked, asked)
-    i, j = asked.index("i", looked.size[0], "query"), asked.index("j", looked.size[1], "key")
-    return told_cell(
-        looked, closely(looked.head(h, b), i, torch.tensor([j])), {"l": layer, "h": h, "i": i, "j": j, "b": b}
-    )
-
-
-def told_cell(looked: Looked, seen: Closely, place: dict[str, int]) -> dict[str, Any]:
-    at = seen.keys.tolist().index(place["j"])
-    steps = {name: float(step[at]) for name, step in seen.steps.items()}
+    h, i, b, (j, *_) = _some(looked, asked, 1)
+    seen = closely(looked.head(h, b), i, torch.tensor([j]))
+    steps = {name: float(step) for name, step in seen.steps.items()}
     return {
-        **place,
-        "query": looked.tokens("q", place["b"], [place["i"]])[0],
-        "key": looked.tokens("k", place["b"], [place["j"]])[0],
+        **{"l": layer, "h": h, "i": i, "j": j, "b": b},
+        "query": looked.tokens("q", b, [i])[0],
+        "key": looked.tokens("k", b, [j])[0],
         "visible": steps["masked"] != -torch.inf,
         "dot": number(steps["scores"]),
         **{name: number(steps[name]) for name in ("scaled", "capped", "biased", "masked")},
         "lse": number(seen.lse),
         "p": number(steps["weights"]),
     }
+
+
+def cells(looked: Looked, asked: Asked, layer: int) -> dict[str, Any]:
+    """The weights of one query and keys that stand side by side: its row is summed once for all of them."""
+    h, i, b, some = _some(looked, asked, TOGETHER)
+    seen = closely(looked.head(h, b), i, torch.tensor(some))
+    weights, visible = plain(seen.steps["weights"]), (seen.steps["masked"] != -torch.inf).tolist()
+    told = [p if there else None for p, there in zip(weights, visible, strict=True)]
+    return {"l": layer, "h": h, "i": i, "j": some[0], "b": b, "p": told}
+
+
+def _some(looked: Looked, asked: Asked, most: int) -> tuple[int, int, int, range]:
+    """A head, a query, a sequence, and so many keys from j on."""
+    looked.must_have("trace")
+    i, j = asked.index("i", looked.size[0], "query"), asked.index("j", looked.size[1], "key")
+    return head(looked, asked), i, sequence(looked, asked), range(j, min(j + most, looked.size[1]))
 
 
 def head(looked: Looked, asked: Asked) -> int:
