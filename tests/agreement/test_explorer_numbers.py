@@ -16,6 +16,7 @@ import writers
 from exploring import SENTENCES, api, got, read, recorded, serving
 from telescope.explorer.api import Api
 from telescope.explorer.library import Library
+from telescope.explorer.maps import _f16, _u8
 from telescope.layers import Attend
 from telescope.models import Encoder, EncoderConfig
 from telescope.observe.closely import ALL, SOME
@@ -176,6 +177,21 @@ def test_geometry_is_of_the_stream(sentence):
             before[:, None], before[None], dim=-1), **CLOSE)  # fmt: skip
         assert_close(numbers(told["moved"]), torch.nn.functional.cosine_similarity(before, after), **CLOSE)
         assert len(told["tokens"]) == told["n"] == attention["n_q"]
+
+
+def test_a_picture_is_sent_to_a_fiftieth_of_a_bit():
+    """Down to 2^-40, less than one of a million tokens gets; masked and outside are told from what is small."""
+    logs = torch.cat([torch.linspace(-40, 0, 65533), torch.tensor([-torch.inf, torch.nan, -1e9])]).view(256, 256)
+    half = torch.tensor(struct.unpack("<65536e", _f16(logs))).view(256, 256)
+    small = torch.tensor(list(_u8(logs))).view(256, 256)
+    said = torch.where(small > 1, (small - 255) / 8, torch.nan)
+    assert (half - logs).flatten()[:-3].abs().max() < 0.02
+    near = logs.flatten()[:-3] > -31.6
+    assert (said - logs).flatten()[:-3][near].abs().max() <= 1 / 16 + 1e-6
+    assert half[-1, -3] == -torch.inf
+    assert half[-1, -2].isnan()
+    assert half[-1, -1] == torch.finfo(torch.float16).min
+    assert small[-1, -3:].tolist() == [1, 0, 2]
 
 
 # ---------------------------------------------------------------------------------------------------------- recordings

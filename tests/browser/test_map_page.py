@@ -114,6 +114,17 @@ def test_wheel_and_drag_keep_what_is_under_the_pointer(long_map):
     assert len(long_map.evaluate("String(history.length)")) == length
 
 
+def test_the_overview_leads_anywhere(page, served):
+    """A small picture of all of it in the corner; a click there goes there."""
+    tab = page.open("map", served.long, l=0, h=1, x=900, y=1000, z=4)
+    exact(page)
+    box = tab.locator(".viewer").bounding_box()
+    tab.mouse.click(box["x"] + box["width"] - 10 - 12 - 100, box["y"] + box["height"] - 10 - 12 - 60)
+    tab.wait_for_function("() => new URLSearchParams(location.search).get('x') < 300")
+    where = tab.evaluate("() => ['x', 'y'].map(name => Number(new URLSearchParams(location.search).get(name)))")
+    assert where == pytest.approx([16 / 116 * 1100, 56 / 116 * 1100], abs=25)
+
+
 def test_a_long_one_opens_and_pans(browser):
     """What is shown is exact, or says that it is not; where one has gone, the place is the address. (A million tokens:
     python -m benchmarks explore.)"""

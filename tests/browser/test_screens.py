@@ -110,6 +110,20 @@ def test_two_readings_are_the_rows_of_the_heads(page, served):
     tab.wait_for_url("**a=2**")
 
 
+def test_the_table_of_habits(page, served):
+    """A row for each head, by layer or by any of its columns."""
+    tab = page.open("heads", l=1, h=0)
+    told = [served.api.ask(f"/runs/{served.run}/heads", l=at)["habits"] for at in (1, 2)]
+    first = [one["first"] for layer in told for one in layer]
+    rows = tab.locator(".habits tbody tr")
+    assert rows.count() == len(first) == 8
+    assert [rows.nth(at).locator("td").nth(1).inner_text() for at in range(4)] == [one["kind"] for one in told[0]]
+    tab.get_by_role("button", name="first").click()
+    column = 2 + ["itself", "previous", "first"].index("first")
+    shown = [float(rows.nth(at).locator("td").nth(column).get_attribute("title")) for at in range(8)]
+    assert shown == sorted(first, reverse=True)
+
+
 def test_cosines_are_those_of_whole_vectors(page, served):
     tab = page.open("geometry", l=0, i=1)
     call = served.library.run(served.run).looked[0].call
@@ -145,3 +159,25 @@ def test_a_words_fan_lights_by_hover_focus_and_tap(page):
     word.tap()
     assert hovered == focused == said.inner_text()
     assert "Fernrohr" in hovered
+
+
+def test_the_matrix_of_an_alignment_by_arrow_keys(page, served):
+    tab = page.open("alignment", l=3)
+    told = served.api.ask(f"/runs/{served.run}/alignment", l=3, h="mean")
+    matrix = tab.get_by_role("application", name="weights")
+    matrix.focus()
+    matrix.press("Home")
+    for _ in range(len(told["rows"])):
+        matrix.press("ArrowUp")
+    matrix.press("ArrowDown")
+    matrix.press("ArrowRight")
+    said = tab.locator("p.figures", has_text="→").inner_text()
+    assert said == f"{told['rows'][1]} → {told['columns'][1]} = {told['weights'][1][1]!r}"
+
+
+def test_markup_is_refused_by_the_browser_itself(page):
+    """Trusted Types: even a script of ours could not make markup of a text."""
+    tab = page.open("walk")
+    made = "() => { try { document.body.innerHTML = '<b>text</b>'; return 'made'; } catch (e) { return e.name; } }"
+    assert tab.evaluate(made) == "TypeError"
+    page.complaints.clear()  # the browser reports it too

@@ -2,6 +2,7 @@
 
 import math
 from functools import cache
+from time import sleep
 
 import pytest
 import torch
@@ -97,6 +98,31 @@ def test_every_number_of_the_context_by_arrow_keys(page, served):
     close(shown, context)
 
 
+def test_embedding_query_keys_and_values_by_arrow_keys(page, served):
+    """What is pointed at is written out: the vector that comes in, the query, and the first keys and values."""
+    looked = served.library.run(served.run).looked[0]
+    steps, said = traced(looked), page.tab.locator("output")
+
+    def read(focused, keys):
+        focused.focus()
+        numbers = []
+        for key in keys:
+            numbers.append(float(said.inner_text().split("= ")[1].replace("−", "-")))
+            focused.press(key)
+        return numbers
+
+    page.open("walk", l=0, h=1, i=2, step="embedding")
+    d = looked.call.before.shape[-1]
+    close(read(page.tab.get_by_role("slider"), ["ArrowRight"] * d), looked.call.before[0, 2].double())
+    tab = page.open("walk", l=0, h=1, i=2, step="qkv")
+    query, keys, values = (x[0, 1].double() for x in (steps.queries, steps.keys, steps.values))
+    close(read(tab.get_by_role("slider"), ["ArrowRight"] * len(query[2])), query[2])
+    there_and_back = ["ArrowRight"] * (keys.shape[1] - 1) + ["ArrowDown"] + ["ArrowLeft"] * keys.shape[1]
+    for name, truth in (("keys", keys), ("values", values)):
+        matrix = tab.get_by_role("application", name=f"{name}: ")
+        close(read(matrix, there_and_back), torch.cat([truth[0], truth[1].flip(0)]))
+
+
 def test_a_sum_says_its_products(page, served):
     tab = page.open("walk", l=0, h=0, i=1, step="sum")
     tab.get_by_role("slider", name="context").focus()
@@ -162,6 +188,24 @@ def test_a_new_sentence_runs_the_model(page):
     tab.wait_for_function(begins, arg="Morning")
     tab.go_back()
     tab.wait_for_function(begins, arg="The")
+
+
+def test_what_takes_long_shows_that_it_does(page, served, monkeypatch):
+    """After half a second, and no sooner; then it is gone."""
+    tab = page.open("walk", l=0, h=0, i=1, step="softmax")
+
+    def late(*asked, trace=served.api.of_attention["trace"]):
+        sleep(1.5)
+        return trace(*asked)
+
+    monkeypatch.setitem(served.api.of_attention, "trace", late)
+    tab.keyboard.press("]")
+    waiting = tab.get_by_role("progressbar")
+    assert waiting.count() == 0
+    waiting.wait_for()
+    assert tab.locator('.walk[data-at="0/0/1"]').count() == 1  # what was there stays until then
+    tab.locator('.walk[data-at="0/1/1"]').wait_for()
+    assert waiting.count() == 0
 
 
 def test_what_cannot_be_read_is_said(page):

@@ -1,17 +1,10 @@
 """`telescope serve` as a process: it says its link, holds many clients, and ends at Ctrl-C."""
 
-import http.client
 import json
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from random import Random
 from time import monotonic, sleep
 
 import pytest
@@ -19,51 +12,14 @@ import pytest
 import writers
 from exploring import recorded
 
-CLIENTS, SECONDS = 64, float(os.environ.get("TELESCOPE_LOAD_SECONDS", "2"))
 
+@pytest.fixture
+def bench(monkeypatch):
+    """The benchmark serves and asks as these tests do, for a minute."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    from benchmarks import explore
 
-@contextmanager
-def serving(*arguments):
-    command = [sys.executable, "-m", "telescope.cli", "serve", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        try:
-            link = process.stdout.readline().strip()
-            assert link.startswith("http://"), process.stderr.read()
-            yield process, link
-        finally:
-            process.kill()
-
-
-class Client:
-    """One connection that stays open, as a browser's does, until the block is left."""
-
-    def __init__(self, link):
-        self.host, self.path, self.token = re.fullmatch(r"http://([^/]+)(/.*?)[?&]token=(.+)", link).groups()
-        self.line = http.client.HTTPConnection(self.host, timeout=60)
-
-    def __enter__(self):
-        assert self.ready()
-        return self
-
-    def __exit__(self, *_):
-        self.line.close()
-
-    def get(self, path):
-        self.line.request("GET", path, headers={"Authorization": f"Bearer {self.token}"})
-        response = self.line.getresponse()
-        return response.status, response.read(), response
-
-    def ready(self):
-        for _ in range(400):
-            try:
-                return self.get("/healthz")[0] == 200
-            except OSError:
-                self.line.close()
-                sleep(0.02)
-        return False
+    return explore
 
 
 @pytest.fixture(scope="module")
@@ -74,62 +30,32 @@ def folder(tmp_path_factory):
     return place
 
 
-def memory(process):
-    """What is its own, in MiB; files that are mapped are given back when others need the room."""
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    return int(re.search(r"RssAnon:\s+(\d+)", status)[1]) / 1024
-
-
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
-def test_64_clients_at_once(folder, capsys):
+def test_64_clients_at_once(folder, bench):
     """Nothing is lost, every answer is right, and memory stays where it is."""
-    with serving(folder) as (process, link):
-        truth, counts = {}, []
 
-        def ask(number):
-            dice, times = Random(number), []
-            with Client(link) as client:
-                end = monotonic() + SECONDS
-                while monotonic() < end:
-                    times.append(question(client, dice))
-            return times
-
-        def question(client, dice):
-            z = dice.randint(0, 4)
-            x, y = sorted(dice.randrange(-(-12 >> (4 - z))) for _ in range(2))
-            paths = [
+    def paths(dice):
+        z = dice.randint(0, 4)
+        x, y = sorted(dice.randrange(-(-12 >> (4 - z))) for _ in range(2))
+        return dice.choice(
+            [
                 f"/api/v1/runs/long/tiles/{z}/{x}/{y}?l=0&h={dice.randint(0, 1)}",
                 f"/api/v1/runs/short/trace?l=0&h=0&i={dice.randrange(12)}",
                 "/api/v1/runs/short/tokens?l=0&axis=k",
             ]
-            path, began = dice.choice(paths), monotonic()
-            status, body, response = client.get(path)
-            took = monotonic() - began
-            assert status == 200, body
-            if response.headers.get("X-Exact") != "0":
-                assert truth.setdefault(path, body) == body
-            return took
+        )
 
-        with ThreadPoolExecutor(CLIENTS) as pool:
-            warm = memory(process)
-            for times in pool.map(ask, range(CLIENTS)):
-                counts.append(times)
-            first = memory(process)
-            list(pool.map(ask, range(CLIENTS, 2 * CLIENTS)))
-        every = sorted(time for times in counts for time in times)
-        assert min(map(len, counts)) > 0
-        p99 = every[int(0.99 * len(every))]
-        grown = memory(process) - first
-        with capsys.disabled():
-            print(f"\n{CLIENTS} clients, {SECONDS:g} s: {len(every)} answers, p50 {every[len(every) // 2]:.3f} s, "
-                  f"p99 {p99:.3f} s; {warm:.0f} MiB before, {first:.0f} after, {grown:+.0f} once more")  # fmt: skip
-        assert grown < 100
-        assert process.poll() is None
+    with bench.serving(folder) as server:
+        told = bench.load(server, 4.0, paths)
+        assert server.process.poll() is None
+    assert told.problems == []
+    assert len(told.times) > bench.CLIENTS
+    assert told.mib[1] - told.mib[0] < 100
 
 
-def test_ctrl_c_frees_the_port(folder):
-    with serving(folder / "long.telescope") as (process, link), Client(link) as client:
-        port = int(client.host.rpartition(":")[2])
+def test_ctrl_c_frees_the_port(folder, bench):
+    with bench.serving(folder / "long.telescope") as server, bench.Client(server) as client:
+        process, port = server.process, int(server.host.rpartition(":")[2])
         assert client.get("/api/v1/runs")[0] == 200  # a line that is still open
         began = monotonic()
         process.send_signal(signal.SIGINT)
@@ -147,9 +73,9 @@ def test_ctrl_c_frees_the_port(folder):
         assert process.stderr.read() == ""
 
 
-def test_a_recording_opens_at_once_and_a_link_leads_to_it(folder):
-    with serving(folder / "long.telescope") as (_, link), Client(link) as client:
-        assert client.path == "/s/long/heads"
+def test_a_recording_opens_at_once_and_a_link_leads_to_it(folder, bench):
+    with bench.serving(folder / "long.telescope") as server, bench.Client(server) as client:
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/s/long/heads\?token=[\w-]{32}", server.link)
         began = monotonic()
         status, body, _ = client.get("/api/v1/runs")
         assert status == 200
