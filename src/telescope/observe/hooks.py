@@ -34,10 +34,14 @@ def embeddings(parts: Parts) -> Iterable[nn.Module]:
 
 @contextmanager
 def looking(parts: Parts, attends: Mapping[str, Attend], eye: Eye) -> Iterator[None]:
-    """The hooks are there while the block runs."""
+    """The hooks are there while the block runs. Threads that share a model see their own; one looks at it once."""
     seer = Seer(eye)
     with ExitStack() as hooks:
+        if any((id(part), eye.thread) in _watched for part in parts.values()):
+            raise ValueError(f"{type(parts['']).__name__} is being watched already; leave that block first")
         for name, attend in attends.items():
+            _watched.add((id(attend), eye.thread))
+            hooks.callback(_watched.discard, (id(attend), eye.thread))
             hook = partial(seer.attended, name=name)
             hooks.callback(attend.register_forward_hook(hook, with_kwargs=True).remove)
         for module in parts.values() if eye.recording.keep == Steps.keep else ():
@@ -45,6 +49,9 @@ def looking(parts: Parts, attends: Mapping[str, Attend], eye: Eye) -> Iterator[N
                 hooks.callback(module.register_forward_pre_hook(seer.entered, with_kwargs=True).remove)
                 hooks.callback(module.register_forward_hook(seer.left, always_call=True).remove)
         yield
+
+
+_watched: set[tuple[int, int]] = set()  # attentions, by their id, and the thread that looks at them
 
 
 class Seer:
