@@ -28,6 +28,10 @@ class Scores:
         self.head, self.size, self.kind = head, head.size, precision(head.queries)
         self.attention, self.open = head.attention, replace(head.attention, mask=everyone)
         self.plain = head.attention.score == dot and head.attention.softcap is None and head.attention.bias is None
+        every = torch.arange(self.size[0], device=head.queries.device)
+        spans = head.attention.mask.spans(self._pairs(every, range(0)), self.size[1])
+        self.start, self.stop = (end.reshape(-1).expand(self.size[0]) for end in (spans.start, spans.stop))
+        self.whole = spans.whole
 
     def blocks(
         self, rows: Int[Tensor, " row"], columns: range, multiple: int = 1
@@ -35,13 +39,13 @@ class Scores:
         """Only blocks in which something may be seen; of a multiple of so many columns each, up to the last one."""
         queries, keys = self.head.queries, self.head.keys
         step = max(1, BLOCK // (multiple * min(ROWS, max(len(rows), 1)))) * multiple
-        start, stop, no_gaps = self._spans(rows)
+        start, stop = self.start[rows], self.stop[rows]
         parts = [slice(at, min(at + ROWS, len(rows))) for at in range(0, len(rows), ROWS)]
         asking = [queries[:, :, rows[part]].to(self.kind) for part in parts]
         if self.plain:  # a dot product grows with its query: so it is scaled in one pass over fewer numbers
             asking = [asks * (self.attention.scale_for(keys.shape[-1]) * log2(e)) for asks in asking]
         seen = [(int(start[part].min()), int(stop[part].max())) for part in parts]
-        inner = [(int(start[part].max()), int(stop[part].min())) if no_gaps else (0, -1) for part in parts]
+        inner = [(int(start[part].max()), int(stop[part].min())) if self.whole else (0, -1) for part in parts]
         for first in range(columns.start, columns.stop, step):
             some = range(first, min(first + step, columns.stop))
             asked = None
@@ -55,14 +59,7 @@ class Scores:
 
     def seen(self, rows: Int[Tensor, " row"]) -> int:
         """How many scores these rows have, between the first and the last key that each may see."""
-        start, stop, _ = self._spans(rows)
-        return int((stop - start).clamp(min=0).sum())
-
-    def _spans(self, rows: Int[Tensor, " row"]) -> tuple[Int[Tensor, " row"], Int[Tensor, " row"], bool]:
-        """The first key that each row may see, the one behind its last, and whether it sees all between them."""
-        spans = self.attention.mask.spans(self._pairs(rows, range(0)), self.size[1])
-        start, stop = (end.reshape(-1).expand(len(rows)) for end in (spans.start, spans.stop))
-        return start, stop, spans.whole
+        return int((self.stop[rows] - self.start[rows]).sum())
 
     def _scores(self, attention: Attention, queries: Tensor, keys: Tensor, rows: Tensor, columns: range) -> Tensor:
         if not self.plain:

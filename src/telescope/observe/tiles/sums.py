@@ -19,7 +19,8 @@ def sums(scores: Scores, rows: Int[Tensor, " row"]) -> tuple[Float[Tensor, " row
     sink = scores.attention.sink
     largest = torch.full((len(rows),), -torch.inf, dtype=scores.kind, device=rows.device)
     total, weighed = torch.zeros_like(largest), torch.zeros_like(largest)
-    for part, _, block in scores.blocks(rows, range(scores.size[1])):
+    seen = range(int(scores.start[rows].min()), int(scores.stop[rows].max()))
+    for part, _, block in scores.blocks(rows, seen):
         old, new = largest[part], torch.maximum(largest[part], block.amax(-1))
         shift = new.masked_fill(new == -torch.inf, 0.0)
         fell = (old - shift).clamp(min=LOW)
