@@ -276,6 +276,5 @@ def _many(server: Server, seconds: float) -> Iterator[Row]:
     note = f"{len(told.times):,} answers, {len(told.problems)} lost or wrong{': ' * bool(told.problems)}"
     yield Row(case, "an answer, median", 1e3 * median(told.times), note=note + "".join(told.problems[:1]))
     yield Row(case, "an answer, p99", 1e3 * told.quantile(0.99))
-    yield Row(
-        case, "memory after each half", mib=told.mib[1], note=f"{told.mib[1] - told.mib[0]:+.1f} MiB in the second"
-    )
+    grown = told.mib[1] - told.mib[0]
+    yield Row(case, "memory", mib=told.mib[1], note=f"{grown:+.1f} MiB in the second half")

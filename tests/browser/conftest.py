@@ -21,10 +21,11 @@ def pytest_collection_modifyitems(items):
 def served():
     from telescope.explorer.library import Library
 
-    library = Library({"translator": writers.learnt()})
+    small = writers.translator(heads=2, encoder_blocks=2, decoder_blocks=1)
+    library = Library({"translator": writers.learnt(), "small": small})
     served = Served(library)
     served.long = library.add(recorded(1100), "long", "1").name  # more than a tile, and ragged
-    served.runs = {text: library.read(text) for text in SENTENCES}
+    served.runs = {text: library.read(text, "small", writers.PAIRS[text]) for text in SENTENCES}
     served.run = library.read(writers.NOTES).name
     yield served
     served.stop()
