@@ -99,6 +99,9 @@ function Sentence({ run, transport, answers, go }) {
   const [problem, setProblem] = useState(null);
   const models = useAnswer(answers, transport.runs ? "models" : null);
   const can = transport.runs && Boolean(models.value?.default);
+  const [chosen, setChosen] = useState(null);
+  const known = models.value?.models ?? [];
+  const model = [chosen, run?.model, models.value?.default].find((name) => known.includes(name));
   const submit = async (event) => {
     event.preventDefault();
     const given = (text ?? run?.text ?? "").trim();
@@ -106,8 +109,9 @@ function Sentence({ run, transport, answers, go }) {
     setBusy(true);
     setProblem(null);
     try {
-      const made = await transport.send("runs", { text: given, model: models.value.models.includes(run?.model) ? run.model : undefined });
+      const made = await transport.send("runs", { text: given, model });
       setText(null);
+      setChosen(null);
       go({ run: made.run, i: null, j: null, x: null, y: null, z: null });
     } catch (failure) {
       setProblem(failure.message);
@@ -117,6 +121,8 @@ function Sentence({ run, transport, answers, go }) {
   return html`<form class="sentence" onSubmit=${submit}>
     <input type="text" aria-label=${can ? "a sentence for the model" : "what was recorded"} maxlength="4000" readonly=${!can} autocomplete="off" spellcheck="false"
       value=${text ?? (run ? visible(run.text ?? run.title) : "")} onInput=${(event) => setText(event.currentTarget.value)} />
+    ${can && known.length > 1 && html`<select aria-label="the model that reads it" value=${model} onChange=${(event) => setChosen(event.currentTarget.value)}>
+      ${known.map((name) => html`<option value=${name} selected=${name === model}>${visible(name.split("/").at(-1))}</option>`)}</select>`}
     ${can && html`<button class="button strong" disabled=${busy}>${busy ? "running…" : "Run"}</button>`}
     ${busy && html`<span class="hidden" role="status">the model reads the sentence</span>`}
     ${problem && html`<p class="hidden" role="alert">${problem}</p>`}
