@@ -11,6 +11,7 @@ export function told(at) {
 }
 
 const equals = (left, x) => html`${left} = <b>${full(x)}</b>`;
+const bracketed = (x) => (x < 0 ? `(${short(x)})` : short(x));
 const hint = (text) => html`<span class="soft">${text}</span>`;
 
 const SAID = {
@@ -79,7 +80,7 @@ const SAID = {
     title: "Scores become shares",
     prose: html`<p>${usual.softmax ? "The exponential makes every score positive; dividing by the sum makes them shares of one." : "Every score is divided by the sum of all, which makes them shares of one."} ${query} gives most, <b>${percent(row.weights[best])}</b>, to <b class="k">${visible(row.tokens[best])}</b>. An even look at all would give ${percent(1 / row.steps.mask.concat(Array(trace.rest.keys).fill(0)).filter((x) => x !== -Infinity).length)} to each.</p>
       ${trace.sink !== null && trace.sink !== undefined ? html`<p>A learnt sink takes a part as well, so the weights sum to less than one.</p>` : ""}`,
-    readout: html`${equals(html`w(${query}, ${key})`, row.weights[j])}${trace.lse === null ? "" : html`<br /><span class="soft">= exp(${short(row.steps.mask[j])} − ${short(trace.lse)}); ln Σ eˢ = ${full(trace.lse)}</span>`}`,
+    readout: html`${equals(html`w(${query}, ${key})`, row.weights[j])}${trace.lse === null ? "" : html`<br /><span class="soft">= exp(${short(row.steps.mask[j])} − ${bracketed(trace.lse)}); ln Σ eˢ = ${full(trace.lse)}</span>`}`,
   }),
 
   sum: ({ trace, row, query, feature }) => {
