@@ -38,7 +38,8 @@ OBSERVE = [
 ]
 MODELS = [f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong", "parts", "transformer")]
 TRAINING = [
-    f"telescope.training.{name}" for name in ("batch", "examples", "health", "learner", "objectives", "windows")
+    f"telescope.training.{name}"
+    for name in ("batch", "examples", "gapped", "health", "learner", "objectives", "windows")
 ]
 DECODING = [f"telescope.decoding.{name}" for name in ("beam", "choose", "ready", "top", "writers")]
 TASKS = [

@@ -188,6 +188,20 @@ def test_learned_numbers_get_their_gradient(engine, dtype):
         torch.testing.assert_close(gradient.double(), slope, atol=error, rtol=0.0)
 
 
+@pytest.mark.parametrize("keys", [64, 192])
+@pytest.mark.parametrize("how", ["plainly", "compiled"])
+def test_gradients_of_very_low_scores(how, keys):
+    q, k, v = inputs((2, 4, 4, keys, keys, 64, 64), torch.bfloat16)
+    q[..., 0], k[..., 0] = 1.0, -960.0  # which makes all scores about -120; cuDNN's gradient is NaN
+    attention = ts.Attention(mask=ts.padding(torch.tensor([keys, 50], device="cuda")))
+    attend = partial(ts.attend, engine="sdpa")
+    got = forward_and_backward(torch.compile(attend) if how == "compiled" else attend, (q, k, v), attention)
+    truth = forward_and_backward(reference.attend, [tensor.double() for tensor in (q, k, v)], attention)
+    for mine, exact in zip(got, truth, strict=True):
+        assert mine.isfinite().all()
+        torch.testing.assert_close(mine[..., 1:].double(), exact[..., 1:], atol=0.05, rtol=0.05)
+
+
 @pytest.mark.parametrize("engine", ["flex", "chunked"])
 def test_inside_torch_compile(engine):
     tensors = inputs((1, 4, 4, 512, 512, 64, 64), torch.float32)

@@ -150,3 +150,20 @@ def test_a_long_document_is_cut_and_still_ends(made):
     summary = work.model.tokenizer.encode("grep for trees").ids
     assert batch.target[0, : len(summary)].tolist() == [2, *summary[:-1]]
     assert batch.targets[0, : len(summary)].tolist() == summary
+
+
+def test_other_pieces_and_gaps_come_before(made, tmp_path):
+    file = next(file for file in FILES if file.stem == "summarizer")
+    recipe = small(read(file))
+    recipe = replace(recipe, pretraining=recipe.training, tokenizer=replace(recipe.tokenizer, again=2))
+    work = TASKS["summarize"].prepare(recipe, made, None)
+    assert list(work.stages) == ["pretraining", "training"]
+    gaps, pairs = (stage.data for stage in work.stages.values())
+    once = TASKS["summarize"].prepare(replace(recipe, tokenizer=replace(recipe.tokenizer, again=0)), made, None)
+    assert len(pairs) == 3 * len(once.stages["training"].data)
+    assert len(gaps) <= len(once.stages["training"].data)
+
+    events = []
+    train(recipe, tmp_path / "run", data=made, report=events.append)
+    assert len([event for event in events if isinstance(event, Logged)]) == 4
+    assert {place.name for place in (tmp_path / "run").iterdir()} >= {"pretraining", "training", "model.safetensors"}

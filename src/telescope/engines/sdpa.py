@@ -3,11 +3,13 @@
 A mask that differs from query to query goes to it a block of queries at a time, on a CPU; a GPU wants larger pieces.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
@@ -16,6 +18,10 @@ from ..attention.written import WrittenMask
 from . import spans
 
 ROWS = 128  # of a block: the best of 64 to 512 (two Neoverse cores, 8 heads, 1,024 and 4,096 tokens, three masks)
+
+# Since torch 2.11 cuDNN's gradient of a masked attention can be NaN, of 64 keys for one, where a query's scores are all
+# below -88 (pytorch/pytorch#196678). Real training meets it: a translator's did after some thousand steps.
+SOUND_GRADIENTS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def cannot(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, dropout: float = 0.0) -> str | None:
@@ -101,17 +107,24 @@ def _fused(
 ) -> Float[Tensor, "batch heads query width"]:
     square = attention.mask == causal and of[0] == of[1] == len(rows)  # is_causal knows no other alignment
     seen, blind = (None, None) if square else _known_mask(queries, rows, columns, of, attention)
-    context = scaled_dot_product_attention(
-        queries,
-        keys,
-        values,
-        attn_mask=seen,
-        dropout_p=dropout,
-        is_causal=square and len(rows) > 1,
-        scale=scale,
-        enable_gqa=queries.shape[1] != keys.shape[1],
-    )
+    with _kernels(queries, keys, values, square):
+        context = scaled_dot_product_attention(
+            queries,
+            keys,
+            values,
+            attn_mask=seen,
+            dropout_p=dropout,
+            is_causal=square and len(rows) > 1,
+            scale=scale,
+            enable_gqa=queries.shape[1] != keys.shape[1],
+        )
     return context if blind is None else context.masked_fill(blind, 0.0)
+
+
+def _kernels(queries: Tensor, keys: Tensor, values: Tensor, square: bool) -> AbstractContextManager[object]:
+    """All of torch's, but where a gradient is wanted only those whose gradient is right."""
+    learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (queries, keys, values))
+    return sdpa_kernel(SOUND_GRADIENTS) if learns and queries.is_cuda and not square else nullcontext()
 
 
 def _known_mask(

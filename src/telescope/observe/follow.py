@@ -44,6 +44,8 @@ def marks(tensor: Float[Tensor, "batch key_heads key d"]) -> Int[Tensor, "batch 
     """
     bits = _bits(tensor)
     factors = _factors(bits.shape[-1], bits.device)
+    if bits.shape[-2] <= KEYS:
+        return (bits.long() * factors).sum(-1)
     return torch.cat([(part.long() * factors).sum(-1) for part in torch.split(bits, KEYS, dim=-2)], -1)
 
 

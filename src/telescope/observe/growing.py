@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from .stores import Store, on_device
+from .stores import Device, Store, on_device
 
 
 class Part(ABC):
@@ -22,13 +22,22 @@ class Part(ABC):
 
 
 class Growing(Part):
-    """A copy of `first`, to which more is put along one axis. Its memory doubles, so that a token costs a token."""
+    """`first`, to which more is put along one axis. Its memory doubles, so that a token costs a token.
 
-    def __init__(self, first: Shaped[Tensor, "..."], axis: int, store: Store = on_device) -> None:
-        self.axis, self.size, self.store, self.like = axis, first.shape[axis], store, first.new_empty(0)
+    It is copied, since it may be a view of memory that is written again; unless it was made to be kept, and here.
+    """
+
+    def __init__(
+        self, first: Shaped[Tensor, "..."], axis: int, store: Store = on_device, *, made_for_it: bool = False
+    ) -> None:
+        self.axis, self.size, self.store = axis, first.shape[axis], store
+        self.dtype, self.device = first.dtype, first.device
         self.copied: torch.cuda.Event | None = None
-        self.memory = store.room(self.like, first.shape)
-        self._copy(self.memory, first.detach())  # what is given may be a view of memory that is written again
+        if made_for_it and isinstance(store, Device):
+            self.memory = first.detach()
+        else:
+            self.memory = store.room(self.dtype, self.device, first.shape)
+            self._copy(self.memory, first.detach())
 
     @property
     def tensor(self) -> Shaped[Tensor, "..."]:
@@ -46,7 +55,7 @@ class Growing(Part):
         if size > self.memory.shape[self.axis]:
             shape = list(self.memory.shape)
             shape[self.axis] = 2 * size
-            larger = self.store.room(self.like, shape)
+            larger = self.store.room(self.dtype, self.device, shape)
             larger.narrow(self.axis, 0, self.size).copy_(self.tensor)
             self.memory = larger
         self._copy(self.memory.narrow(self.axis, self.size, size - self.size), more)

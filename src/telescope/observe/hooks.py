@@ -12,39 +12,46 @@ from ..engines import autocast
 from ..layers import AddNorm, Attend
 from .eye import Eye
 from .kept import Steps
-from .names import name_of
+from .names import Parts, name_of
 from .ran import Ran
 
 
-def attentions(model: nn.Module) -> dict[str, Attend]:
+def attentions(parts: Parts) -> dict[str, Attend]:
     """The model's attentions by name."""
     attends: dict[str, Attend] = {}
-    for path, module in model.named_modules():
+    for path, module in parts.items():
         if isinstance(module, Attend):
             name = name_of(path)
             attends[name if name not in attends else path] = module
     return attends
 
 
-def embeddings(model: nn.Module) -> Iterable[nn.Module]:
+def embeddings(parts: Parts) -> Iterable[nn.Module]:
     """Where tokens come in."""
     named = ("embedding", "target_embedding")
-    return [module for path, module in model.named_modules() if path.rpartition(".")[2] in named]
+    return [module for path, module in parts.items() if path.rpartition(".")[2] in named]
 
 
 @contextmanager
-def looking(model: nn.Module, attends: Mapping[str, Attend], eye: Eye) -> Iterator[None]:
-    """The hooks are there while the block runs."""
+def looking(parts: Parts, attends: Mapping[str, Attend], eye: Eye) -> Iterator[None]:
+    """The hooks are there while the block runs. Threads that share a model see their own; one looks at it once."""
     seer = Seer(eye)
     with ExitStack() as hooks:
+        if any((id(part), eye.thread) in _watched for part in parts.values()):
+            raise ValueError(f"{type(parts['']).__name__} is being watched already; leave that block first")
         for name, attend in attends.items():
+            _watched.add((id(attend), eye.thread))
+            hooks.callback(_watched.discard, (id(attend), eye.thread))
             hook = partial(seer.attended, name=name)
             hooks.callback(attend.register_forward_hook(hook, with_kwargs=True).remove)
-        for module in model.modules() if eye.recording.keep == Steps.keep else ():
+        for module in parts.values() if eye.recording.keep == Steps.keep else ():
             if isinstance(module, AddNorm):
                 hooks.callback(module.register_forward_pre_hook(seer.entered, with_kwargs=True).remove)
                 hooks.callback(module.register_forward_hook(seer.left, always_call=True).remove)
         yield
+
+
+_watched: set[tuple[int, int]] = set()  # attentions, by their id, and the thread that looks at them
 
 
 class Seer:

@@ -80,7 +80,7 @@ class Call(ABC):
         )
         self.parts = {}
         self._first = marks(ran.queries[:, :, :1])
-        self._known = [Growing(marks(tensor), 2) for tensor in (ran.keys, ran.values)]
+        self._known = [Growing(marks(tensor), 2, made_for_it=True) for tensor in (ran.keys, ran.values)]
         self._put(self._chosen(ran, 0), 0)
         self._put_ids(ran, 0)
 
@@ -135,9 +135,9 @@ class Call(ABC):
         self.facts.rows += [before + row for row in which]
         return ran.of_queries(torch.tensor(which, dtype=torch.long))
 
-    def _grow(self, name: str, more: Shaped[Tensor, "..."], axis: int = 2) -> None:
+    def _grow(self, name: str, more: Shaped[Tensor, "..."], axis: int = 2, *, made_for_it: bool = False) -> None:
         if name not in self.parts:
-            self.parts[name] = Growing(more, axis, self.how.store)
+            self.parts[name] = Growing(more, axis, self.how.store, made_for_it=made_for_it)
         else:
             part = self.parts[name]
             assert isinstance(part, Growing)
@@ -263,18 +263,18 @@ class Summaries(Call):
         self.facts.engine, self.facts.recorded = seen.engine, map
         summary = seen.summary
         if first:
-            self._grow("received", summary.received)
+            self._grow("received", summary.received, made_for_it=True)
         else:
             self._receive(summary.received, ran.gone, known)
             self.parts.pop("map", None)  # rows of a map would have to be cut anew
         if summary.lse is not None:
-            self._grow("lse", summary.lse)
-        self._grow("entropy", summary.entropy)
-        self._grow("top_weights", summary.top_weights)
+            self._grow("lse", summary.lse, made_for_it=True)
+        self._grow("entropy", summary.entropy, made_for_it=True)
+        self._grow("top_weights", summary.top_weights, made_for_it=True)
         keys = torch.where(summary.top_keys < 0, -1, summary.top_keys + ran.gone) if ran.gone else summary.top_keys
-        self._grow("top_keys", keys.to(torch.int32))
+        self._grow("top_keys", keys.to(torch.int32), made_for_it=True)
         if summary.map is not None:
-            self._grow("map", summary.map)
+            self._grow("map", summary.map, made_for_it=True)
 
     def _receive(self, more: Float[Tensor, "batch heads key"], gone: int, known: int) -> None:
         """Added up in float64: it is a sum of as many numbers as there are calls."""

@@ -1,11 +1,14 @@
 """The names of a model's attentions, and which of them are meant."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+
+from torch import nn
 
 from ..words import hint
 
 Layers = str | int | Iterable[str | int] | None
+Parts = Mapping[str, nn.Module]  # a model, "", and everything in it, by where it stands
 
 
 def name_of(path: str) -> str:

@@ -20,8 +20,8 @@ class Store(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def room(self, like: Tensor, shape: Sequence[int]) -> Tensor:
-        """Memory for numbers such as these."""
+    def room(self, dtype: torch.dtype, device: torch.device, shape: Sequence[int]) -> Tensor:
+        """Memory for numbers that are made on that device."""
 
     @abstractmethod
     def free(self, device: torch.device) -> tuple[int, str]:
@@ -31,8 +31,8 @@ class Store(ABC):
 class Device(Store):
     name = "device"
 
-    def room(self, like: Tensor, shape: Sequence[int]) -> Tensor:
-        return like.new_empty(tuple(shape))
+    def room(self, dtype: torch.dtype, device: torch.device, shape: Sequence[int]) -> Tensor:
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
 
     def free(self, device: torch.device) -> tuple[int, str]:
         if device.type != "cuda":
@@ -44,8 +44,8 @@ class Device(Store):
 class Ram(Store):
     name = "ram"
 
-    def room(self, like: Tensor, shape: Sequence[int]) -> Tensor:
-        return torch.empty(tuple(shape), dtype=like.dtype, pin_memory=like.is_cuda)
+    def room(self, dtype: torch.dtype, device: torch.device, shape: Sequence[int]) -> Tensor:
+        return torch.empty(tuple(shape), dtype=dtype, pin_memory=device.type == "cuda")
 
     def free(self, device: torch.device) -> tuple[int, str]:
         return _available(), "RAM"
@@ -60,12 +60,12 @@ class Disk(Store):
         self.folder, self.numbers = mkdtemp(prefix="telescope-"), count()
         finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
-    def room(self, like: Tensor, shape: Sequence[int]) -> Tensor:
+    def room(self, dtype: torch.dtype, device: torch.device, shape: Sequence[int]) -> Tensor:
         size = torch.Size(shape)
         if not size.numel():
-            return torch.empty(size, dtype=like.dtype)
+            return torch.empty(size, dtype=dtype)
         file = Path(self.folder) / str(next(self.numbers))
-        mapped = torch.from_file(str(file), shared=True, size=size.numel(), dtype=like.dtype)
+        mapped = torch.from_file(str(file), shared=True, size=size.numel(), dtype=dtype)
         return mapped.view(size)
 
     def free(self, device: torch.device) -> tuple[int, str]:

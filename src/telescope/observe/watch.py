@@ -10,7 +10,7 @@ from ..words import hint
 from . import hooks, huggingface, rows
 from .eye import Eye
 from .kept import KEEP, TOP, Keeping, MapSize, Summaries
-from .names import Layers, chosen
+from .names import Layers, Parts, chosen
 from .recording import Recording
 from .stores import store_of
 
@@ -47,9 +47,10 @@ def watch(
     if not isinstance(model, nn.Module):
         raise TypeError(f"watch takes a model, a torch.nn.Module, not {type(model).__name__}")
     how = _how(keep, top, map, rows.chosen(queries), store)
-    _must_not_be_compiled(model)
-    side = huggingface if huggingface.owns(model) else hooks
-    attentions: dict[str, Any] = side.attentions(model)
+    parts = dict(model.named_modules())
+    _must_not_be_compiled(parts)
+    side = huggingface if huggingface.owns(parts) else hooks
+    attentions: dict[str, Any] = side.attentions(parts)
     if not attentions:
         raise ValueError(
             f"{type(model).__name__} holds no attention of ours: watch looks at telescope.layers.Attend, which every "
@@ -59,14 +60,14 @@ def watch(
     decode = getattr(tokenizer or getattr(model, "tokenizer", None), "decode", None)
     recording = Recording(type(model).__name__, names, keep, how, decode)
     eye = Eye(recording, numbers)
-    with eye.reading(side.embeddings(model)), side.looking(model, {name: attentions[name] for name in names}, eye):
+    with eye.reading(side.embeddings(parts)), side.looking(parts, {name: attentions[name] for name in names}, eye):
         yield recording
 
 
-def _must_not_be_compiled(model: nn.Module) -> None:
-    for path, module in model.named_modules():
+def _must_not_be_compiled(parts: Parts) -> None:
+    for path, module in parts.items():
         if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
-            what = f'its part "{path}"' if path else type(model).__name__
+            what = f'its part "{path}"' if path else type(module).__name__
             raise ValueError(
                 f"{what} is compiled, and compiled code runs past every hook; watch the model as it was before "
                 "torch.compile, and call that one"

@@ -4,6 +4,7 @@ from .batch import IGNORE, Data, Pair, Spec, Text, generator
 from .errors import TrainingError
 from .events import Event, Finished, Logged, Report, Saved, Started, Stopped, Validated, Watched
 from .examples import Examples
+from .gapped import Gapped
 from .loop import train
 from .objectives import Objective, language, translation
 from .schedule import learning_rate
@@ -17,6 +18,7 @@ __all__ = [
     "Event",
     "Examples",
     "Finished",
+    "Gapped",
     "Logged",
     "Objective",
     "Pair",

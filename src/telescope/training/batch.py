@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from .settings import Training
@@ -32,11 +32,15 @@ Batch = TypeVar("Batch", bound=tuple[Any, ...])  # a NamedTuple of tensors with 
 
 
 class Spec(NamedTuple):
-    """Which batch it will be. `rows` are on the device: examples, or where windows start; the first `real` count."""
+    """Which batch it will be. `rows` are on the device: examples, or where windows start; the first `real` count.
+
+    What is drawn in a batch is drawn by its `chances`, numbers from 0 to 1.
+    """
 
     rows: Int[Tensor, " batch"]
     widths: tuple[int, ...]
     real: int
+    chances: Float[Tensor, "batch n"] | None = None
 
 
 class Data(Protocol):

@@ -7,32 +7,33 @@ from contextlib import contextmanager
 from torch import nn
 
 from ..eye import Eye
+from ..names import Parts
 
 
-def owns(model: nn.Module) -> bool:
+def owns(parts: Parts) -> bool:
     """Whether it is a model of transformers, or holds one."""
     modeling = sys.modules.get("transformers.modeling_utils")  # a model of it has imported it
-    return modeling is not None and any(isinstance(part, modeling.PreTrainedModel) for part in model.modules())
+    return modeling is not None and any(isinstance(part, modeling.PreTrainedModel) for part in parts.values())
 
 
-def attentions(model: nn.Module) -> dict[str, nn.Module]:
+def attentions(parts: Parts) -> dict[str, nn.Module]:
     """The model's attentions, by where they stand in it; a ValueError says why a model cannot be watched."""
     from .interface import attentions
 
-    return attentions(model)
+    return attentions(parts)
 
 
-def embeddings(model: nn.Module) -> Iterable[nn.Module]:
+def embeddings(parts: Parts) -> Iterable[nn.Module]:
     """Where tokens come in."""
     from .interface import embeddings
 
-    return embeddings(model)
+    return embeddings(parts)
 
 
 @contextmanager
-def looking(model: nn.Module, attentions: Mapping[str, nn.Module], eye: Eye) -> Iterator[None]:
+def looking(parts: Parts, attentions: Mapping[str, nn.Module], eye: Eye) -> Iterator[None]:
     """The model goes through our door while the block runs."""
     from .interface import looking
 
-    with looking(model, attentions, eye):
+    with looking(parts, attentions, eye):
         yield

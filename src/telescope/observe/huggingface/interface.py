@@ -15,6 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from ..eye import Eye
+from ..names import Parts
 from .definition import Reader
 from .fused import Fused
 from .lazy import LazyMask
@@ -48,9 +49,9 @@ class Name(str):
 # ------------------------------------------------------------------------------------------------ what can be watched
 
 
-def attentions(model: nn.Module) -> dict[str, nn.Module]:
-    found = {path: module for path, module in model.named_modules() if _door(module) is not None}
-    kind = type(model).__name__
+def attentions(parts: Parts) -> dict[str, nn.Module]:
+    found = {path: module for path, module in parts.items() if _door(module) is not None}
+    kind = type(parts[""]).__name__
     if not found:
         raise ValueError(
             f"{kind} does not go through transformers' attention interface: no part of it asks "
@@ -71,9 +72,9 @@ def attentions(model: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
-def embeddings(model: nn.Module) -> Iterable[nn.Module]:
+def embeddings(parts: Parts) -> Iterable[nn.Module]:
     found = []
-    for part in model.modules():
+    for part in parts.values():
         if isinstance(part, PreTrainedModel):
             try:
                 found.append(part.get_input_embeddings())
@@ -190,13 +191,14 @@ def _mask(implementation: str, **given: Any) -> Any:
 
 
 @contextmanager
-def looking(model: nn.Module, attentions: Mapping[str, nn.Module], eye: Eye) -> Iterator[None]:
+def looking(parts: Parts, attentions: Mapping[str, nn.Module], eye: Eye) -> Iterator[None]:
     mine = Looking(eye, {id(module): name for name, module in attentions.items()})
-    configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
+    said = [vars(part) for part in parts.values()]  # not by getattr, which looks for weights of that name too
+    configs = {id(config): config for config in (told.get("config") for told in said) if config is not None}
     with ExitStack() as undo:
         with _lock:
-            if any(id(part) in _watched for part in model.modules()):
-                raise ValueError(f"{type(model).__name__} is being watched already; leave that block first")
+            if any(id(part) in _watched for part in parts.values()):
+                raise ValueError(f"{type(parts['']).__name__} is being watched already; leave that block first")
             for module in attentions.values():
                 _watched[id(module)] = mine
                 undo.callback(_watched.pop, id(module))
@@ -204,9 +206,9 @@ def looking(model: nn.Module, attentions: Mapping[str, nn.Module], eye: Eye) -> 
                 if hasattr(config, "_attn_implementation"):
                     _switch(config)
                     undo.callback(_switch_back, config)
-            for part in model.modules():
-                if getattr(part, "generation_config", None) is not None:
-                    undo.enter_context(_as_written(part.generation_config))
+            for config in (told.get("generation_config") for told in said):
+                if config is not None:
+                    undo.enter_context(_as_written(config))
         yield
         mine.proofs.must_hold()
 

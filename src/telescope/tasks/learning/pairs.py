@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tokenizers import Tokenizer
 
@@ -10,12 +11,14 @@ from ...models import Model
 from ...models import config as fits
 from ...models.config import Config
 from ...text.corpora import Pair
-from ...text.tokenizer import encode, special
-from ...training import Examples, Training, mean_loss, translation
-from .recipe import Shape
+from ...text.pieces import other_pieces
+from ...text.tokenizer import bpe, encode, special
+from ...training import Examples, Gapped, Training, mean_loss, translation
+from .recipe import Recipe, Shape
 from .task import Answer, Stage, Work
 
 Ids = list[list[int]]
+DROPOUT = 0.1  # of the merges of words that are learnt in other pieces
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,34 @@ class Decoding(Config):
 
 
 @dataclass(frozen=True)
+class Pieces(Config):
+    """[tokenizer]: BPE, one for both sides."""
+
+    size: int = 8000
+    lower: bool = False
+    again: int = 0  # how often all is learnt from once more, its words in other pieces
+
+    def check(self) -> None:
+        if self.again < 0:
+            raise ValueError(f"again={self.again} must not be below 0, which is never")
+
+    def learn(self, texts: Sequence[str], data: Path) -> Tokenizer:
+        return bpe(texts, self.size, lower=self.lower)
+
+
+@dataclass(frozen=True)
+class PairsRecipe(Recipe):
+    """What it learns by before, if there is a [pretraining], are the sources alone: to fill their gaps."""
+
+    data: Config
+    tokenizer: Pieces
+    model: Shape
+    pretraining: Training | None
+    training: Training
+    decoding: Decoding
+
+
+@dataclass(frozen=True)
 class Column:
     """Texts as ids: at most `longest` of each, or, of `whole` texts, none that is longer."""
 
@@ -40,9 +71,10 @@ class Column:
     longest: int
     whole: bool
 
-    def encode(self, texts: Sequence[str]) -> Ids:
-        """A text that is cut still ends with the id of the end."""
-        return [ids if self.whole else cut(ids, self.longest) for ids in encode(self.tokenizer, texts)]
+    def encode(self, texts: Sequence[str], way: int = 0) -> Ids:
+        """A text that is cut still ends with the id of the end. Beyond way 0, words are in other pieces."""
+        found = other_pieces(self.tokenizer, texts, dropout=DROPOUT, seed=way) if way else encode(self.tokenizer, texts)
+        return [ids if self.whole else cut(ids, self.longest) for ids in found]
 
     def takes(self, ids: Sequence[int]) -> bool:
         return len(ids) <= self.longest
@@ -52,21 +84,31 @@ def cut(ids: list[int], longest: int) -> list[int]:
     return ids if len(ids) <= longest else [*ids[: longest - 1], ids[-1]]
 
 
-def examples(pairs: Sequence[Pair], source: Column, target: Column) -> Examples:
-    """Every source with each of its targets. A decoder is first given the start, and then its target."""
-    start = special(target.tokenizer).start
-    assert start is not None
-    flat = [(pair.source, text) for pair in pairs for text in pair.targets]
-    sources = source.encode([one for one, _ in flat])
-    targets = [[start, *ids] for ids in target.encode([other for _, other in flat])]
-    both = [it for it in zip(sources, targets, strict=True) if source.takes(it[0]) and target.takes(it[1])]
+def examples(pairs: Sequence[Pair], source: Column, target: Column, again: int = 0) -> Examples:
+    """Every source with each of its targets, and `again` in other pieces. A decoder is first given the start."""
+    sources, targets = zip(*((pair.source, text) for pair in pairs for text in pair.targets), strict=True)
+    both = [
+        (ids, [_start(target), *others])
+        for way in range(again + 1)
+        for ids, others in zip(source.encode(sources, way), target.encode(targets, way), strict=True)
+    ]
+    both = [it for it in both if source.takes(it[0]) and target.takes(it[1])]
     return Examples([ids for ids, _ in both], [ids for _, ids in both])
 
 
+def gapped(pairs: Sequence[Pair], source: Column) -> Gapped:
+    """The sources alone, each once."""
+    return Gapped(source.encode(list(dict.fromkeys(pair.source for pair in pairs))), _start(source))
+
+
+def _start(column: Column) -> int:
+    start = special(column.tokenizer).start
+    assert start is not None
+    return start
+
+
 def work(
-    shape: Shape,
-    settings: Training,
-    decoding: Decoding,
+    recipe: PairsRecipe,
     learnt: Sequence[Pair],
     held_out: Sequence[Pair],
     source: Column,
@@ -76,8 +118,8 @@ def work(
 ) -> Work:
     """A new model, to be trained on what is `learnt` and validated on what is `held_out`, by its loss and by `figures`
     of what it writes."""
-    tokenizer = target.tokenizer
-    model = shape.build(tokenizer.get_vocab_size(), settings.seed)
+    tokenizer, settings, decoding = target.tokenizer, recipe.training, recipe.decoding
+    model = recipe.model.build(tokenizer.get_vocab_size(), settings.seed)
     model.tokenizer, model.special = tokenizer, special(tokenizer)
     known = examples(held_out, source, target)
     some = held_out[:: -(-len(held_out) // decoding.validated)]  # of all of it, since a file may be sorted by length
@@ -86,7 +128,13 @@ def work(
         loss = mean_loss(model, known, translation, settings)
         return {"loss": loss, **figures(answers(model, some, source, decoding, beams=1))}
 
-    return Work(model, {"training": Stage(settings, examples(learnt, source, target), translation, validate, better)})
+    before = recipe.pretraining
+    pairs = examples(learnt, source, target, recipe.tokenizer.again)
+    return Work(
+        model,
+        ({} if before is None else {"pretraining": Stage(before, gapped(learnt, source), translation)})
+        | {"training": Stage(settings, pairs, translation, validate, better)},
+    )
 
 
 def answers(

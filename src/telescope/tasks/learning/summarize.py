@@ -1,6 +1,5 @@
 """Summarising: learnt from documents and their summaries, measured by ROUGE."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,11 +11,8 @@ from ...models import config as fits
 from ...models.config import Config
 from ...text.corpora import SUMMARIES, Pair, Split
 from ...text.corpora.samsum import renamed
-from ...text.tokenizer import bpe
-from ...training import Training
 from . import metrics
-from .pairs import Column, Decoding, answers, predictions, work
-from .recipe import Recipe, Shape
+from .pairs import Column, PairsRecipe, answers, predictions, work
 from .task import Answer, Task, Work
 
 
@@ -40,44 +36,19 @@ class Documents(Config):
 
 
 @dataclass(frozen=True)
-class Pieces(Config):
-    """[tokenizer]: BPE of documents and summaries."""
-
-    size: int = 8000
-    lower: bool = False
-
-    def learn(self, texts: Sequence[str]) -> Tokenizer:
-        return bpe(texts, self.size, lower=self.lower)
-
-
-@dataclass(frozen=True)
-class SummarizeRecipe(Recipe):
+class SummarizeRecipe(PairsRecipe):
     data: Documents
-    tokenizer: Pieces
-    model: Shape
-    training: Training
-    decoding: Decoding
 
 
 def prepare(recipe: SummarizeRecipe, data: Path, tokenizer: Tokenizer | None) -> Work:
     learnt = recipe.data.read(data, "train")
     if tokenizer is None:
-        tokenizer = recipe.tokenizer.learn([text for it in learnt for text in (it.source, *it.targets)])
+        tokenizer = recipe.tokenizer.learn([text for it in learnt for text in (it.source, *it.targets)], data)
     others = [pair for seed in range(recipe.data.renamed) for pair in renamed(learnt, seed)]
     document = Column(tokenizer, recipe.data.longest, whole=False)
     summary = Column(tokenizer, recipe.data.longest_summary, whole=True)
     held_out = recipe.data.read(data, "validation")
-    return work(
-        recipe.model,
-        recipe.training,
-        recipe.decoding,
-        learnt + others,
-        held_out,
-        document,
-        summary,
-        "highest chrf",
-        figures,
-    )
+    return work(recipe, learnt + others, held_out, document, summary, "highest chrf", figures)
 
 
 def figures(answers: list[Answer]) -> dict[str, float]:

@@ -13,11 +13,9 @@ from ...models import Model
 from ...models import config as fits
 from ...models.config import Config
 from ...text.corpora import TRANSLATIONS, Pair, Split, multi30k
-from ...text.tokenizer import bpe, from_codes
-from ...training import Training
+from ...text.tokenizer import from_codes
 from . import metrics
-from .pairs import Column, Decoding, answers, predictions, work
-from .recipe import Recipe, Shape
+from .pairs import Column, PairsRecipe, Pieces, answers, predictions, work
 from .task import Answer, Task, Work
 
 
@@ -56,17 +54,13 @@ def without_stop(pair: Pair) -> Pair:
 
 
 @dataclass(frozen=True)
-class Pieces(Config):
-    """[tokenizer]: one for both languages. "multi30k" are the merges that Wu et al. 2021 learnt and gave away."""
+class TranslationPieces(Pieces):
+    """[tokenizer]: "multi30k" are the merges that Wu et al. 2021 learnt and gave away."""
 
     kind: Literal["bpe", "multi30k"] = "bpe"
-    size: int = 8000  # of BPE
-    lower: bool = False
 
     def learn(self, texts: Sequence[str], data: Path) -> Tokenizer:
-        if self.kind == "multi30k":
-            return from_codes(multi30k.codes(data), texts)
-        return bpe(texts, self.size, lower=self.lower)
+        return from_codes(multi30k.codes(data), texts) if self.kind == "multi30k" else super().learn(texts, data)
 
 
 @dataclass(frozen=True)
@@ -78,12 +72,9 @@ class Bleu(Config):
 
 
 @dataclass(frozen=True)
-class TranslateRecipe(Recipe):
+class TranslateRecipe(PairsRecipe):
     data: Translations
-    tokenizer: Pieces
-    model: Shape
-    training: Training
-    decoding: Decoding
+    tokenizer: TranslationPieces
     metric: Bleu
 
 
@@ -97,7 +88,7 @@ def prepare(recipe: TranslateRecipe, data: Path, tokenizer: Tokenizer | None) ->
     def figures(answers: list[Answer]) -> dict[str, float]:
         return {"bleu": score(recipe, answers)["bleu"]}
 
-    return work(recipe.model, recipe.training, recipe.decoding, learnt, held_out, whole, whole, "highest bleu", figures)
+    return work(recipe, learnt, held_out, whole, whole, "highest bleu", figures)
 
 
 def answer(recipe: TranslateRecipe, model: Model, data: Path, split: Split) -> list[Answer]:
