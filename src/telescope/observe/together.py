@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..attention.values import tensors
+from ..attention.sequences import of_sequences
 from ..engines import autocast
 from .follow import marks
 from .ran import Ran
@@ -47,10 +47,10 @@ class Together:
         parts: list[Tensor | None] = [getattr(ran, name) for name in PARTS]
         most = ROOM.get(ran.queries.device.type, 0)
         fit = min(MOST, most // max(1, sum(part.nbytes for part in parts if part is not None)))
-        if fit < 2 or any(True for _ in tensors(ran.attention)):  # which has numbers of this call
+        if fit < 2:
             then(self.found(ran))
             return
-        kind = (ran.here, *((part.shape, part.dtype, part.device) for part in parts if part is not None))
+        kind = (ran.attention, ran.gone, *((part.shape, part.dtype, part.device) for part in parts if part is not None))
         if kind != self.kind:
             self.now()
         if not self.waiting:
@@ -71,7 +71,9 @@ class Together:
         assert self.ran is not None
         batch = len(self.ran.queries)
         there: Any = (None if it is None else it[: batch * len(waiting)] for it in self.room)
-        whole = self.ran._replace(**dict(zip(PARTS, there, strict=True)))
+        which = torch.arange(batch).repeat(len(waiting))
+        attention = of_sequences(self.ran.attention, which, batch) if len(waiting) > 1 else self.ran.attention
+        whole = self.ran._replace(attention=attention, **dict(zip(PARTS, there, strict=True)))
         self.room, self.kind, self.ran = (), None, None
         with torch.inference_mode(False), torch.no_grad(), autocast.off(whole.queries.device):
             found = self.found(whole)
