@@ -34,7 +34,7 @@ ENGINES = [f"telescope.engines.{name}" for name in ("chunked", "exact", "referen
 SURVEY = [f"telescope.observe.survey.{name}" for name in ("reference", "chunked", "triton", "ranking", "cells")]
 OBSERVE = [
     f"telescope.observe.{name}"
-    for name in ("ran", "follow", "growing", "kept", "recording", "habits", "saved", "huggingface")
+    for name in ("ran", "follow", "growing", "kept", "recording", "together", "habits", "saved", "huggingface")
 ]
 MODELS = [f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong", "parts", "transformer")]
 TRAINING = [
