@@ -19,6 +19,7 @@ ATTENTION = [
         "later",
         "mask",
         "masks",
+        "numbering",
         "pairs",
         "positions",
         "queries",
@@ -46,6 +47,7 @@ OBSERVE = [
         "recording",
         "saved",
         "tiles",
+        "together",
     )
 ]
 MODELS = [f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong", "parts", "transformer")]

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 import telescope as ts
 from strategies import Shape, definitions, normal, seeds, shapes, tensors
-from telescope.attention.sequences import of_sequence
+from telescope.observe.growing import Growing
 from telescope.observe.kept import Facts, QueriesKeys
 from telescope.observe.one_head import OneHead, one_head
 from telescope.observe.tiles import Pyramid, Tiles
@@ -160,14 +160,7 @@ def test_any_head_of_any_definition(data, shape, seed, dtype):
 def kept(q, k, attention, shape):
     facts = Facts("some", tuple(range(shape.heads)), 0.0, attention, (shape.queries, shape.keys), None,
                   (shape.batch, shape.key_heads, shape.d_k, shape.d_k), q.dtype, q.device)  # fmt: skip
-    call = QueriesKeys.opened(facts, {})
-    call.parts = {name: Holding(tensor) for name, tensor in (("queries", q), ("keys", k))}
-    return call
-
-
-class Holding:
-    def __init__(self, tensor):
-        self.tensor = tensor
+    return QueriesKeys.opened(facts, {"queries": Growing(q, 2), "keys": Growing(k, 2)})
 
 
 @pytest.mark.parametrize(
@@ -362,18 +355,6 @@ def test_a_row_that_sees_nothing_is_masked():
         tile = Tiles(one).tile(1, 0, 0)
         assert (tile.share == -inf).all()
         assert (Tiles(one).entropies(0, 0).numbers[:150] == 0).all()
-
-
-@given(st.data(), shapes(), seeds)
-@settings(max_examples=50)
-def test_an_attention_of_one_sequence(data, shape, seed):
-    attention = data.draw(definitions(shape))
-    q, k, v = tensors(shape, seed)
-    b = data.draw(st.integers(0, shape.batch - 1))
-    alone = of_sequence(attention, b, shape.batch)
-    whole = ts.attend(q, k, v, attention, engine="reference")[b : b + 1]
-    one = ts.attend(*(tensor[b : b + 1] for tensor in (q, k, v)), alone, engine="reference")
-    assert_close(one, whole)
 
 
 # ------------------------------------------------------------------------------------------------------------- faults

@@ -1,8 +1,9 @@
 """What is kept of a call: its summary alone, its queries and keys, or everything its steps are made of."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -21,6 +22,7 @@ from .stores import Store, on_device
 from .survey import Summary, Survey, read_off, survey
 from .survey.extend import Size
 from .survey.summary import precision
+from .together import Found, Together
 from .trace import Tokens, Trace, trace
 
 TOP = 8
@@ -35,6 +37,10 @@ class Keeping:
     map: MapSize | None = None
     queries: Chosen = everyone
     store: Store = on_device
+
+    def __post_init__(self) -> None:
+        self.together: Together
+        object.__setattr__(self, "together", Together(self.top, self.map))
 
 
 @dataclass
@@ -62,7 +68,8 @@ class Call(ABC):
 
     keep: ClassVar[str]
     facts: Facts
-    parts: dict[str, Part]
+    _waits: Together | None = None
+    """With whom, as long as nobody has looked at what ran."""
 
     def __init__(self, name: str, ran: Ran, how: Keeping = Keeping()) -> None:
         self.how, self.kind = how, ran.kind
@@ -78,17 +85,15 @@ class Call(ABC):
             dtype=ran.queries.dtype,
             device=ran.queries.device,
         )
-        self.parts = {}
-        self._first = marks(ran.queries[:, :, :1])
-        self._known = [Growing(marks(tensor), 2, made_for_it=True) for tensor in (ran.keys, ran.values)]
-        self._put(self._chosen(ran, 0), 0)
+        self._parts: dict[str, Part] = {}
+        self._begin(ran)
         self._put_ids(ran, 0)
 
     @classmethod
     def opened(cls, facts: Facts, parts: Mapping[str, Part]) -> "Call":
         """One that was saved; nothing goes on with it."""
         call = cls.__new__(cls)
-        call.facts, call.parts, call._known = facts, dict(parts), []
+        call.facts, call._parts, call._known = facts, dict(parts), []
         return call
 
     # ------------------------------------------------------------------------------------------------------ growing
@@ -96,6 +101,7 @@ class Call(ABC):
     def goes_on_with(self, ran: Ran, *, in_one_run: bool) -> bool:
         """Whether that call is the rest of this one. To the same keys it may also be the first of another sequence: of
         another run, or with the same first query once more."""
+        self._look()
         if (
             ran.kind != self.kind
             or not (ran.size[1] > self.size[1] or (in_one_run and not same(self._first, marks(ran.queries[:, :, :1]))))
@@ -118,6 +124,14 @@ class Call(ABC):
         if ran.attention != self.attention:
             self.facts.attention = _copied(ran.attention)
 
+    def _begin(self, ran: Ran) -> None:
+        self._mark(marks(ran.queries[:, :, :1]), (marks(ran.keys), marks(ran.values)))
+        self._put(self._chosen(ran, 0), 0)
+
+    def _mark(self, first: Tensor, known: Iterable[Tensor]) -> None:
+        """By what its sequence is known again."""
+        self._first, self._known = first, [Growing(some, 2, made_for_it=True) for some in known]
+
     @abstractmethod
     def _put(self, ran: Ran, known: int) -> None:
         """What those queries say, to what is here; the first `known` of the keys are here already."""
@@ -136,10 +150,10 @@ class Call(ABC):
         return ran.of_queries(torch.tensor(which, dtype=torch.long))
 
     def _grow(self, name: str, more: Shaped[Tensor, "..."], axis: int = 2, *, made_for_it: bool = False) -> None:
-        if name not in self.parts:
-            self.parts[name] = Growing(more, axis, self.how.store, made_for_it=made_for_it)
+        if name not in self._parts:
+            self._parts[name] = Growing(more, axis, self.how.store, made_for_it=made_for_it)
         else:
-            part = self.parts[name]
+            part = self._parts[name]
             assert isinstance(part, Growing)
             part.append(more)
 
@@ -147,10 +161,10 @@ class Call(ABC):
         """The tokens, as long as those of every query are known."""
         if before == 0 and ran.key_ids is not None:
             self._grow("key_ids", ran.key_ids, 1)
-        if ran.query_ids is not None and (before == 0 or "query_ids" in self.parts):
+        if ran.query_ids is not None and (before == 0 or "query_ids" in self._parts):
             self._grow("query_ids", ran.query_ids, 1)
         else:
-            self.parts.pop("query_ids", None)
+            self._parts.pop("query_ids", None)
 
     # -------------------------------------------------------------------------------------------------- what to ask
 
@@ -167,6 +181,16 @@ class Call(ABC):
     def trace(self, tokens: Tokens | None = None) -> Trace:
         """Every step; see ts.trace. A training step's dropout, thrown by dice, is left out of it."""
         raise self._not_kept("trace()", "steps")
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """The numbers that are kept, by name."""
+        self._look()
+        return self._parts
+
+    def _look(self) -> None:
+        if self._waits is not None:
+            self._waits.now()
 
     @property
     def name(self) -> str:
@@ -257,35 +281,50 @@ class Summaries(Call):
 
     keep = "summaries"
 
+    def _begin(self, ran: Ran) -> None:
+        if self.facts.rows is not None:  # marks are of all queries
+            super()._begin(ran)
+            return
+        self._waits = self.how.together
+        self._waits.add(ran, partial(self._found, ran.gone))
+
+    def _found(self, gone: int, found: Found) -> None:
+        self._waits = None
+        self._mark(found.first, found.known)
+        self._keep(found, gone)
+
     def _put(self, ran: Ran, known: int) -> None:
-        first = not self.parts
-        top = self.how.top
-        size = (ran.queries.shape[-2], ran.keys.shape[-2])
-        map = None
-        if first and self.how.map is not None and 0 not in size:
-            map = (min(self.how.map[0], size[0]), min(self.how.map[1], size[1]))
-        seen = read_off(ran.queries, ran.keys, ran.here, top=top, lse=ran.lse, map=map)
-        self.facts.engine, self.facts.recorded = seen.engine, map
-        summary = seen.summary
-        if first:
-            self._grow("received", summary.received, made_for_it=True)
-        else:
-            self._receive(summary.received, ran.gone, known)
-            self.parts.pop("map", None)  # rows of a map would have to be cut anew
+        if not self._parts:
+            self._keep(self.how.together.found(ran), ran.gone)
+            return
+        seen = read_off(ran.queries, ran.keys, ran.here, top=self.how.top, lse=ran.lse)
+        self._receive(seen.summary.received, ran.gone, known)
+        self._parts.pop("map", None)  # its rows would have to be cut anew
+        self.facts.engine, self.facts.recorded = seen.engine, None
+        self._grow_by(seen.summary, ran.gone)
+
+    def _keep(self, found: Found, gone: int) -> None:
+        summary = found.summary
+        self.facts.engine = found.engine
+        self.facts.recorded = None if summary.map is None else (summary.map.shape[-2], summary.map.shape[-1])
+        self._grow("received", summary.received, made_for_it=True)
+        if summary.map is not None:
+            self._grow("map", summary.map, made_for_it=True)
+        self._grow_by(summary, gone)
+
+    def _grow_by(self, summary: Summary, gone: int) -> None:
         if summary.lse is not None:
             self._grow("lse", summary.lse, made_for_it=True)
         self._grow("entropy", summary.entropy, made_for_it=True)
         self._grow("top_weights", summary.top_weights, made_for_it=True)
-        keys = torch.where(summary.top_keys < 0, -1, summary.top_keys + ran.gone) if ran.gone else summary.top_keys
+        keys = torch.where(summary.top_keys < 0, -1, summary.top_keys + gone) if gone else summary.top_keys
         self._grow("top_keys", keys.to(torch.int32), made_for_it=True)
-        if summary.map is not None:
-            self._grow("map", summary.map, made_for_it=True)
 
     def _receive(self, more: Float[Tensor, "batch heads key"], gone: int, known: int) -> None:
         """Added up in float64: it is a sum of as many numbers as there are calls."""
-        received = self.parts["received"]
+        received = self._parts["received"]
         if received.tensor.dtype != torch.float64:
-            received = self.parts["received"] = Growing(received.tensor.double(), 2, self.how.store)
+            received = self._parts["received"] = Growing(received.tensor.double(), 2, self.how.store)
         assert isinstance(received, Growing)
         received.append(torch.zeros_like(more[:, :, known:]))
         received.tensor[:, :, gone:].add_(more.to(received.memory.device))
@@ -334,10 +373,10 @@ class QueriesKeys(Call):
 
     def _put(self, ran: Ran, known: int) -> None:
         self._surveys = None
-        if ran.lse is not None and ("lse" in self.parts or "queries" not in self.parts):
+        if ran.lse is not None and ("lse" in self._parts or "queries" not in self._parts):
             self._grow("lse", ran.lse)
         else:  # of some queries it would be of no use
-            self.parts.pop("lse", None)
+            self._parts.pop("lse", None)
         self._grow("queries", ran.queries)
         self._grow("keys", ran.keys[:, :, known:])
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..attention import Attention
 from ..attention.heads import key_heads_of, of_heads
-from ..attention.sequences import of_sequence
+from ..attention.sequences import of_sequences
 from .kept import Call, Steps
 
 
@@ -41,6 +41,6 @@ def one_head(call: Call, number: int, sequence: int = 0) -> OneHead:
         queries=call.queries[own],
         keys=call.keys[shared],
         values=call.values[shared] if isinstance(call, Steps) else None,
-        attention=of_sequence(attention, sequence, batch),
+        attention=attention if batch == 1 else of_sequences(attention, torch.tensor([sequence]), batch),
         lse=None if call.lse is None else call.lse[own],
     )

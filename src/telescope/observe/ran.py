@@ -10,8 +10,9 @@ from torch import Tensor
 from ..attention import Attention
 from ..attention.heads import key_heads_of, of_heads
 from ..attention.later import of_later_keys
+from ..attention.numbering import RenumberedBias
 from ..attention.queries import of_queries
-from ..attention.written import WrittenBias, WrittenMask
+from ..attention.written import WrittenMask
 from .survey.extend import Size
 
 
@@ -54,8 +55,9 @@ class Ran(NamedTuple):
         mask, bias = self.attention.mask, self.attention.bias
         if not isinstance(mask, WrittenMask):
             return self
-        attention = replace(self.attention, mask=mask.mask, bias=bias.bias if isinstance(bias, WrittenBias) else bias)
-        filled = mask.keys - int(mask.behind)
+        bias = bias.bias if isinstance(bias, RenumberedBias) else bias
+        attention = replace(self.attention, mask=mask.mask, bias=bias)
+        filled = int(mask.numbering.length)
         ran = self._replace(keys=self.keys[:, :, :filled], values=self.values[:, :, :filled], attention=attention)
         return ran if ran.fits(*ran.size) else self  # a mask of the whole room
 

@@ -62,6 +62,7 @@ def watch(
     eye = Eye(recording, numbers)
     with eye.reading(side.embeddings(parts)), side.looking(parts, {name: attentions[name] for name in names}, eye):
         yield recording
+        how.together.now()
 
 
 def _must_not_be_compiled(parts: Parts) -> None:

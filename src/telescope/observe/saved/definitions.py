@@ -17,14 +17,17 @@ from ...attention import (
     later,
     mask,
     masks,
+    numbering,
     queries,
     scores,
+    sequences,
     softmax,
+    written,
 )
 from ...attention.values import Value
 from ...models.files.errors import LoadError
 
-_PARTS = (mask, masks, biases, scores, heads, queries, later)
+_PARTS = (mask, masks, biases, scores, numbering, heads, queries, sequences, later, written)
 KINDS: dict[str, type[Value]] = {
     kind.__name__: kind
     for module in _PARTS

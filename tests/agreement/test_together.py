@@ -1,0 +1,149 @@
+"""Layers surveyed together have the numbers that each has alone, whatever they ask, and whoever asks when."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import telescope as ts
+from telescope.layers import MultiHeadAttention
+from telescope.observe import together
+
+D, N = 8, 6
+keep = torch.ones(2, N, dtype=torch.bool)
+keep[1, 3:] = False
+
+
+@dataclass(frozen=True)
+class Checkered(ts.Mask):
+    """Another one in every sequence, without a tensor that says so."""
+
+    def sees(self, at):
+        return (at.batch + at.query + at.key) % 2 == 0
+
+
+ATTENTIONS = {
+    "plain": ts.Attention(),
+    "causal": ts.Attention(mask=ts.causal),
+    "of sequences": ts.Attention(mask=ts.causal & ts.padding(keep=keep)),
+    "of somebody's own": ts.Attention(mask=Checkered()),
+    "with a bias": ts.Attention(bias=ts.from_additive(torch.linspace(-1, 1, 2 * N * N).view(2, 1, N, N))),
+    "with a sink": ts.Attention(sink=torch.tensor([0.5, -0.5]), mask=ts.causal),
+}
+
+
+class Layers(nn.Module):
+    """So many layers, the i-th of which asks the i-th attention."""
+
+    def __init__(self, attentions):
+        super().__init__()
+        self.layers = nn.ModuleList(MultiHeadAttention(D, 2, attention=attention) for attention in attentions)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def made(attentions):
+    torch.manual_seed(0)
+    return Layers(attentions).double(), torch.randn(2, N, D, dtype=torch.float64)
+
+
+@pytest.fixture
+def rounds(monkeypatch):
+    """How many calls were surveyed at a time."""
+    sizes, found = [], together.Together.found
+    monkeypatch.setattr(
+        together.Together, "found", lambda self, ran: sizes.append(len(ran.queries) // 2) or found(self, ran)
+    )
+    return sizes
+
+
+def assert_as_alone(model, x, recording):
+    with ts.watch(model, keep="queries-keys") as truth:
+        model(x)
+    for name, watched in recording.items():
+        mine, exact = watched.survey(), truth[name].survey()
+        for part in ("received", "entropy", "lse"):
+            assert_close(getattr(mine, part), getattr(exact, part), rtol=0, atol=1e-12)
+        assert_close(mine.top.weights, exact.top.weights, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=ATTENTIONS)
+def test_layers_that_ask_the_same(attention, rounds):
+    model, x = made([attention] * 11)
+    with ts.watch(model) as recording:
+        model(x)
+    assert rounds == [8, 3]
+    assert_as_alone(model, x, recording)
+
+
+def test_layers_that_ask_in_turns(rounds):
+    model, x = made([*ATTENTIONS.values(), *ATTENTIONS.values()])
+    with ts.watch(model) as recording:
+        model(x)
+    assert rounds == [1] * 12
+    assert_as_alone(model, x, recording)
+
+
+def test_who_asks_in_between_is_told(rounds):
+    model, x = made([ATTENTIONS["causal"]] * 5)
+    with ts.watch(model, map=(3, 3)) as recording:
+        model(x)
+        early = recording["layers.1"].survey()
+        assert rounds == [5]
+        assert early.map(3, 3).shape == (2, 2, 3, 3)
+        model(x)
+        model(x)
+    assert rounds == [5, 5, 5]
+    assert [len(watched.calls) for watched in recording.values()] == [3] * 5
+    assert_close(recording["layers.1"].calls[2].survey().entropy, early.entropy, rtol=0, atol=0)
+
+
+def test_what_ran_may_be_written_to_while_it_waits(rounds):
+    model, x = made([ATTENTIONS["causal"]] * 2)
+
+    def overwrite(module, args, output):
+        args[1].zero_()  # the keys
+
+    with torch.no_grad(), ts.watch(model) as usual:
+        model(x)
+    with torch.no_grad(), ts.watch(model) as recording:
+        for layer in model.layers:
+            layer.attend.register_forward_hook(overwrite)  # behind the one that looks
+        model(x)
+    assert rounds == [2, 2]
+    assert_close(recording["layers.0"].survey().entropy, usual["layers.0"].survey().entropy, rtol=0, atol=0)
+
+
+def test_what_takes_much_room_does_not_wait(rounds, monkeypatch):
+    monkeypatch.setitem(together.ROOM, "cpu", 1000)
+    model, x = made([ATTENTIONS["causal"]] * 3)
+    with ts.watch(model):
+        model(x)
+    assert rounds == [1, 1, 1]
+
+
+def test_after_an_error_those_that_ran_can_be_asked(rounds):
+    model, x = made([ATTENTIONS["causal"]] * 3)
+    with suppress(KeyboardInterrupt), ts.watch(model) as recording:
+        model(x)
+        raise KeyboardInterrupt
+    assert rounds == []
+    assert_as_alone(model, x, recording)
+    assert rounds == [3]
+
+
+def test_in_inference_mode_under_autocast(rounds):
+    model, x = made([ATTENTIONS["causal"]] * 3)
+    model, x = model.float(), x.float()
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), ts.watch(model) as recording:
+        model(x)
+    assert rounds == [3]
+    received = recording["layers.2"].survey().received
+    assert_close(received.sum(-1), torch.full((2, 2), float(N)), rtol=0, atol=1e-4)
+    assert not received.is_inference()
