@@ -17,24 +17,28 @@ SCREENS = ("walk", "heads", "geometry", "alignment", "map")
 TOKEN = "only-for-tests"
 SENTENCES = ("Good morning.", "How are you?", "I am tired.")
 
-# how many questions are under way, and since when that has not changed
+# how many questions are under way, and for how many frames nothing has changed in that
 COUNTED = """() => {
-  window.asking = 0;
-  window.since = performance.now();
-  const plain = window.fetch;
-  const count = (by) => { window.asking += by; window.since = performance.now(); };
+  window.asking = window.still = 0;
+  const count = (by) => { window.asking += by; window.still = 0; };
   const over = () => setTimeout(() => count(-1));
+  const plain = window.fetch;
   window.fetch = (...asked) => {
     count(1);
     const answer = plain(...asked);
     answer.then((response) => response.clone().arrayBuffer()).then(over, over);
     return answer;
   };
+  const frame = () => { window.still += 1; requestAnimationFrame(frame); };
+  requestAnimationFrame(frame);
 }"""
 SETTLED = """() => document.querySelector("main h2, main .failure") && !document.querySelector("main .waiting")
-  && window.asking === 0 && performance.now() - window.since > 50"""
-TURN = """(path) => { history.pushState(null, "", path); window.since = performance.now();
-  dispatchEvent(new PopStateEvent("popstate")); }"""
+  && window.asking === 0 && window.still > 5"""
+TURN = """(path) => {
+  window.still = 0;
+  history.pushState(null, "", path);
+  dispatchEvent(new PopStateEvent("popstate"));
+}"""
 
 # cells of a notebook, without one: what a cell asks its kernel is asked of the server
 WIDGETS = """async ({ start, many }) => {
