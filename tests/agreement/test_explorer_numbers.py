@@ -1,0 +1,352 @@
+"""What the page shows: every number is what the model computed, held against float64."""
+
+import json
+import struct
+from itertools import product
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from torch.testing import assert_close
+
+import telescope as ts
+import writers
+from exploring import SENTENCES, api, got, read, recorded, serving
+from telescope.explorer.api import Api
+from telescope.explorer.library import Library
+from telescope.explorer.maps import _f16, _u8
+from telescope.layers import Attend
+from telescope.models import Encoder, EncoderConfig
+from telescope.observe.closely import ALL, SOME
+from telescope.observe.geometry import cosines, plane
+
+CLOSE = {"atol": 1e-12, "rtol": 1e-12}
+
+
+def numbers(said):
+    return torch.tensor(_numbers(said), dtype=torch.float64)
+
+
+def _numbers(said):
+    return [_numbers(one) for one in said] if isinstance(said, list) else float(said)
+
+
+@pytest.fixture(scope="module", params=SENTENCES)
+def sentence(request):
+    """The run, and every attention that the model itself computed for it, with what each gave back."""
+    run, model = read(api(), request.param), writers.learnt()
+    source, target = (model.tokenizer.encode(text).ids for text in (run["text"], run["written"]))
+    contexts = {}
+
+    def keep(name):
+        return lambda module, args, context: contexts.update({name: context})
+
+    hooks = [
+        module.register_forward_hook(keep(name.replace("_attention.attend", "")))
+        for name, module in model.named_modules()
+        if isinstance(module, Attend)
+    ]
+    with ts.watch(model, keep="steps") as recording, torch.no_grad():
+        model(torch.tensor([source]), torch.tensor([[writers.START, *target[:-1]]]))
+    for hook in hooks:
+        hook.remove()
+    return run, recording, contexts
+
+
+def places(run):
+    for attention in run["attentions"]:
+        for h, i in product(attention["heads"], range(attention["n_q"])):
+            yield attention, h, i
+
+
+def test_every_number_of_every_walk(sentence):
+    run, recording, contexts = sentence
+    assert [attention["name"] for attention in run["attentions"]] == sorted(
+        recording, key=lambda name: (name.startswith("decoder"), name.endswith("cross"), name)
+    )
+    for attention, h, i in places(run):
+        call = recording[attention["name"]].call
+        truth = ts.trace(call.queries.double(), call.keys.double(), call.values.double(), call.attention)
+        walk = got(api(), f"/runs/{run['run']}/trace", l=attention["l"], h=h, i=i)
+        assert walk["keys"] == list(range(attention["n_k"]))
+        assert_close(numbers(walk["query"]), truth.queries[0, h, i], **CLOSE)
+        assert_close(numbers(walk["key"]), truth.keys[0, h], **CLOSE)
+        assert_close(numbers(walk["value"]), truth.values[0, h], **CLOSE)
+        for step in walk["steps"]:
+            assert_close(numbers(step["numbers"]), getattr(truth, step["name"])[0, h, i], **CLOSE)
+        steps = {step["name"]: numbers(step["numbers"]) for step in walk["steps"]}
+        assert list(steps) == ["scores", "scaled", *(["masked"] if attention["mask"] != "everyone" else []), "weights"]
+        assert_close(numbers(walk["terms"]).sum(1), steps["scores"], **CLOSE)
+        asks, offers = (numbers(walk["factors"][side]) for side in ("query", "key"))
+        assert_close(asks * offers, numbers(walk["terms"]), **CLOSE)
+        assert_close(steps["weights"].sum().item(), 1.0, **CLOSE)
+        assert_close(torch.exp(list(steps.values())[-2] - walk["lse"]), steps["weights"], **CLOSE)
+        assert_close(steps["weights"] @ numbers(walk["value"]), numbers(walk["context"]), **CLOSE)
+        own = contexts[attention["name"]][0, h, i]  # the model's, in float32
+        assert_close(numbers(walk["context"]), own.double(), atol=1e-5, rtol=1e-5)
+        assert_close(numbers(walk["stream"]["before"]), call.before[0, i].double(), **CLOSE)
+        assert_close(numbers(walk["stream"]["after"]), call.after[0, i].double(), **CLOSE)
+        assert walk["rest"] == {"keys": 0, "weight": 0.0, "context": None}
+
+
+def test_cells_are_those_of_the_walk(sentence):
+    run = sentence[0]
+    for attention, h, i in list(places(run))[::7]:
+        walk = got(api(), f"/runs/{run['run']}/trace", l=attention["l"], h=h, i=i)
+        steps = {step["name"]: step["numbers"] for step in walk["steps"]}
+        for j in range(0, attention["n_k"], 3):
+            cell = got(api(), f"/runs/{run['run']}/cell", l=attention["l"], h=h, i=i, j=j)
+            assert_close(cell["dot"], steps["scores"][j], **CLOSE)
+            assert_close(cell["scaled"], steps["scaled"][j], **CLOSE)
+            assert_close(cell["p"], steps["weights"][j], **CLOSE)
+            assert cell["visible"] == (cell["masked"] != "-inf") == (steps.get("masked", [0.0] * 99)[j] != "-inf")
+            assert (cell["query"], cell["key"]) == (walk["token"], walk["tokens"][j])
+        row = got(api(), f"/runs/{run['run']}/cells", l=attention["l"], h=h, i=i, j=1)
+        hidden = [x == "-inf" for x in steps.get("masked", [0.0] * attention["n_k"])]
+        assert row["p"] == [None if none else p for p, none in zip(steps["weights"], hidden, strict=True)][1:]
+
+
+def test_maps_heads_and_alignment_are_the_weights(sentence):
+    run, recording, _ = sentence
+    for attention in run["attentions"]:
+        n_q, n_k, l = attention["n_q"], attention["n_k"], attention["l"]  # noqa: E741
+        weights = recording[attention["name"]].trace().weights[0]
+        heads = got(api(), f"/runs/{run['run']}/heads", l=l)
+        assert (heads["rows"], heads["columns"], heads["exact"]) == (n_q, n_k, True)
+        words = [got(api(), f"/runs/{run['run']}/tokens", l=l, axis=axis)["words"] for axis in "qk"]
+        for h, drawn in enumerate(heads["maps"]):
+            assert_close(numbers(drawn["share"]), weights[h].double(), atol=1e-6, rtol=1e-5)
+            tile = got(api(), f"/runs/{run['run']}/tiles/0/0/0", l=l, h=h)
+            picture = torch.tensor(struct.unpack("<65536e", tile.body)).view(256, 256)
+            assert_close(picture[:n_q, :n_k].exp2(), weights[h], atol=1e-3, rtol=4e-3)
+            assert picture[n_q:].isnan().all()
+            assert picture[:, n_k:].isnan().all()
+            aligned = got(api(), f"/runs/{run['run']}/alignment", l=l, h=h)
+            joined = torch.zeros(max(words[0]) + 1, max(words[1]) + 1)
+            for i, j in product(range(n_q), range(n_k)):
+                joined[words[0][i], words[1][j]] += weights[h, i, j] / words[0].count(words[0][i])
+            assert_close(numbers(aligned["weights"]), joined.double(), atol=1e-6, rtol=1e-5)
+        mean = got(api(), f"/runs/{run['run']}/alignment", l=l, h="mean")["weights"]
+        every = [got(api(), f"/runs/{run['run']}/alignment", l=l, h=h)["weights"] for h in attention["heads"]]
+        assert_close(numbers(mean), numbers(every).mean(0), atol=1e-7, rtol=1e-6)
+
+
+def test_habits_are_those_of_the_recording(sentence):
+    run, recording, _ = sentence
+    told = {(head.layer, head.number): head for head in recording.heads()}
+    for attention in run["attentions"]:
+        if attention["kind"] == "cross":
+            continue  # whose tokens a call knows depends on what else was watched
+        for habits in got(api(), f"/runs/{run['run']}/heads", l=attention["l"])["habits"]:
+            head = told[attention["name"], habits["h"]]
+            assert habits["kind"] == head.kind
+            assert_close(habits["spread"], head.spread)
+
+
+def test_the_plane_by_hand():
+    """Four points of a cross in space, which then is twice as long: the plane is the cross's, and nothing is lost."""
+    before = torch.tensor([[1.0, 0, 5], [-1, 0, 5], [0, 3, 5], [0, -3, 5]])
+    after = torch.tensor([[2.0, 0, 5], [-2, 0, 5], [0, 6, 5], [0, -6, 5]])
+    flat = plane(before, after)
+    assert_close(flat.before.abs(), torch.tensor([[0.0, 1], [0, 1], [3, 0], [3, 0]]).double(), atol=1e-9, rtol=0)
+    assert_close(flat.after, flat.before * 2, atol=1e-9, rtol=0)
+    assert_close(list(flat.explained), [0.9, 0.1])  # 2 (9 + 36) and 2 (1 + 4) of 100
+    assert_close(flat.moved[0].item(), (2 + 25) / (26**0.5 * 29**0.5))
+    assert_close(cosines(before)[0, 1].item(), 24 / 26)
+
+
+@pytest.mark.parametrize("vectors", [torch.ones(1, 4), torch.ones(3, 1), torch.zeros(3, 2)])
+def test_a_plane_of_next_to_nothing(vectors):
+    flat = plane(vectors, vectors)
+    assert flat.before.shape == (len(vectors), 2)
+    assert flat.before.abs().max() < 1e-9
+    assert sum(flat.explained) <= 1.0
+
+
+def test_geometry_is_of_the_stream(sentence):
+    run, recording, _ = sentence
+    for attention in run["attentions"]:
+        call = recording[attention["name"]].call
+        told = got(api(), f"/runs/{run['run']}/geometry", l=attention["l"])
+        before, after = call.before[0].double(), call.after[0].double()
+        apart = torch.cdist(numbers(told["before"]), numbers(told["after"]))
+        assert (apart <= torch.cdist(before, after) + 1e-9).all()  # a plane brings nearer, never farther apart
+        assert_close(numbers(told["cosines"]["before"]), torch.nn.functional.cosine_similarity(
+            before[:, None], before[None], dim=-1), **CLOSE)  # fmt: skip
+        assert_close(numbers(told["moved"]), torch.nn.functional.cosine_similarity(before, after), **CLOSE)
+        assert len(told["tokens"]) == told["n"] == attention["n_q"]
+
+
+def test_a_picture_is_sent_to_a_fiftieth_of_a_bit():
+    """Down to 2^-40, less than one of a million tokens gets; masked and outside are told from what is small."""
+    logs = torch.cat([torch.linspace(-40, 0, 65533), torch.tensor([-torch.inf, torch.nan, -1e9])]).view(256, 256)
+    half = torch.tensor(struct.unpack("<65536e", _f16(logs))).view(256, 256)
+    small = torch.tensor(list(_u8(logs))).view(256, 256)
+    said = torch.where(small > 1, (small - 255) / 8, torch.nan)
+    assert (half - logs).flatten()[:-3].abs().max() < 0.02
+    near = logs.flatten()[:-3] > -31.6
+    assert (said - logs).flatten()[:-3][near].abs().max() <= 1 / 16 + 1e-6
+    assert half[-1, -3] == -torch.inf
+    assert half[-1, -2].isnan()
+    assert half[-1, -1] == torch.finfo(torch.float16).min
+    assert small[-1, -3:].tolist() == [1, 0, 2]
+
+
+# ---------------------------------------------------------------------------------------------------------- recordings
+
+
+@pytest.mark.parametrize("keep", ["steps", "queries-keys"])
+def test_a_long_row_is_its_largest_weights_and_the_rest(keep):
+    n = ALL + 100
+    recording = recorded(n, keep=keep, batch=2)
+    asked, run = serving(recording)
+    call = recording["blocks.0.self"].call
+    weights = ts.survey(call.queries.double(), call.keys.double(), call.attention, top=SOME)
+    for b, h, i in [(0, 0, n - 1), (1, 1, 300), (0, 1, 10)]:
+        walk = got(asked, f"/runs/{run}/trace", l=0, h=h, i=i, b=b)
+        row = weights.rows(i)[b, h, 0]
+        assert len(walk["keys"]) == SOME
+        assert walk["keys"] == sorted(walk["keys"])
+        told = numbers(next(step for step in walk["steps"] if step["name"] == "weights")["numbers"])
+        assert_close(told, row[walk["keys"]], **CLOSE)
+        assert told.min() >= row.index_fill(0, torch.tensor(walk["keys"]), 0.0).max()
+        assert_close(walk["rest"]["weight"], 1.0 - told.sum().item(), atol=1e-12, rtol=0)
+        assert walk["rest"]["keys"] == n - SOME
+        assert walk["tokens"][0] == chr(97 + walk["keys"][0] % 26) * 3
+        assert_close(walk["lse"], weights.lse[b, h, i].item(), **CLOSE)
+        if keep == "steps":
+            context = row @ call.values[b, h].double()
+            assert_close(numbers(walk["context"]), context, **CLOSE)
+            assert_close(told @ numbers(walk["value"]) + numbers(walk["rest"]["context"]), context, **CLOSE)
+        else:
+            assert walk["context"] is walk["value"] is walk["stream"] is None
+        cell = got(asked, f"/runs/{run}/cell", l=0, h=h, i=i, j=7, b=b)
+        assert_close(cell["p"], row[7].item(), **CLOSE)
+        some = got(asked, f"/runs/{run}/cells", l=0, h=h, i=i, j=n - 40, b=b)["p"]
+        assert len(some) == 32
+        seen = [p for p in some if p is not None]
+        assert len(seen) == max(0, min(32, i + 1 - (n - 40)))
+        assert_close(numbers(seen), row[n - 40 : n - 40 + len(seen)], **CLOSE)
+
+
+def test_any_definition_is_walked_through():
+    attention = ts.Attention(
+        score=ts.general(torch.randn(2, 16, 16)),
+        bias=ts.alibi(2),
+        softcap=2.0,
+        sink=torch.tensor([0.5, -0.5]),
+        mask=ts.causal & ts.padding([20, 9]),
+    )
+    recording = recorded(20, batch=2, attention=attention, keep="steps")
+    asked, run = serving(recording)
+    call = recording["blocks.0.self"].call
+    truth = ts.trace(call.queries.double(), call.keys.double(), call.values.double(), attention)
+    for b, h, i in product(range(2), range(2), (0, 8, 19)):
+        walk = got(asked, f"/runs/{run}/trace", l=0, h=h, i=i, b=b)
+        assert [step["name"] for step in walk["steps"]] == ["scores", "scaled", "capped", "biased", "masked", "weights"]
+        for step in walk["steps"]:
+            assert_close(numbers(step["numbers"]), getattr(truth, step["name"])[b, h, i], **CLOSE)
+        assert_close(numbers(walk["terms"]).sum(1), truth.scores[b, h, i], **CLOSE)
+        assert_close(numbers(walk["context"]), truth.context[b, h, i], **CLOSE)
+        assert walk["sink"] == [0.5, -0.5][h]
+
+
+def test_other_scores_and_normalisers_are_walked_through():
+    additive = ts.additive(torch.randn(16, 5), torch.randn(16, 5), torch.randn(5))
+    for attention in (ts.Attention(score=additive), ts.Attention(normalize=ts.by_sum)):
+        recording = recorded(6, attention=attention, keep="steps")
+        asked, run = serving(recording)
+        call = recording["blocks.0.self"].call
+        truth = ts.trace(call.queries.double(), call.keys.double(), call.values.double(), attention)
+        walk = got(asked, f"/runs/{run}/trace", l=0, h=1, i=4)
+        assert_close(numbers(walk["context"]), truth.context[0, 1, 4], **CLOSE)
+        assert_close(numbers(walk["terms"]).sum(1), truth.scores[0, 1, 4], **CLOSE)
+        assert (walk["lse"] is None) == (attention.normalize is ts.by_sum)
+
+
+def test_a_saved_recording_says_the_same(tmp_path):
+    """Also of some queries only, under their own places."""
+    model = writers.gpt()
+    ids = torch.tensor([model.tokenizer.encode("to be or not to be").ids])
+    with ts.watch(model, keep="steps", queries=[3, 7, 11]) as recording, torch.no_grad():
+        model(ids)
+    recording.save(tmp_path / "some.telescope")
+    answers = []
+    for one in (recording, ts.open(tmp_path / "some.telescope")):
+        asked, run = serving(one, "some")
+        answers.append([
+            got(asked, f"/runs/{run}/{what}", l=1, **more)
+            for what, more in (("trace", {"h": 2, "i": 1}), ("tokens", {"axis": "q"}), ("heads", {}),
+                               ("alignment", {"h": 0}), ("cell", {"h": 0, "i": 2, "j": 11}))
+        ])  # fmt: skip
+    assert json.dumps(answers[0]) == json.dumps(answers[1])
+    trace, tokens, *_, cell = answers[0]
+    call = recording["blocks.1.self"].call
+    assert tokens["tokens"] == [list("to be or not to be")[place] for place in (3, 7, 11)]
+    whole = ts.survey(call.queries.double(), call.keys.double(), call.kept_attention(), top=0).rows(1)[0, 2, 0]
+    assert_close(numbers(trace["steps"][-1]["numbers"]), whole, **CLOSE)
+    assert cell["visible"]
+    assert trace["steps"][-2]["numbers"][8] == "-inf"  # place 7 does not see what comes behind it
+
+
+def test_what_a_summary_has_is_told_and_what_it_lacks_is_said():
+    model = writers.gpt()
+    ids = torch.tensor([model.tokenizer.encode("to be or not to be").ids])
+    with ts.watch(model, map=(6, 6)) as recording, torch.no_grad():
+        model(ids)
+    asked, run = serving(recording)
+    told = got(asked, f"/runs/{run}")["attentions"][0]
+    assert told["has"] == {"trace": False, "context": False, "map": False, "geometry": False, "alignment": False,
+                           "tokens": True}  # fmt: skip
+    heads = got(asked, f"/runs/{run}/heads", l=0)
+    assert (heads["rows"], heads["columns"], len(heads["maps"]), len(heads["habits"])) == (6, 6, 4, 4)
+    answer = asked.answer("GET", f"/runs/{run}/trace", {"l": "0", "h": "0", "i": "0"})
+    assert (answer.status, json.loads(answer.body)["error"]["code"]) == (409, "not-kept")
+    assert "queries-keys" in json.loads(answer.body)["error"]["message"]
+
+
+def test_heads_of_a_long_text_are_sampled_and_say_so(monkeypatch):
+    monkeypatch.setattr("telescope.explorer.multiples.EXACT", 1)
+    monkeypatch.setattr("telescope.explorer.multiples.BUDGET", 1)
+    asked, run = serving(recorded(400))
+    told = got(asked, f"/runs/{run}/heads", l=0)
+    assert (told["rows"], told["columns"], told["habits"]) == (25, 25, None)
+    assert (told["exact"], told["samples"]) == (False, 1.0)
+    for drawn in told["maps"]:
+        assert_close(numbers(drawn["share"]).sum(1), torch.ones(25).double(), atol=1e-5, rtol=0)
+    one = got(asked, f"/runs/{run}/heads", l=0, h=1)
+    assert [drawn["h"] for drawn in one["maps"]] == [1]
+    assert one["maps"][0] == told["maps"][1]
+
+
+def test_a_sentence_typed_twice_is_one_run():
+    first, again = (read(api(), "I am tired.") for _ in range(2))
+    assert first == again
+    forced = read(api(), "I am tired.", target="Guten Morgen.")
+    assert forced["run"] != first["run"]
+    assert forced["written"] == "Guten Morgen."
+    written = got(api(), f"/runs/{forced['run']}/tokens", l=3, axis="q")
+    assert written["names"] == ["Guten", "Morgen", ".", "</s>"]
+
+
+def test_a_gpt_reads_a_text_too():
+    run = read(api(), "to be", model="gpt")
+    assert [attention["kind"] for attention in run["attentions"]] == ["self", "self"]
+    assert "".join(got(api(), f"/runs/{run['run']}/tokens", l=0, axis="k")["names"]) == "tobe"
+    walk = got(api(), f"/runs/{run['run']}/trace", l=1, h=3, i=0)
+    assert numbers(walk["steps"][-1]["numbers"])[0] == 1.0
+
+
+def test_padding_and_cutting_are_for_batches():
+    """A tokenizer that fills up to 16 tokens and cuts after 4 reads all of a text here, and is then as it was."""
+    tokenizer = Tokenizer(WordLevel({word: at for at, word in enumerate(("<pad>", *"abcdef"))}, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.enable_padding(pad_id=0, pad_token="<pad>", length=16)
+    tokenizer.enable_truncation(4, stride=1)
+    model = writers.diced(Encoder(EncoderConfig(vocabulary=7, d_model=16, heads=2, blocks=1, max_positions=8)))
+    model.tokenizer, before = tokenizer, tokenizer.to_str()
+    run = read(Api(Library({"padded": model})), "a b c d e")
+    assert run["attentions"][0]["n_k"] == 5
+    assert tokenizer.to_str() == before

@@ -1,0 +1,54 @@
+"""A real server and a real browser, of which each file of tests has one page. Whatever that page complains about, or
+asks of another machine, fails the test in which it does."""
+
+import pytest
+
+import writers
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+pytest.importorskip("uvicorn", reason="the serve extra is not installed")
+from browsing import CHROMIUM, SENTENCES, Page, Served  # noqa: E402
+from exploring import recorded  # noqa: E402
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if CHROMIUM is None and "tests/browser" in item.path.as_posix() and "test_bundle" not in item.path.name:
+            item.add_marker(pytest.mark.skip(reason="there is no chromium here: apt-get install chromium"))
+
+
+@pytest.fixture(scope="session")
+def served():
+    from telescope.explorer.library import Library
+
+    small = writers.translator(heads=2, encoder_blocks=2, decoder_blocks=1)
+    library = Library({"translator": writers.learnt(), "small": small})
+    served = Served(library)
+    served.long = library.add(recorded(1100), "long", "1").name  # more than a tile, and ragged
+    served.runs = {text: library.read(text, "small", writers.PAIRS[text]) for text in SENTENCES}
+    served.run = library.read(writers.NOTES).name
+    yield served
+    served.stop()
+
+
+@pytest.fixture(scope="session")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, chromium_sandbox=False, args=["--disable-gpu", "--no-first-run"]
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def only_page(browser, served):
+    page = Page(browser, served, reduced_motion="reduce", has_touch=True)
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def page(only_page):
+    yield only_page
+    only_page.must_be_quiet()

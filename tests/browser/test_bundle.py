@@ -1,0 +1,48 @@
+"""The page that ships is what its source makes, and holds nothing that it should not."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WEB, PAGE = ROOT / "web", ROOT / "src/telescope/explorer/page"
+BUNDLE = {path.name: path.read_bytes() for path in PAGE.iterdir()}
+
+
+def test_it_is_what_the_source_makes(tmp_path):
+    if not (WEB / "node_modules/esbuild").is_dir() or shutil.which("npm") is None:
+        pytest.skip("the tools of the page are not installed: npm ci --prefix web")
+    done = subprocess.run(
+        ["npm", "run", "--silent", "build", "--", f"--outdir={tmp_path}"], cwd=WEB, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == BUNDLE
+
+
+def test_it_is_small():
+    assert sum(map(len, BUNDLE.values())) <= 150_000
+    assert set(BUNDLE) == {"explorer.css", "explorer.js", "index.html"}
+
+
+@pytest.mark.parametrize("never", [b"Math.random", b"sourceMappingURL", b"eval(", b"@import", b"url("])
+def test_it_never(never):
+    """No number by dice, nothing from elsewhere."""
+    assert not [name for name, body in BUNDLE.items() if never in body]
+
+
+def test_no_text_becomes_markup():
+    """Preact knows of innerHTML; nothing of ours asks it to."""
+    sources = [path for path in WEB.rglob("*.js") if "node_modules" not in path.parts]
+    assert len(sources) > 20
+    assert not [
+        path for path in sources if re.search("innerHTML|outerHTML|insertAdjacent|document.write", path.read_text())
+    ]
+
+
+def test_it_names_no_other_machine():
+    """XML's names look like addresses, and are none."""
+    named = {name for body in BUNDLE.values() for name in re.findall(rb"https?://([\w.]+)", body)}
+    assert named == {b"www.w3.org"}

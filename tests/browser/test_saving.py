@@ -1,0 +1,94 @@
+"""What is saved: a drawing that is XML, a picture that is not blank, a page from disk with the same numbers."""
+
+import re
+from struct import unpack
+from xml.etree import ElementTree
+from zlib import decompress
+
+from browsing import SCREENS
+from telescope.explorer.notebook import Still
+
+
+def save(tab, label, to):
+    tab.get_by_role("button", name="save this view").click()
+    with tab.expect_download() as waited:
+        tab.get_by_role("button", name=label).click()
+    waited.value.save_as(to)
+    return to
+
+
+def colours(png):
+    """Of the bytes behind every 97th pixel: enough to tell a picture from an empty one."""
+    assert png.startswith(b"\x89PNG\r\n\x1a\n")
+    at, packed = 8, b""
+    while at < len(png):
+        (length,), kind = unpack(">I", png[at : at + 4]), png[at + 4 : at + 8]
+        packed += png[at + 8 : at + 8 + length] if kind == b"IDAT" else b""
+        at += length + 12
+    rows = decompress(packed)
+    return {rows[i : i + 4] for i in range(0, len(rows), 97)}
+
+
+def test_a_drawing_and_a_picture(page, tmp_path):
+    page.open("walk", step="softmax")
+    for screen in SCREENS:
+        tab = page.turn(screen, step="softmax")
+        root = ElementTree.parse(save(tab, "Drawing", tmp_path / "view.svg")).getroot()
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        said = " ".join(text.text or "" for text in root.iter("{http://www.w3.org/2000/svg}text"))
+        assert tab.locator("main h2").first.inner_text() in said
+        assert "man" in said or screen == "map"
+        picture = save(tab, "Picture", tmp_path / "view.png").read_bytes()
+        assert len(colours(picture)) > 20
+
+
+def test_a_page_from_disk_has_the_same_numbers(page, browser, served, tmp_path):
+    run = served.runs["Good morning."].name
+    tab = page.open("walk", run, l=1, h=1, i=3, step="softmax")
+    numbers = tab.locator("td[title]").evaluate_all("all => all.map(one => one.title)")
+    file = save(tab, "Page that opens", tmp_path / "saved.html")
+    context = browser.new_context(offline=True)
+    tab = context.new_page()
+    complaints, asked = [], []
+    tab.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
+    tab.on("pageerror", lambda problem: complaints.append(str(problem)))
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.goto(file.as_uri())
+    tab.locator(".walk").wait_for()
+    tab.get_by_role("button", name=re.compile("softmax")).click()
+    tab.locator('.walk[data-step="softmax"]').wait_for()
+    assert tab.locator("td[title]").evaluate_all("all => all.map(one => one.title)") == numbers
+    for screen, heading in (("Heads", "All heads"), ("Geometry", "Before"), ("Alignment", "Who"), ("Map", "The whole")):
+        tab.get_by_role("link", name=screen).click()
+        tab.get_by_role("heading", name=heading).wait_for()
+        assert tab.locator("main .failure").count() == 0
+    tab.reload()
+    tab.get_by_role("heading", name="The whole").wait_for()
+    tab.locator('.quality[data-exact="1"]').wait_for()
+    tab.get_by_label("query", exact=True).fill("2")
+    tab.get_by_label("key", exact=True).fill("1")
+    tab.keyboard.press("Enter")
+    tab.locator("output", has_text="query 2").wait_for()
+    weight = served.api.ask(f"/runs/{run}/cell", l=1, h=1, i=2, j=1)["p"]
+    assert f"weight {weight!r} " in tab.locator("output").inner_text()
+    context.close()
+    assert complaints == []
+    assert [url for url in asked if not url.startswith(("file:", "blob:", "data:"))] == []
+
+
+def test_a_page_in_a_sandboxed_frame(browser, served, tmp_path):
+    """As a notebook without anywidget shows it: no address, no store, and it works."""
+    still = Still(served.api, served.runs["Good morning."], 0)._repr_html_()
+    (tmp_path / "notebook.html").write_text(f"<!doctype html><title>notebook</title>{still}", encoding="utf-8")
+    tab = browser.new_page()
+    complaints = []
+    tab.on("pageerror", lambda problem: complaints.append(str(problem)))
+    tab.goto((tmp_path / "notebook.html").as_uri())
+    frame = tab.frame_locator("iframe")
+    frame.locator(".walk").wait_for()
+    frame.get_by_role("button", name=re.compile("softmax")).click()
+    frame.get_by_role("heading", name="Scores become shares").wait_for()
+    frame.get_by_role("link", name="Heads").click()
+    frame.get_by_role("heading", name="All heads").wait_for()
+    tab.close()
+    assert complaints == []

@@ -1,0 +1,183 @@
+"""All five screens: nothing sticks out, everything can be reached, every address leads back to the same view."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from browsing import SCREENS
+
+AXE = Path(__file__).parents[2] / "web/node_modules/axe-core/axe.min.js"
+SAME = {
+    "walk": {"l": 1, "h": 2, "i": 3, "j": 1, "step": "softmax"},
+    "heads": {"l": 0, "h": 1, "la": 0, "a": 1, "lb": 0, "b": 3, "i": 2},
+    "geometry": {"l": 1, "i": 2, "j": 4, "alpha": 0.4},
+    "alignment": {"l": 3, "h": 1, "i": 2, "of": "head"},
+    "map": {"l": 0, "h": 1, "x": 4.5, "y": 3.5, "z": 5.5, "agg": "lift", "scale": "linear", "palette": "magma"},
+}
+STEPS = ("tokens", "embedding", "qkv", "scores", "scaled", "mask", "softmax", "sum", "context")
+SMALL = """() => [...document.querySelectorAll("main button, header button, select, a, [role=button]")]
+    .map(one => [one.textContent, one.getBoundingClientRect()])
+    .filter(([, box]) => box.width && (box.width < 24 || box.height < 24)).map(([text]) => text)"""
+SHOWN = """() => [document.querySelector("main").innerHTML,
+    [...document.querySelectorAll("main canvas")].map(one => one.toDataURL())]"""
+WIDE = "() => document.documentElement.scrollWidth"
+
+
+@pytest.fixture
+def sized(page):
+    """sized(320) makes the window so wide; afterwards it is as it was."""
+    yield lambda width: page.tab.set_viewport_size({"width": width, "height": 800})
+    page.tab.set_viewport_size({"width": 1280, "height": 800})
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing(page, theme):
+    if not AXE.is_file():
+        pytest.skip("axe-core is not installed: npm ci --prefix web")
+    page.tab.emulate_media(color_scheme=theme)
+    page.open("walk", step="scores").evaluate(AXE.read_text())
+    assert page.tab.locator(f'[data-theme="{theme}"]').count() == 1
+    for screen in SCREENS:
+        tab = page.turn(screen, step="scores")
+        found = tab.evaluate("axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa']})")
+        assert (screen, [(it["id"], [node["html"] for node in it["nodes"]]) for it in found["violations"]]) == (
+            screen,
+            [],
+        )
+
+
+def test_nothing_sticks_out(page, sized):
+    """On a phone, a tablet and a desk; and whatever is to be hit is large enough for a finger."""
+    page.open("walk")
+    for screen in SCREENS:
+        tab = page.turn(screen, step="softmax")
+        for width in (320, 768, 1440):
+            sized(width)
+            tab.wait_for_timeout(60)
+            assert (screen, width, tab.evaluate(WIDE) <= width, tab.evaluate(SMALL)) == (screen, width, True, [])
+
+
+def test_no_step_sticks_out_on_a_phone(page, sized):
+    sized(320)
+    page.open("walk")
+    for step in STEPS:
+        assert (step, page.turn("walk", step=step).evaluate(WIDE) <= 320) == (step, True)
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+def test_an_address_leads_back(page, screen):
+    """Loaded, and loaded again: the same address, the same words and drawings, the same pixels."""
+    seen = []
+    for _ in range(2):
+        tab = page.open(screen, **SAME[screen])
+        tab.wait_for_timeout(100)
+        seen.append((tab.url, *tab.evaluate(SHOWN)))
+    assert seen[0] == seen[1]
+    assert len(seen[0][1]) > 1000
+    assert all(f"{name}={value}" in tab.url for name, value in SAME[screen].items())
+
+
+def test_back_goes_back(page):
+    tab = page.open("walk")
+    for name in ("Heads", "Map"):
+        tab.get_by_role("link", name=name).click()
+        page.settled()
+    assert "/map" in tab.url
+    tab.go_back()
+    tab.get_by_role("heading", name="All heads").wait_for()
+    tab.go_back()
+    tab.locator(".walk").wait_for()
+
+
+def test_numbers_are_screens(page):
+    tab = page.open("walk")
+    for key, heading in (("2", "All heads"), ("3", "Before and after"), ("4", "Who wrote"), ("5", "The whole matrix")):
+        tab.keyboard.press(key)
+        tab.get_by_role("heading", name=heading).wait_for()
+
+
+def test_two_readings_are_the_rows_of_the_heads(page, served):
+    tab = page.open("heads", l=0, la=0, a=1, lb=0, b=3, i=2)
+    looked = served.library.run(served.run).looked[0]
+    weights = looked.call.trace().weights[0, :, 2].double()
+    for card, head in ((0, 1), (1, 3)):
+        shown = tab.locator(".reading").nth(card).locator("td[title]").evaluate_all("all => all.map(a => +a.title)")
+        largest = weights[head].topk(14).indices.sort().values
+        assert shown[:14] == pytest.approx(weights[head][largest].tolist(), rel=1e-6)
+        assert shown[14] == pytest.approx(1 - weights[head][largest].sum().item(), rel=1e-5)
+    tab.get_by_role("button", name="layer 0, head 2", exact=True).first.click()
+    tab.wait_for_url("**a=2**")
+
+
+def test_the_table_of_habits(page, served):
+    """A row for each head, by layer or by any of its columns."""
+    tab = page.open("heads", l=1, h=0)
+    told = [served.api.ask(f"/runs/{served.run}/heads", l=at)["habits"] for at in (1, 2)]
+    first = [one["first"] for layer in told for one in layer]
+    rows = tab.locator(".habits tbody tr")
+    assert rows.count() == len(first) == 8
+    assert [rows.nth(at).locator("td").nth(1).inner_text() for at in range(4)] == [one["kind"] for one in told[0]]
+    tab.get_by_role("button", name="first").click()
+    column = 2 + ["itself", "previous", "first"].index("first")
+    shown = [float(rows.nth(at).locator("td").nth(column).get_attribute("title")) for at in range(8)]
+    assert shown == sorted(first, reverse=True)
+
+
+def test_cosines_are_those_of_whole_vectors(page, served):
+    tab = page.open("geometry", l=0, i=1)
+    call = served.library.run(served.run).looked[0].call
+    before, after = (torch.nn.functional.normalize(x[0].double(), dim=-1) for x in (call.before, call.after))
+    shown = tab.locator(".pairs tbody tr").first.locator("td[title]").evaluate_all("all => all.map(a => a.title)")
+    nearest = (after @ after[1]).scatter(0, torch.tensor(1), -2.0).argmax()
+    wanted = [(before @ before[1])[nearest], (after @ after[1])[nearest]]
+    assert [float(x.replace("−", "-")) for x in shown] == pytest.approx([float(x) for x in wanted], rel=1e-6)
+
+
+def test_points_move_with_the_slider(page, served):
+    """From where each token was before attention to where it is after it, in a straight line."""
+    places = "all => all.map(one => ['cx', 'cy'].map(name => Number(one.getAttribute(name))))"
+    seen = {}
+    for alpha in (0, 0.5, 1):
+        tab = page.open("geometry", l=0, i=1, alpha=alpha)
+        seen[alpha] = torch.tensor(tab.locator("svg.scatter circle.dot").evaluate_all(places))
+    assert len(seen[1]) == served.library.run(served.run).looked[0].size[0]
+    assert (seen[1] - seen[0]).abs().max() > 3
+    torch.testing.assert_close(seen[0.5], (seen[0] + seen[1]) / 2, atol=0.01, rtol=0)
+
+
+def test_a_words_fan_lights_by_hover_focus_and_tap(page):
+    tab = page.open("alignment")
+    word = tab.locator("svg [role=button]", has_text="Fernrohr")
+    said = tab.locator("output")
+    word.hover()
+    hovered = said.inner_text()
+    tab.mouse.move(2, 2)
+    word.focus()
+    focused = said.inner_text()
+    tab.locator("svg [role=button]").first.focus()
+    word.tap()
+    assert hovered == focused == said.inner_text()
+    assert "Fernrohr" in hovered
+
+
+def test_the_matrix_of_an_alignment_by_arrow_keys(page, served):
+    tab = page.open("alignment", l=3)
+    told = served.api.ask(f"/runs/{served.run}/alignment", l=3, h="mean")
+    matrix = tab.get_by_role("application", name="weights")
+    matrix.focus()
+    matrix.press("Home")
+    for _ in range(len(told["rows"])):
+        matrix.press("ArrowUp")
+    matrix.press("ArrowDown")
+    matrix.press("ArrowRight")
+    said = tab.locator("p.figures", has_text="→").inner_text()
+    assert said == f"{told['rows'][1]} → {told['columns'][1]} = {told['weights'][1][1]!r}"
+
+
+def test_markup_is_refused_by_the_browser_itself(page):
+    """Trusted Types: even a script of ours could not make markup of a text."""
+    tab = page.open("walk")
+    made = "() => { try { document.body.innerHTML = '<b>text</b>'; return 'made'; } catch (e) { return e.name; } }"
+    assert tab.evaluate(made) == "TypeError"
+    page.complaints.clear()  # the browser reports it too

@@ -1,0 +1,125 @@
+"""A real server in a thread, and a page in a real browser that remembers what it asked for and complained about."""
+
+import shutil
+import socket
+import threading
+import time
+from urllib.parse import urlencode, urlsplit
+
+import uvicorn
+
+from telescope.explorer.api import Api
+from telescope.explorer.app import app
+from telescope.explorer.guard import Guard
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+SCREENS = ("walk", "heads", "geometry", "alignment", "map")
+TOKEN = "only-for-tests"
+SENTENCES = ("Good morning.", "How are you?", "I am tired.")
+
+# how many questions are under way, and since when that has not changed
+COUNTED = """() => {
+  window.asking = 0;
+  window.since = performance.now();
+  const plain = window.fetch;
+  const count = (by) => { window.asking += by; window.since = performance.now(); };
+  const over = () => setTimeout(() => count(-1));
+  window.fetch = (...asked) => {
+    count(1);
+    const answer = plain(...asked);
+    answer.then((response) => response.clone().arrayBuffer()).then(over, over);
+    return answer;
+  };
+}"""
+SETTLED = """() => document.querySelector("main h2, main .failure") && !document.querySelector("main .waiting")
+  && window.asking === 0 && performance.now() - window.since > 50"""
+TURN = """(path) => { history.pushState(null, "", path); window.since = performance.now();
+  dispatchEvent(new PopStateEvent("popstate")); }"""
+
+# cells of a notebook, without one: what a cell asks its kernel is asked of the server
+WIDGETS = """async ({ start, many }) => {
+  const { default: widget } = await import("/explorer.js");
+  const tell = async (model, asked) => {
+    const query = new URLSearchParams(asked.query ?? {});
+    const response = await fetch(`/api/v1/${asked.path}?${query}`);
+    if (!response.ok) return model.hear({ id: asked.id, ...(await response.json()) }, []);
+    const json = response.headers.get("Content-Type").includes("json");
+    if (json) return model.hear({ id: asked.id, body: await response.json() }, []);
+    const exact = response.headers.get("X-Exact") === "1";
+    return model.hear({ id: asked.id, exact, samples: 1 }, [new DataView(await response.arrayBuffer())]);
+  };
+  document.body.replaceChildren();
+  for (let at = 0; at < many; at += 1) {
+    const el = document.createElement("div");
+    document.body.append(el);
+    const model = {
+      get: () => start,
+      on: (_, hear) => { model.hear = hear; },
+      send: (asked) => tell(model, asked),
+    };
+    widget.render({ model, el });
+  }
+}"""
+
+
+class Served:
+    """A library behind a real port, in a thread."""
+
+    def __init__(self, library):
+        self.library, self.api = library, Api(library)
+        bound = socket.socket()
+        bound.bind(("127.0.0.1", 0))
+        self.port = bound.getsockname()[1]
+        guard = Guard.at(TOKEN, self.port, {"127.0.0.1"})
+        self.server = uvicorn.Server(uvicorn.Config(app(self.api, guard), log_level="error", lifespan="off"))
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [bound]}, daemon=True)
+        self.thread.start()
+        while not self.server.started:
+            time.sleep(0.01)
+
+    @property
+    def at(self):
+        return f"http://127.0.0.1:{self.port}"
+
+    def stop(self):
+        self.server.should_exit = True
+        self.thread.join(10)
+
+
+class Page:
+    """A tab. `open` loads an address, `turn` goes to it as a click in the page does; both wait until all is there."""
+
+    def __init__(self, browser, served, **how):
+        self.served = served
+        self.context = browser.new_context(**({"viewport": {"width": 1280, "height": 800}} | how))
+        self.context.add_init_script(f"({COUNTED})()")
+        self.tab = self.context.new_page()
+        self.asked, self.complaints = [], []
+        self.tab.on("request", lambda request: self.asked.append(request.url))
+        self.tab.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
+        self.tab.on("pageerror", lambda problem: self.complaints.append(str(problem)))
+        self.tab.goto(f"{served.at}/healthz?token={TOKEN}")  # with the key at first, as the link has it
+
+    def open(self, screen, run=None, **query):
+        self.tab.goto(self.served.at + self.path(screen, run, **query))
+        return self.settled()
+
+    def turn(self, screen, run=None, **query):
+        self.tab.evaluate(TURN, self.path(screen, run, **query))
+        return self.settled()
+
+    def path(self, screen, run=None, **query):
+        return f"/s/{run or self.served.run}/{screen}?{urlencode(query)}"
+
+    def settled(self):
+        self.tab.wait_for_function(SETTLED)
+        return self.tab
+
+    def must_be_quiet(self):
+        """Nothing was complained about, and no other machine was asked for anything."""
+        foreign = [url for url in self.asked if urlsplit(url).hostname not in ("127.0.0.1", None, "")]
+        complaints, self.complaints = self.complaints, []
+        assert (foreign, complaints) == ([], [])
+
+    def close(self):
+        self.context.close()

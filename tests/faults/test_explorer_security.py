@@ -1,0 +1,346 @@
+"""Who may ask the explorer, and what is answered to who may not, to the letter."""
+
+import json
+import re
+from html import unescape
+
+import pytest
+from starlette.testclient import TestClient
+
+import writers
+from exploring import HOSTILE, SENTENCES, api, got, read, recorded, serving
+from telescope.explorer.api import Api
+from telescope.explorer.app import app
+from telescope.explorer.export import page, safe
+from telescope.explorer.guard import LARGEST, Guard
+from telescope.explorer.library import Library
+from telescope.explorer.pages import files
+
+TOKEN, PORT = "a-secret-of-24-bytes", 8123
+HOST = f"127.0.0.1:{PORT}"
+KEY = {"Authorization": f"Bearer {TOKEN}"}
+ONE = "/api/v1/runs/run"
+
+
+@pytest.fixture(scope="module")
+def client():
+    asked, _ = serving(recorded(300))
+    asked.library.models["learnt"] = writers.learnt()
+    guard = Guard.at(TOKEN, PORT, ("127.0.0.1", "localhost"))
+    with TestClient(app(asked, guard), base_url=f"http://{HOST}", follow_redirects=False) as client:
+        yield client
+
+
+def code(response):
+    return response.json()["error"]["code"]
+
+
+# ----------------------------------------------------------------------------------------------------- who may ask
+
+
+@pytest.mark.parametrize("path", ["/", "/s/run/walk", "/index.html", "/api/v1/runs", "/healthz", "/nothing"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", f"evil.example:{PORT}", "127.0.0.1", "127.0.0.1:1", f"127.0.0.1:{PORT}.evil.example", "",
+             f"localhost:{PORT}@evil.example", f"[::1]:{PORT}"]
+)  # fmt: skip
+def test_other_names_are_refused(client, path, host):
+    response = client.get(path, headers=KEY | {"Host": host})
+    assert (response.status_code, code(response)) == (403, "bad-host")
+
+
+def test_two_hosts_are_refused(client):
+    response = client.get("/healthz", headers=[("Host", HOST), ("Host", "evil.example")])
+    assert response.status_code == 403
+
+
+@pytest.mark.parametrize("origin", ["null", "http://evil.example", f"https://{HOST}", "http://127.0.0.1",
+                                    f"http://{HOST}.evil.example", "file://", ""])  # fmt: skip
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_other_origins_are_refused(client, origin, method):
+    response = client.request(method, "/api/v1/runs", headers=KEY | {"Origin": origin}, json={"text": "hi"})
+    assert (response.status_code, code(response)) == (403, "bad-origin")
+    assert "access-control-allow-origin" not in response.headers
+
+
+def test_our_own_names_are_answered(client):
+    for host in (HOST, f"localhost:{PORT}", f"LOCALHOST:{PORT}"):
+        headers = KEY | {"Host": host, "Origin": f"http://{host}"}
+        assert client.get("/api/v1/runs", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/s/run/map?l=0", "/explorer.js", "/api/v1/runs", "/nothing", "/favicon.ico"])
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}, {"Authorization": f"Basic {TOKEN}"},
+     {"Cookie": f"telescope-{PORT}=wrong"}, {"Cookie": f"telescope-1={TOKEN}"}, {"Cookie": "=;;\x01"},
+     {"Authorization": "Bearer é".encode()}],
+)  # fmt: skip
+def test_without_the_key_there_is_nothing(client, path, headers):
+    response = client.get(path, headers=headers)
+    assert (response.status_code, code(response)) == (401, "no-token")
+    assert TOKEN not in response.text
+
+
+def test_a_link_leads_to_a_clean_address_and_a_cookie(client):
+    response = client.get(f"/s/run/walk?l=0&token={TOKEN}&h=1")
+    assert (response.status_code, response.headers["location"]) == (303, "/s/run/walk?l=0&h=1")
+    cookie = response.headers["set-cookie"]
+    assert cookie.startswith(f"telescope-{PORT}={TOKEN};")
+    assert {"httponly", "samesite=strict", "path=/"} <= {part.strip().lower() for part in cookie.split(";")}
+    assert "domain" not in cookie.lower()
+    assert client.get("/s/run/walk?l=0&h=1", headers={"Cookie": cookie.partition(";")[0]}).status_code == 200
+    client.cookies.clear()
+
+
+def test_a_wrong_link_leads_nowhere(client):
+    for token in ("wrong", "", "é", TOKEN[:-1], TOKEN + "x"):
+        response = client.get("/", params={"token": token})
+        assert response.status_code == 401
+        assert "set-cookie" not in response.headers
+    assert client.get(f"/api/v1/runs?token={TOKEN}").status_code == 401  # addresses are written into logs
+
+
+@pytest.mark.parametrize("path", ["//evil.example/", "/%2Fevil.example", "/\\evil.example", "//evil.example%0d%0aX: y"])
+def test_a_link_leads_nowhere_else(client, path):
+    response = client.get(f"http://{HOST}{path}?token={TOKEN}")
+    assert response.status_code == 303
+    assert re.match(r"/(?![/\\])", response.headers["location"])
+    assert not {"x"} & set(response.headers)
+
+
+def test_every_answer_has_its_policy(client):
+    for path, headers in (("/", KEY), ("/api/v1/runs", KEY), ("/nothing", KEY), ("/", {}), ("/", {"Host": "evil"})):
+        sent = client.get(path, headers=headers).headers
+        policy = dict(part.strip().partition(" ")[::2] for part in sent["content-security-policy"].split(";"))
+        assert policy["default-src"] == "'none'"
+        assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+        assert policy["require-trusted-types-for"] == "'script'"
+        assert policy["trusted-types"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
+        assert sent["x-content-type-options"] == "nosniff"
+        assert sent["referrer-policy"] == "no-referrer"
+        assert sent["cross-origin-opener-policy"] == sent["cross-origin-resource-policy"] == "same-origin"
+        assert "access-control-allow-origin" not in sent
+
+
+# ------------------------------------------------------------------------------------------------ what is not there
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/../pyproject.toml", "/..%2f..%2fpyproject.toml", "/%2e%2e/%2e%2e/etc/passwd", "/page/../api.py", "/api.py",
+     "/explorer.js/../api.py", "/.%2e/api.py", "/..\\api.py", "/index.html%00.py", "/etc/passwd", "/%00",
+     "/api/v1/../../etc/passwd", "/api/v1/runs/..%2f..%2fetc%2fpasswd", "/api/v1/", "/api/v1/runs/run/nothing",
+     "/api/v1/runs/run/tiles/0/0", "/api/v1/runs/run/tiles/0/0/0/0", "/api/v1/runs/run/tokens/1"],
+)  # fmt: skip
+def test_nothing_else_is_served(client, path):
+    response = client.get(path, headers=KEY)
+    assert response.status_code == 404, response.text
+    assert code(response) in ("unknown", "unknown-run")
+    assert "root:" not in response.text
+
+
+ASKED = [
+    ("/runs/nobody", {}, 404, "unknown-run"),
+    ("/runs/nobody/trace", {"l": 0, "h": 0, "i": 0}, 404, "unknown-run"),
+    ("/runs/run/trace", {}, 400, "bad-parameter"),
+    ("/runs/run/trace", {"l": 0, "h": 0}, 400, "bad-parameter"),
+    ("/runs/run/trace", {"l": "x", "h": 0, "i": 0}, 400, "bad-parameter"),
+    ("/runs/run/trace", {"l": "0x1", "h": 0, "i": 0}, 400, "bad-parameter"),
+    ("/runs/run/trace", {"l": "٣", "h": 0, "i": 0}, 400, "bad-parameter"),
+    ("/runs/run/trace", {"l": "1" * 400, "h": 0, "i": 0}, 400, "bad-parameter"),
+    ("/runs/run/trace", {"l": 1, "h": 0, "i": 0}, 404, "unknown"),
+    ("/runs/run/trace", {"l": -1, "h": 0, "i": 0}, 404, "unknown"),
+    ("/runs/run/trace", {"l": 0, "h": 2, "i": 0}, 404, "unknown"),
+    ("/runs/run/trace", {"l": 0, "h": 0, "i": 300}, 404, "unknown"),
+    ("/runs/run/trace", {"l": 0, "h": 0, "i": -1}, 404, "unknown"),
+    ("/runs/run/trace", {"l": 0, "h": 0, "i": 0, "b": 1}, 404, "unknown"),
+    ("/runs/run/cell", {"l": 0, "h": 0, "i": 0, "j": 300}, 404, "unknown"),
+    ("/runs/run/tokens", {"l": 0, "axis": "z"}, 400, "bad-parameter"),
+    ("/runs/run/tokens", {"l": 0, "start": 5, "stop": 4}, 400, "bad-parameter"),
+    ("/runs/run/tokens", {"l": 0, "start": -5}, 400, "bad-parameter"),
+    ("/runs/run/tokens", {"l": 0, "start": 300}, 400, "bad-parameter"),
+    ("/runs/run/geometry", {"l": 0}, 409, "not-kept"),
+    ("/runs/run/export", {}, 409, "too-long"),
+    ("/runs/run/export", {"format": "exe"}, 400, "bad-parameter"),
+    ("/runs/run/tiles/0/0/0", {"l": 0, "h": 0, "agg": "mean"}, 400, "bad-parameter"),
+    ("/runs/run/tiles/0/0/0", {"l": 0, "h": 0, "fmt": "png"}, 400, "bad-parameter"),
+    ("/runs/run/tiles/0/0/0", {"l": 0, "h": 0, "effort": "99"}, 400, "bad-parameter"),
+    ("/runs/run/tiles/2/0/0", {"l": 0, "h": 0}, 404, "no-tile"),
+    ("/runs/run/tiles/-1/0/0", {"l": 0, "h": 0}, 404, "no-tile"),
+    ("/runs/run/tiles/1/2/0", {"l": 0, "h": 0}, 404, "no-tile"),
+    ("/runs/run/tiles/0/0/99999999999", {"l": 0, "h": 0}, 404, "no-tile"),
+    ("/runs/run/tiles/a/b/c", {"l": 0, "h": 0}, 400, "bad-parameter"),
+    ("/runs/run/tracks/0/1", {"l": 0, "h": 0}, 404, "no-tile"),
+    ("/runs/run/tracks/0/0", {"l": 0, "h": 0, "kind": "joy"}, 400, "bad-parameter"),
+]
+
+
+@pytest.mark.parametrize(("path", "parameters", "status", "kind"), ASKED)
+def test_what_does_not_fit_is_said(client, path, parameters, status, kind):
+    response = client.get(f"/api/v1{path}", params=parameters, headers=KEY)
+    assert (response.status_code, code(response)) == (status, kind)
+    message = response.json()["error"]["message"]
+    assert 5 < len(message) < 240
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "kind"),
+    [
+        (b"", 400, "bad-json"),
+        (b"{", 400, "bad-json"),
+        (b"\xff\xfe", 400, "bad-json"),
+        (b"[]", 400, "bad-json"),
+        (b'"text"', 400, "bad-json"),
+        (b"{}", 400, "bad-json"),
+        (b'{"text": 3}', 400, "bad-json"),
+        (b'{"text": "a", "model": 3}', 400, "bad-json"),
+        (b'{"text": "a", "path": "/etc/passwd"}', 400, "bad-json"),
+        (b'{"text": "a", "model": "../../etc"}', 404, "unknown"),
+        (b'{"text": ""}', 422, "text"),
+        (b'{"text": " \\n"}', 422, "text"),
+        (json.dumps({"text": "word " * 5000}).encode(), 422, "text"),
+        (b'{"text": "a", "target": ""}', 422, "text"),
+        (json.dumps({"text": "a", "target": "wort " * 500}).encode(), 422, "text"),
+        (b"[" * 100_000, 400, "bad-json"),
+    ],
+)
+def test_bad_bodies(client, body, status, kind):
+    response = client.post("/api/v1/runs", content=body, headers=KEY | {"Content-Type": "application/json"})
+    assert (response.status_code, code(response)) == (status, kind)
+
+
+def test_a_post_is_json(client):
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
+        response = client.post("/api/v1/runs", content=b'{"text": "a"}', headers=KEY | {"Content-Type": kind})
+        assert (response.status_code, code(response)) == (415, "not-json")
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_large_bodies_are_not_read(client, chunked):
+    body = b" " * (LARGEST + 1)
+    sent = iter([body[: LARGEST // 2], body[LARGEST // 2 :]]) if chunked else body
+    response = client.post("/api/v1/runs", content=sent, headers=KEY | {"Content-Type": "application/json"})
+    assert (response.status_code, code(response)) == (413, "too-large")
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS"])
+@pytest.mark.parametrize("path", ["/", "/api/v1/runs", "/api/v1/runs/run/trace"])
+def test_other_methods(client, method, path):
+    assert client.request(method, path, headers=KEY).status_code == 405
+
+
+def test_reading_changes_nothing_and_only_runs_take_a_post(client):
+    response = client.post(f"{ONE}/trace", json={"text": "a"}, headers=KEY)
+    assert (response.status_code, code(response)) == (405, "method")
+
+
+# ------------------------------------------------------------------------------------------------- what is answered
+
+
+def test_a_sentence_is_read_and_answered(client):
+    response = client.post("/api/v1/runs", json={"text": SENTENCES[1]}, headers=KEY)
+    assert response.status_code == 201
+    assert response.headers["location"] == f"/api/v1/runs/{response.json()['run']}"
+    assert response.json()["written"] == "Guten Morgen."
+    runs = client.get("/api/v1/runs", headers=KEY).json()["runs"]
+    assert [run["kind"] for run in runs] == ["sentence", "recording"]
+
+
+def test_a_tile_says_how_it_was_made(client):
+    tile = client.get(f"{ONE}/tiles/1/0/1", params={"l": 0, "h": 1}, headers=KEY)
+    assert len(tile.content) == 2 * 256 * 256
+    assert (tile.headers["x-exact"], tile.headers["x-samples"]) == ("1", "1")
+    assert tile.headers["content-type"] == "application/octet-stream"
+    assert re.fullmatch(r"made;dur=\d+\.\d", tile.headers["server-timing"])
+    small = client.get(f"{ONE}/tiles/1/0/1", params={"l": 0, "h": 1, "fmt": "u8"}, headers=KEY)
+    assert len(small.content) == 256 * 256
+    assert small.content[256 * 44] == 0  # row 300 is outside
+    assert client.get(f"{ONE}/tiles/1/1/0", params={"l": 0, "h": 1, "fmt": "u8"}, headers=KEY).content[0] == 1  # masked
+    again = client.get(
+        f"{ONE}/tiles/1/0/1", params={"l": 0, "h": 1}, headers=KEY | {"If-None-Match": tile.headers["etag"]}
+    )
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_a_sampled_tile_is_never_kept(client, monkeypatch):
+    monkeypatch.setattr("telescope.explorer.maps.BUDGET", 1)
+    asked, _ = serving(recorded(600))
+    sampled = TestClient(app(asked, Guard.at(TOKEN, PORT, ("127.0.0.1",))), base_url=f"http://{HOST}")
+    tile = sampled.get(f"{ONE}/tiles/0/0/0", params={"l": 0, "h": 1}, headers=KEY)
+    assert (tile.headers["x-exact"], tile.headers["x-samples"], tile.headers["cache-control"]) == (
+        "0",
+        "0.125",
+        "no-store",
+    )
+    assert "etag" not in tile.headers
+
+
+def test_health_needs_no_key(client):
+    assert client.get("/healthz").text == "ok\n"
+
+
+# ---------------------------------------------------------------------------------------------------- hostile tokens
+
+
+def test_hostile_tokens_are_data(client):
+    asked, run = serving(recorded(len(HOSTILE), keep="steps", tokens=list(HOSTILE)))
+    told = got(asked, f"/runs/{run}/tokens", l=0, axis="k")["tokens"]
+    assert told == [text.encode("utf-8", "replace").decode() for text in HOSTILE]
+    file = asked.answer("GET", f"/runs/{run}/export", {"l": "0", "h": "1"})
+    assert file.status == 200
+    html = file.body.decode()
+    assert html.count("<script") == html.count("</script>") == 2
+    (data,) = re.findall(r'<script type="application/json" id="telescope-answers">(.*?)</script>', html, re.S)
+    assert not set("<>&\u2028\u2029") & set(data)
+    answers = json.loads(data)["answers"]
+    assert answers[f"/runs/{run}/tokens?axis=k&l=0"]["tokens"] == told
+
+
+def test_an_exported_file_runs_its_own_script_alone():
+    asked, run = api(), read(api(), SENTENCES[0])["run"]
+    html = asked.answer("GET", f"/runs/{run}/export", {}).body.decode()
+    policy = unescape(re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', html)[1])
+    assert re.fullmatch(
+        r"default-src 'none'; script-src 'sha256-[^']+'; style-src 'sha256-[^']+'; img-src data: blob:; "
+        r"base-uri 'none'; form-action 'none'",
+        policy,
+    )
+    assert "http://" not in re.sub(r"http://www\.w3\.org/[\w/]+", "", html)
+
+
+def test_an_exported_file_has_the_same_answers():
+    asked, run = api(), read(api(), SENTENCES[1])["run"]
+    file = got(asked, f"/runs/{run}/export", l=1, h=2, i=1, format="json")
+    assert file["start"] == f"/s/{run}/walk?l=1&h=2&i=1"
+    for path, answer in file["answers"].items():
+        where, _, query = path.partition("?")
+        if where == "/models":
+            continue
+        parameters = dict(part.split("=") for part in query.split("&")) if query else {}
+        again = asked.answer("GET", where, parameters)
+        if "base64" in answer:
+            assert answer["exact"] == 1
+        elif where != "/runs":
+            assert json.loads(again.body) == answer
+    assert f"/runs/{run}/trace?h=2&i=0&l=1" in file["answers"]
+
+
+def test_json_in_a_page_cannot_end_its_element():
+    for text in HOSTILE[:-1]:
+        assert json.loads(safe({"token": text})) == {"token": text}
+        assert not set("<>&\u2028\u2029") & set(safe({"token": text}))
+    title = {"answers": {"/runs": {"runs": [{"title": "</title><script>window.pwned=1</script>"}]}}}
+    assert page(title).decode().count("<script") == 2
+
+
+def test_the_page_is_a_fixed_list():
+    assert "index.html" in files()
+    assert all(name.rpartition(".")[2] in ("html", "js", "css", "svg") for name in files())
+
+
+def test_no_model_no_sentence():
+    asked = Api(Library({}))
+    answer = asked.answer("POST", "/runs", {}, b'{"text": "hi"}')
+    assert (answer.status, json.loads(answer.body)["error"]["code"]) == (422, "text")
+    assert json.loads(asked.answer("GET", "/models", {}).body) == {"models": [], "default": None, "longest": 4096}

@@ -1,0 +1,96 @@
+"""The explorer in a notebook: a cell asks the kernel, and gets what a browser gets."""
+
+import json
+import re
+from html import unescape
+
+import pytest
+import torch
+
+import telescope as ts
+import writers
+from exploring import HOSTILE, api, got, read, recorded
+from telescope.explorer import notebook, show
+
+
+def asked(widget, monkeypatch, **message):
+    sent = []
+    monkeypatch.setattr(widget, "send", lambda content, buffers=(): sent.append((content, list(buffers))))
+    widget._handle_custom_msg(message, [])
+    return sent
+
+
+def test_a_cell_is_answered_as_a_browser_is(monkeypatch):
+    widget = show(writers.learnt(), writers.NOTES)
+    start = json.loads(widget.start)
+    assert start["screen"] == "walk"
+    query = {"l": "2", "h": "1", "i": "3"}
+    path = f"runs/{start['run']}/trace"
+    ((told, buffers),) = asked(widget, monkeypatch, id=7, method="GET", path=path, query=query)
+    run = read(api(), writers.NOTES)["run"]
+    assert (told["id"], told["body"]) == (7, got(api(), f"/runs/{run}/trace", **query))
+    assert not buffers
+    ((told, (tile,)),) = asked(
+        widget, monkeypatch, id=8, method="GET", path=f"runs/{start['run']}/tiles/0/0/0", query={"l": "0", "h": "0"}
+    )
+    assert told == {"id": 8, "exact": True, "samples": 1.0}
+    assert tile == got(api(), f"/runs/{run}/tiles/0/0/0", l=0, h=0).body
+    ((told, _),) = asked(widget, monkeypatch, id=9, method="POST", path="runs", body={"text": "Good morning."})
+    assert told["body"]["written"] == "Guten Morgen."
+    ((told, _),) = asked(widget, monkeypatch, id=10, method="GET", path="runs/nobody")
+    assert told["error"]["code"] == "unknown-run"
+    assert asked(widget, monkeypatch, nothing=1) == []
+
+
+def test_many_cells_do_not_know_of_each_other(monkeypatch):
+    cells = [show(recorded(n)) for n in (5, 9)]
+    sizes = []
+    for cell in cells:
+        ((told, _),) = asked(cell, monkeypatch, id=1, method="GET", path="runs")
+        sizes.append(told["body"]["runs"][0]["attentions"][0]["n_q"])
+    assert sizes == [5, 9]
+
+
+def test_a_recording_that_was_saved(tmp_path, monkeypatch):
+    recorded(5).save(tmp_path / "five.telescope")
+    widget = show(tmp_path / "five.telescope", screen="map")
+    assert json.loads(widget.start) == {"run": "five", "screen": "map", "l": 0}
+
+
+def test_without_anywidget_it_is_a_frame_with_everything_inside(monkeypatch):
+    def missing(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(notebook, "import_module", missing)
+    still = show(recorded(len(HOSTILE), keep="steps", tokens=list(HOSTILE)))
+    html = still._repr_html_()
+    assert html.startswith('<iframe sandbox="allow-scripts" srcdoc="')
+    assert html.count("<") == 2  # the frame and its end; what is in it is escaped once more
+    inside = unescape(re.search(r'srcdoc="([^"]*)"', html)[1])
+    assert inside.count("<script") == 2
+    assert "telescope-answers" in inside
+
+
+@pytest.mark.parametrize(
+    ("what", "part"),
+    [
+        (lambda: show(writers.learnt()), "something to read"),
+        (lambda: show(writers.learnt(), " "), "no word"),
+        (lambda: show(recorded(5), "text"), "has its text"),
+        (lambda: show(3), "not int"),
+        (lambda: show("nowhere"), "does not exist"),
+        (lambda: show(torch.nn.Linear(1, 1), "text"), "has its text"),
+    ],
+)
+def test_what_cannot_be_shown(what, part):
+    with pytest.raises((TypeError, ValueError), match=part):
+        what()
+
+
+def test_a_recording_that_still_grows(monkeypatch):
+    model = writers.gpt()
+    with ts.watch(model, keep="steps") as recording, torch.no_grad():
+        model(torch.tensor([[1, 2, 3]]))
+    widget = show(recording)
+    ((told, _),) = asked(widget, monkeypatch, id=1, method="GET", path="runs/GPT/tokens", query={"l": "0", "axis": "k"})
+    assert told["body"]["tokens"] == [model.tokenizer.decode([i]) for i in (1, 2, 3)]

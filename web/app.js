@@ -1,0 +1,196 @@
+/** The frame: the sentence, the screens, which attention and which head; and the keys that work everywhere. */
+import { Answers, useAnswer } from "./answers.js";
+import { Help } from "./help.js";
+import { useKeys } from "./parts/keys.js";
+import { Asked, KINDS, layerOf } from "./parts/shell.js";
+import { visible } from "./parts/text.js";
+import { Saving } from "./saving/menu.js";
+import { Alignment } from "./screens/alignment.js";
+import { Geometry } from "./screens/geometry.js";
+import { Heads } from "./screens/heads.js";
+import { Map } from "./screens/map.js";
+import { Walk } from "./screens/walk.js";
+import { SCREENS, written } from "./state.js";
+import { html, render, useCallback, useEffect, useMemo, useRef, useState } from "./ui.js";
+
+const VIEWS = { walk: Walk, heads: Heads, geometry: Geometry, alignment: Alignment, map: Map };
+const TITLES = { walk: "Walk", heads: "Heads", geometry: "Geometry", alignment: "Alignment", map: "Map" };
+const NEEDS = { walk: "trace", heads: "map", geometry: "geometry", alignment: "alignment", map: "map" };
+
+export function mount(element, transport, place) {
+  element.classList.add("telescope");
+  render(html`<${App} root=${element} transport=${transport} place=${place} />`, element);
+  return () => render(null, element);
+}
+
+function App({ root, transport, place }) {
+  const [state, setState] = useState(() => place.read());
+  const now = useRef(state);
+  now.current = state;
+  const answers = useMemo(() => new Answers(transport), [transport]);
+  const [theme, toggle] = useTheme(root);
+
+  const go = useCallback((change, step = true) => {
+    const next = { ...now.current, ...change };
+    now.current = next;
+    place.write(next, step);
+    setState(next);
+  }, []);
+  useEffect(() => place.listen(setState), [place]);
+
+  const runs = useAnswer(answers, state.run ? null : "runs");
+  useEffect(() => {
+    const latest = runs.value?.runs?.[0];
+    if (!state.run && latest) go({ run: latest.run }, false);
+  }, [runs.value, state.run]);
+
+  const asked = useAnswer(answers, state.run && `runs/${state.run}`);
+  const run = state.run ? asked.value : null;
+  const shared = { state, go, answers, transport, theme, root };
+  return html`<div class="top">
+      <div class="inside">
+        <div class="masthead">
+          <div class="brand">${LOGO}<h1>Telescope</h1></div>
+          <${Sentence} run=${run} ...${shared} />
+          <${Tools} run=${run} toggle=${toggle} ...${shared} />
+        </div>
+        <div class="bar">
+          <nav class="tabs" aria-label="screens">
+            ${SCREENS.map((name) => html`<a href=${run ? place.href?.({ ...state, screen: name }) ?? written({ ...state, screen: name }) : "#"}
+              aria-current=${state.screen === name ? "page" : undefined}
+              onClick=${(event) => { event.preventDefault(); go({ screen: name }); }}>${TITLES[name]}</a>`)}
+          </nav>
+          ${run && html`<${Which} run=${run} ...${shared} />`}
+        </div>
+      </div>
+    </div>
+    <main class="inside screen">
+      ${!state.run && runs.value?.runs?.length === 0
+        ? html`<p class="waiting">Nothing has been run yet. Type a sentence above.</p>`
+        : html`<${Asked} of=${state.run ? asked : runs}>${(value) => (value.attentions ? html`<${Screen} run=${value} ...${shared} />` : null)}<//>`}
+    </main>
+    <footer class="inside foot">
+      <span>Every number on this page was computed by the model, none is made up. Attention shows where a head looks; it is not by itself an explanation of what the model does.</span>
+    </footer>`;
+}
+
+/** The screen, on an attention that it can show: the chosen one, or else the first that fits. */
+function Screen({ run, state, go, ...rest }) {
+  const needs = NEEDS[state.screen];
+  const attention = chosen(run, state);
+  if (!attention) {
+    const why = run.attentions.map((one) => one.why?.[needs]).find(Boolean);
+    return html`<p class="failure" role="status">${why ?? "This recording does not hold what this screen shows."}</p>`;
+  }
+  const head = attention.heads.includes(state.h) ? state.h : attention.heads[0];
+  const View = VIEWS[state.screen];
+  return html`<${View} key=${run.run} run=${run} attention=${attention} state=${{ ...state, l: attention.l, h: head }} go=${go} ...${rest} />`;
+}
+
+function chosen(run, state) {
+  const fit = run.attentions.filter((one) => one.has?.[NEEDS[state.screen]] !== false);
+  const better = state.screen === "alignment" && fit.some((one) => one.kind === "cross") ? fit.filter((one) => one.kind === "cross") : fit;
+  return better.find((one) => one.l === state.l) ?? better[0];
+}
+
+function Sentence({ run, transport, answers, go }) {
+  const [text, setText] = useState(null);
+  const [busy, setBusy] = useState(false);
+  const [problem, setProblem] = useState(null);
+  const models = useAnswer(answers, transport.runs ? "models" : null);
+  const can = transport.runs && Boolean(models.value?.default);
+  const [chosen, setChosen] = useState(null);
+  const known = models.value?.models ?? [];
+  const model = [chosen, run?.model, models.value?.default].find((name) => known.includes(name));
+  const submit = async (event) => {
+    event.preventDefault();
+    const given = (text ?? run?.text ?? "").trim();
+    if (!given || busy) return;
+    setBusy(true);
+    setProblem(null);
+    try {
+      const made = await transport.send("runs", { text: given, model });
+      setText(null);
+      setChosen(null);
+      go({ run: made.run, i: null, j: null, x: null, y: null, z: null });
+    } catch (failure) {
+      setProblem(failure.message);
+    }
+    setBusy(false);
+  };
+  return html`<form class="sentence" onSubmit=${submit}>
+    <input type="text" aria-label=${can ? "a sentence for the model" : "what was recorded"} maxlength="4000" readonly=${!can} autocomplete="off" spellcheck="false"
+      value=${text ?? (run ? visible(run.text ?? run.title) : "")} onInput=${(event) => setText(event.currentTarget.value)} />
+    ${can && known.length > 1 && html`<select aria-label="the model that reads it" value=${model} onChange=${(event) => setChosen(event.currentTarget.value)}>
+      ${known.map((name) => html`<option value=${name} selected=${name === model}>${visible(name.split("/").at(-1))}</option>`)}</select>`}
+    ${can && html`<button class="button strong" disabled=${busy}>${busy ? "running…" : "Run"}</button>`}
+    ${busy && html`<span class="hidden" role="status">the model reads the sentence</span>`}
+    ${problem && html`<p class="hidden" role="alert">${problem}</p>`}
+  </form>
+  ${problem && html`<p class="failure" style=${{ gridColumn: "1 / -1", margin: 0 }}>${problem}</p>`}`;
+}
+
+function Which({ run, state, go }) {
+  const attention = chosen(run, state) ?? run.attentions[0];
+  const kinds = [...new Set(run.attentions.map((one) => one.kind))];
+  const fits = (one) => one.has?.[NEEDS[state.screen]] !== false;
+  const headless = state.screen === "geometry";
+  const head = attention.heads.includes(state.h) ? state.h : attention.heads[0];
+  return html`<div class="which">
+    <label class="labelled">attention <select value=${String(attention.l)} onChange=${(event) => go({ l: Number(event.currentTarget.value) })}>
+      ${kinds.map((kind) => html`<optgroup label=${KINDS[kind] ?? kind}>
+        ${run.attentions.filter((one) => one.kind === kind).map((one) => html`<option value=${String(one.l)} disabled=${!fits(one)} selected=${one.l === attention.l}>
+          ${kinds.length > 1 ? `${kind}, layer ${layerOf(one)}` : `layer ${layerOf(one)}`}</option>`)}
+      </optgroup>`)}
+    </select></label>
+    ${!headless && html`<label class="labelled">head <select value=${String(head)} onChange=${(event) => go({ h: Number(event.currentTarget.value) })}>
+      ${attention.heads.map((h) => html`<option value=${String(h)} selected=${h === head}>${h}</option>`)}
+    </select></label>`}
+  </div>`;
+}
+
+function Tools({ toggle, theme, ...rest }) {
+  const [help, setHelp] = useState(false);
+  const { run, state, go, root } = rest;
+  useKeys(root, ({ key }) => {
+    if (key === "?") setHelp(true);
+    else if (key === "t") toggle();
+    else if (/^[1-5]$/.test(key)) go({ screen: SCREENS[key - 1] });
+    else if (run && (key === "[" || key === "]")) {
+      const { heads } = chosen(run, state) ?? run.attentions[0];
+      const next = heads[heads.indexOf(state.h) + (key === "]" ? 1 : -1)];
+      if (next !== undefined) go({ h: next });
+    } else if (run && (key === "{" || key === "}")) {
+      const next = run.attentions[state.l + (key === "}" ? 1 : -1)];
+      if (next) go({ l: next.l });
+    } else return false;
+    return true;
+  });
+  return html`<div class="tools">
+    <button type="button" class="button square" onClick=${toggle} aria-label=${theme === "dark" ? "light colours" : "dark colours"} title="light or dark (t)">${theme === "dark" ? "☀" : "☾"}</button>
+    <${Saving} ...${rest} />
+    <button type="button" class="button square" onClick=${() => setHelp(true)} aria-label="help" title="help (?)">?</button>
+    ${help && html`<${Help} close=${() => setHelp(false)} />`}
+  </div>`;
+}
+
+/** As the reader's system has it, until the reader says otherwise. */
+function useTheme(root) {
+  const kept = () => { try { return localStorage.getItem("telescope-theme"); } catch { return null; } };
+  const system = useMemo(() => matchMedia("(prefers-color-scheme: dark)"), []);
+  const [theme, setTheme] = useState(() => kept() ?? (system.matches ? "dark" : "light"));
+  useEffect(() => {
+    const changed = () => kept() ?? setTheme(system.matches ? "dark" : "light");
+    system.addEventListener("change", changed);
+    return () => system.removeEventListener("change", changed);
+  }, []);
+  root.dataset.theme = theme;
+  const toggle = useCallback(() => setTheme((old) => {
+    const next = old === "dark" ? "light" : "dark";
+    try { localStorage.setItem("telescope-theme", next); } catch { /* a file opened from disk may have no store */ }
+    return next;
+  }), []);
+  return [theme, toggle];
+}
+
+const LOGO = html`<svg viewBox="0 0 32 32" aria-hidden="true"><rect width="32" height="32" rx="7" fill="#1d2a44" /><path d="M6 23 24 8" stroke="#f3c969" stroke-width="3" stroke-linecap="round" /><circle cx="24" cy="8" r="4" fill="#f3c969" /><circle cx="8" cy="9" r="1.6" fill="#8fb3e0" /><circle cx="25" cy="23" r="2.4" fill="#8fb3e0" /></svg>`;
