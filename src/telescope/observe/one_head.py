@@ -41,6 +41,6 @@ def one_head(call: Call, number: int, sequence: int = 0) -> OneHead:
         queries=call.queries[own],
         keys=call.keys[shared],
         values=call.values[shared] if isinstance(call, Steps) else None,
-        attention=attention if batch == 1 else of_sequences(attention, torch.tensor([sequence]), batch),
+        attention=of_sequences(attention, torch.tensor([sequence]), batch),
         lse=None if call.lse is None else call.lse[own],
     )
