@@ -1,29 +1,26 @@
-"""What is kept of a call: its summary alone, its queries and keys, or everything its steps are made of."""
+"""A call of an attention that is kept: what every kind of keeping has, and how it grows."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from ..attention import Attention
-from ..attention.queries import of_queries
-from ..attention.values import mapped
-from ..engines import autocast
-from .follow import follows, marks, same
-from .growing import Growing, Part
-from .ran import Ran
-from .rows import Chosen, everyone
-from .stores import Store, on_device
-from .survey import Summary, Survey, read_off, survey
-from .survey.extend import Size
-from .survey.summary import precision
-from .together import Found, Together
-from .trace import Tokens, Trace, trace
+from ...attention import Attention
+from ...attention.queries import of_queries
+from ...attention.values import mapped
+from ..follow import follows, marks, same
+from ..growing import Growing, Part
+from ..ran import Ran
+from ..rows import Chosen, everyone
+from ..stores import Store, on_device
+from ..survey import Survey
+from ..survey.extend import Size
+from ..together import Together
+from ..trace import Tokens, Trace
 
 TOP = 8
 MapSize = tuple[int, int]
@@ -274,189 +271,6 @@ class Call(ABC):
 
     def _not_kept(self, what: str, keep: str) -> ValueError:
         return ValueError(f'"{self.name}" has no {what}: keep="{self.keep}" did not keep it, keep="{keep}" does')
-
-
-class Summaries(Call):
-    """The numbers of a survey, computed while the model runs. Queries and keys are let go."""
-
-    keep = "summaries"
-
-    def _begin(self, ran: Ran) -> None:
-        if self.facts.rows is not None:  # marks are of all queries
-            super()._begin(ran)
-            return
-        self._waits = self.how.together
-        self._waits.add(ran, partial(self._found, ran.gone))
-
-    def _found(self, gone: int, found: Found) -> None:
-        self._waits = None
-        self._mark(found.first, found.known)
-        self._keep(found, gone)
-
-    def _put(self, ran: Ran, known: int) -> None:
-        if not self._parts:
-            self._keep(self.how.together.found(ran), ran.gone)
-            return
-        seen = read_off(ran.queries, ran.keys, ran.here, top=self.how.top, lse=ran.lse)
-        self._receive(seen.summary.received, ran.gone, known)
-        self._parts.pop("map", None)  # its rows would have to be cut anew
-        self.facts.engine, self.facts.recorded = seen.engine, None
-        self._grow_by(seen.summary, ran.gone)
-
-    def _keep(self, found: Found, gone: int) -> None:
-        summary = found.summary
-        self.facts.engine = found.engine
-        self.facts.recorded = None if summary.map is None else (summary.map.shape[-2], summary.map.shape[-1])
-        self._grow("received", summary.received, made_for_it=True)
-        if summary.map is not None:
-            self._grow("map", summary.map, made_for_it=True)
-        self._grow_by(summary, gone)
-
-    def _grow_by(self, summary: Summary, gone: int) -> None:
-        if summary.lse is not None:
-            self._grow("lse", summary.lse, made_for_it=True)
-        self._grow("entropy", summary.entropy, made_for_it=True)
-        self._grow("top_weights", summary.top_weights, made_for_it=True)
-        keys = torch.where(summary.top_keys < 0, -1, summary.top_keys + gone) if gone else summary.top_keys
-        self._grow("top_keys", keys.to(torch.int32), made_for_it=True)
-
-    def _receive(self, more: Float[Tensor, "batch heads key"], gone: int, known: int) -> None:
-        """Added up in float64: it is a sum of as many numbers as there are calls."""
-        received = self._parts["received"]
-        if received.tensor.dtype != torch.float64:
-            received = self._parts["received"] = Growing(received.tensor.double(), 2, self.how.store)
-        assert isinstance(received, Growing)
-        received.append(torch.zeros_like(more[:, :, known:]))
-        received.tensor[:, :, gone:].add_(more.to(received.memory.device))
-
-    @classmethod
-    def foretold(cls, ran: Ran, how: Keeping) -> int:
-        (batch, heads, queries, _), keys = ran.queries.shape, ran.keys.shape[-2]
-        number = precision(ran.queries).itemsize
-        rows = len(how.queries(queries, 0))
-        pooled = 0 if how.map is None else min(how.map[0], rows) * min(how.map[1], keys)
-        return batch * heads * (number * (2 * rows + keys + how.top * rows + pooled) + 4 * how.top * rows)
-
-    def survey(self, *, top: int | None = None, map: MapSize | None = None) -> Survey:
-        numbers = {name: part.tensor for name, part in self.parts.items()}
-        kept, (batch, key_heads, d_q, d_k) = numbers["top_keys"].shape[-1], self.facts.shape
-        top = kept if top is None else top
-        if not 0 <= top <= kept:
-            raise ValueError(f'"{self.name}" has the top {kept} of each query, not {top}; watch(..., top=...) says it')
-        if map is not None and map != self.facts.recorded:
-            raise self._not_kept(f"map of {map[0]} x {map[1]}", "queries-keys")
-        heads, rows = numbers["entropy"].shape[1:]
-        return Survey(
-            queries=torch.empty(batch, heads, rows, d_q, dtype=self.facts.dtype, device="meta"),
-            keys=torch.empty(batch, key_heads, self.size[1], d_k, dtype=self.facts.dtype, device="meta"),
-            values=None,
-            attention=self.kept_attention(),
-            engine=self.facts.engine or "",
-            summary=Summary(
-                lse=numbers.get("lse"),
-                received=numbers["received"].to(numbers["entropy"].dtype, copy=True),  # it is added to in place
-                entropy=numbers["entropy"],
-                top_weights=numbers["top_weights"][..., :top],
-                top_keys=numbers["top_keys"][..., :top].long(),
-                map=numbers.get("map"),
-            ),
-            recorded=self.facts.recorded,
-            context=None,
-        )
-
-
-class QueriesKeys(Call):
-    """Queries and keys: surveys, rows and maps are computed when they are asked for, where the model ran."""
-
-    keep = "queries-keys"
-    _surveys: dict[tuple[int, Size], Survey] | None = None
-
-    def _put(self, ran: Ran, known: int) -> None:
-        self._surveys = None
-        if ran.lse is not None and ("lse" in self._parts or "queries" not in self._parts):
-            self._grow("lse", ran.lse)
-        else:  # of some queries it would be of no use
-            self._parts.pop("lse", None)
-        self._grow("queries", ran.queries)
-        self._grow("keys", ran.keys[:, :, known:])
-
-    @classmethod
-    def foretold(cls, ran: Ran, how: Keeping) -> int:
-        some = len(how.queries(ran.size[0], 0)) / max(ran.size[0], 1)
-        lse = 0 if ran.lse is None else ran.lse.nbytes
-        return int((ran.queries.nbytes + lse) * some) + ran.keys.nbytes
-
-    def survey(self, *, top: int | None = None, map: MapSize | None = None) -> Survey:
-        wanted = (TOP if top is None else top, self.size)
-        if map is None and self._surveys and wanted in self._surveys:
-            return self._surveys[wanted]
-        queries, keys = self._where_it_ran(self.queries), self._where_it_ran(self.keys)
-        with autocast.off(queries.device):
-            seen = survey(queries, keys, self.kept_attention(), top=wanted[0], map=map)
-        self._surveys = {**(self._surveys or {}), wanted: seen}
-        return seen
-
-    @property
-    def queries(self) -> Float[Tensor, "batch heads query d_q"]:
-        return self.parts["queries"].tensor
-
-    @property
-    def keys(self) -> Float[Tensor, "batch key_heads key d_k"]:
-        return self.parts["keys"].tensor
-
-    def _where_it_ran(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.facts.device)
-
-
-class Steps(QueriesKeys):
-    """Queries, keys and values, from which every step is computed when it is asked for, and the residual stream."""
-
-    keep = "steps"
-
-    def _put(self, ran: Ran, known: int) -> None:
-        super()._put(ran, known)
-        self._grow("values", ran.values[:, :, known:])
-
-    @classmethod
-    def foretold(cls, ran: Ran, how: Keeping) -> int:
-        """The residual stream, whose width an attention does not know, left out."""
-        return super().foretold(ran, how) + ran.values.nbytes
-
-    def stood_between(self, before: Float[Tensor, "batch n d_model"], after: Float[Tensor, "batch n d_model"]) -> None:
-        """The residual stream around the last of it."""
-        self._grow("before", before, 1)
-        self._grow("after", after, 1)
-
-    def trace(self, tokens: Tokens | None = None) -> Trace:
-        queries, keys, values = map(self._where_it_ran, (self.queries, self.keys, self.values))
-        with torch.no_grad(), autocast.off(self.facts.device):
-            return trace(queries, keys, values, self.kept_attention(), tokens)
-
-    @property
-    def values(self) -> Float[Tensor, "batch key_heads key d_v"]:
-        return self.parts["values"].tensor
-
-    @property
-    def before(self) -> Float[Tensor, "batch query d_model"]:
-        return self._stream("before")
-
-    @property
-    def after(self) -> Float[Tensor, "batch query d_model"]:
-        return self._stream("after")
-
-    def _stream(self, name: str) -> Tensor:
-        if name not in self.parts:
-            raise ValueError(f'"{self.name}" stands in no residual stream: it was not called by an AddNorm')
-        stream = self.parts[name].tensor
-        if stream.shape[1] != self.size[0]:
-            raise ValueError(
-                f'"{self.name}": {stream.shape[1]} positions of the residual stream do not fit its {self.size[0]} '
-                "queries; beams ask side by side, and a call that was interrupted has no stream"
-            )
-        return stream
-
-
-KEEP: dict[str, type[Call]] = {kind.keep: kind for kind in (Summaries, QueriesKeys, Steps)}
 
 
 def _copied(attention: Attention) -> Attention:

@@ -1,0 +1,103 @@
+"""The summary alone: numbers of each query and each key."""
+
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..growing import Growing
+from ..ran import Ran
+from ..survey import Summary, Survey, read_off
+from ..survey.summary import precision
+from ..together import Found
+from .call import Call, Keeping, MapSize
+
+
+class Summaries(Call):
+    """The numbers of a survey, computed while the model runs. Queries and keys are let go."""
+
+    keep = "summaries"
+
+    def _begin(self, ran: Ran) -> None:
+        if self.facts.rows is not None:  # marks are of all queries
+            super()._begin(ran)
+            return
+        self._waits = self.how.together
+        self._waits.add(ran, partial(self._found, ran.gone))
+
+    def _found(self, gone: int, found: Found) -> None:
+        self._waits = None
+        self._mark(found.first, found.known)
+        self._keep(found, gone)
+
+    def _put(self, ran: Ran, known: int) -> None:
+        if not self._parts:
+            self._keep(self.how.together.found(ran), ran.gone)
+            return
+        seen = read_off(ran.queries, ran.keys, ran.here, top=self.how.top, lse=ran.lse)
+        self._receive(seen.summary.received, ran.gone, known)
+        self._parts.pop("map", None)  # its rows would have to be cut anew
+        self.facts.engine, self.facts.recorded = seen.engine, None
+        self._grow_by(seen.summary, ran.gone)
+
+    def _keep(self, found: Found, gone: int) -> None:
+        summary = found.summary
+        self.facts.engine = found.engine
+        self.facts.recorded = None if summary.map is None else (summary.map.shape[-2], summary.map.shape[-1])
+        self._grow("received", summary.received, made_for_it=True)
+        if summary.map is not None:
+            self._grow("map", summary.map, made_for_it=True)
+        self._grow_by(summary, gone)
+
+    def _grow_by(self, summary: Summary, gone: int) -> None:
+        if summary.lse is not None:
+            self._grow("lse", summary.lse, made_for_it=True)
+        self._grow("entropy", summary.entropy, made_for_it=True)
+        self._grow("top_weights", summary.top_weights, made_for_it=True)
+        keys = torch.where(summary.top_keys < 0, -1, summary.top_keys + gone) if gone else summary.top_keys
+        self._grow("top_keys", keys.to(torch.int32), made_for_it=True)
+
+    def _receive(self, more: Float[Tensor, "batch heads key"], gone: int, known: int) -> None:
+        """Added up in float64: it is a sum of as many numbers as there are calls."""
+        received = self._parts["received"]
+        if received.tensor.dtype != torch.float64:
+            received = self._parts["received"] = Growing(received.tensor.double(), 2, self.how.store)
+        assert isinstance(received, Growing)
+        received.append(torch.zeros_like(more[:, :, known:]))
+        received.tensor[:, :, gone:].add_(more.to(received.memory.device))
+
+    @classmethod
+    def foretold(cls, ran: Ran, how: Keeping) -> int:
+        (batch, heads, queries, _), keys = ran.queries.shape, ran.keys.shape[-2]
+        number = precision(ran.queries).itemsize
+        rows = len(how.queries(queries, 0))
+        pooled = 0 if how.map is None else min(how.map[0], rows) * min(how.map[1], keys)
+        return batch * heads * (number * (2 * rows + keys + how.top * rows + pooled) + 4 * how.top * rows)
+
+    def survey(self, *, top: int | None = None, map: MapSize | None = None) -> Survey:
+        numbers = {name: part.tensor for name, part in self.parts.items()}
+        kept, (batch, key_heads, d_q, d_k) = numbers["top_keys"].shape[-1], self.facts.shape
+        top = kept if top is None else top
+        if not 0 <= top <= kept:
+            raise ValueError(f'"{self.name}" has the top {kept} of each query, not {top}; watch(..., top=...) says it')
+        if map is not None and map != self.facts.recorded:
+            raise self._not_kept(f"map of {map[0]} x {map[1]}", "queries-keys")
+        heads, rows = numbers["entropy"].shape[1:]
+        return Survey(
+            queries=torch.empty(batch, heads, rows, d_q, dtype=self.facts.dtype, device="meta"),
+            keys=torch.empty(batch, key_heads, self.size[1], d_k, dtype=self.facts.dtype, device="meta"),
+            values=None,
+            attention=self.kept_attention(),
+            engine=self.facts.engine or "",
+            summary=Summary(
+                lse=numbers.get("lse"),
+                received=numbers["received"].to(numbers["entropy"].dtype, copy=True),  # it is added to in place
+                entropy=numbers["entropy"],
+                top_weights=numbers["top_weights"][..., :top],
+                top_keys=numbers["top_keys"][..., :top].long(),
+                map=numbers.get("map"),
+            ),
+            recorded=self.facts.recorded,
+            context=None,
+        )
