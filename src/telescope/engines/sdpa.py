@@ -20,7 +20,7 @@ from . import spans
 ROWS = 128  # of a block: the best of 64 to 512 (two Neoverse cores, 8 heads, 1,024 and 4,096 tokens, three masks)
 
 # Since torch 2.11 cuDNN's gradient of a masked attention can be NaN, of 64 keys for one, where a query's scores are all
-# below -88 (pytorch/pytorch#196678). Real training meets it: a translator's did after some thousand steps.
+# below -88 (pytorch/pytorch#196678). A translator's training went NaN by cuDNN after some thousand steps, not by these.
 SOUND_GRADIENTS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
