@@ -53,7 +53,7 @@ OBSERVE = [
 MODELS = [f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong", "parts", "transformer")]
 TRAINING = [
     f"telescope.training.{name}"
-    for name in ("batch", "examples", "gapped", "health", "learner", "objectives", "windows")
+    for name in ("agreement", "batch", "examples", "gapped", "health", "learner", "objectives", "windows")
 ]
 DECODING = [f"telescope.decoding.{name}" for name in ("beam", "choose", "ready", "top", "writers")]
 TASKS = [

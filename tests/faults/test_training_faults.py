@@ -37,6 +37,7 @@ def says(*words):
         ({"steps": 1, "rows": 1, "label_smoothing": 1.0}, ["label_smoothing=1.0", "below 1"]),
         ({"steps": 1, "rows": 1, "warmup": -1}, ["warmup=-1"]),
         ({"steps": 1, "rows": 1, "clip": float("nan")}, ["clip=nan"]),
+        ({"steps": 1, "rows": 1, "agreement": -1.0}, ["agreement=-1.0", "below 0"]),
         ({"steps": 1, "rows": 1, "save_every": 0}, ["save_every=0"]),
         ({"steps": 1, "rows": 1, "seed": "1"}, ["seed='1' is str", "int"]),
         ({"steps": 1, "rows": 1, "capture": True, "accumulate": 2}, ["capture", "accumulate=2"]),

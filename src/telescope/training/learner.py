@@ -16,12 +16,12 @@ class Learner(nn.Module):
         super().__init__()
         self.model = model
         self.objective = objective
-        self.label_smoothing = settings.label_smoothing
+        self.how = {"label_smoothing": settings.label_smoothing, "agreement": settings.agreement}
         self.bf16 = settings.precision == "bf16"
 
     def forward(self, batch: Any, over: Int[Tensor, ""] | Float[Tensor, ""]) -> Float[Tensor, ""]:
         """The sum of the batch's losses, divided by the targets of the whole step: its part of the mean."""
         device = batch.targets.device.type
         with torch.autocast(device, torch.bfloat16, enabled=self.bf16 and device != "cpu"):
-            total = self.objective(self.model, batch, label_smoothing=self.label_smoothing)
+            total = self.objective(self.model, batch, **self.how)
         return total.float() / over if total.dtype != torch.float64 else total / over

@@ -32,6 +32,7 @@ class Training(Config):
     weight_decay: float = 0.0  # of matrices; vectors, which are biases and norms, have none
     clip: float = 0.0  # the longest gradient; 0 is any
     label_smoothing: float = 0.0
+    agreement: float = 0.0  # the price of guessing differently when other things are dropped (R-Drop); 0 is none
 
     average: int = 1  # the weights that are validated and kept are the mean of so many
     average_every: int | None = None  # steps between those; once an epoch unless given
@@ -57,7 +58,7 @@ class Training(Config):
             if (getattr(self, one) is None) == (getattr(self, other) is None):
                 given = "both are given" if getattr(self, one) is not None else "neither is given"
                 raise ValueError(f"{one} or {other} says it, and {given}")
-        for name in ("warmup", "weight_decay", "clip", "watch_every"):
+        for name in ("warmup", "weight_decay", "clip", "agreement", "watch_every"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)} must not be below 0, which is none")
         if self.capture and self.accumulate > 1:
