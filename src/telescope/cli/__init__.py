@@ -1,0 +1,42 @@
+"""The command line. It speaks like a colleague: one sentence where something is wrong, and the way out."""
+
+import os
+import sys
+from io import TextIOWrapper
+
+import typer
+
+from .doctor import doctor
+from .learning import evaluate, train
+from .looking import explain, serve, watch
+from .writing import generate, recall, summarize, translate
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+for command in (explain, translate, summarize, generate, recall, train, evaluate, watch, serve, doctor):
+    app.command()(command)
+
+
+@app.callback(invoke_without_command=True)
+def telescope(context: typer.Context) -> None:
+    """Look inside attention while it runs at full speed."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def main() -> None:
+    """Run a command; what goes wrong is told in one sentence, on standard error, with exit code 2."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without √ shows a ? there
+    try:
+        code = app(standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough, as in `telescope explain | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None
+    except (typer.Abort, KeyboardInterrupt):
+        raise SystemExit(130) from None
+    except (typer.TyperException, ValueError) as problem:
+        message = problem.format_message() if isinstance(problem, typer.TyperException) else str(problem)
+        print(f"telescope: {message}", file=sys.stderr)
+        raise SystemExit(2) from None
+    raise SystemExit(code or 0)

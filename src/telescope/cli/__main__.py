@@ -1,0 +1,5 @@
+"""python -m telescope.cli"""
+
+from . import main
+
+main()
