@@ -1,6 +1,7 @@
 """`telescope serve` as a process: it says its link, holds many clients, and ends at Ctrl-C."""
 
 import json
+import logging
 import re
 import signal
 import socket
@@ -145,3 +146,21 @@ def test_a_sentence_is_opened_in_a_browser(command, monkeypatch, tmp_path):
     code, _, said = command("explain", "Good", "--model", str(tmp_path / "learnt"), "--open", "--query", "bad")
     assert code == 2
     assert 'no word is "bad"' in said
+
+
+def test_the_logging_of_others_is_left_alone(monkeypatch):
+    """absl's handler, which rouge-score brings, would close the stream that it was made with."""
+    from telescope.explorer import server
+
+    class Handler(logging.Handler):
+        closed = False
+
+        def close(self):
+            self.closed = True
+            super().close()
+
+    theirs = Handler()
+    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: None)
+    monkeypatch.setattr("torch.set_num_threads", lambda count: None)
+    server.serve(server.Library({}), say=lambda link: None)
+    assert not theirs.closed

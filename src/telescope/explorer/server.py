@@ -54,6 +54,7 @@ def serve(
     )  # tiles side by side: threads of one wait for others
     config = uvicorn.Config(
         app(Api(library), guard, at_once),
+        log_config=None,  # to set up logging would close what others have set up for theirs
         log_level="warning",
         access_log=False,
         server_header=False,
