@@ -90,6 +90,7 @@ from typing import Any
 
 from .asked import Asked
 from .between import alignment
+from .export import exported, page
 from .library import Library
 from .maps import Maps, Picture
 from .multiples import heads
@@ -196,10 +197,8 @@ class Api:
         raise Refusal(400, "bad-json", 'the body takes {"text": "…"}, and "model" and "target" if you like, all texts')
 
     def _exported(self, run: Run, parameters: Mapping[str, str]) -> Answer:
-        from .export import exported, page
-
         how = Asked(parameters).word("format", ("html", "json"))
-        file = exported(self, run, Asked(parameters))
+        file = exported(self.ask, run, Asked(parameters))
         if how == "json":
             return Answer(200, _json(file), headers=_saved(run, "json"))
         return Answer(200, page(file), "text/html; charset=utf-8", _saved(run, "html"))

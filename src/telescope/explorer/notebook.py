@@ -54,7 +54,7 @@ class Still:
     """A page with its answers inside, in a frame of its own in which nothing reaches the notebook around it."""
 
     def __init__(self, api: Api, run: Run, layer: int) -> None:
-        self.html = page(exported(api, run, Asked({"l": str(layer)}))).decode()
+        self.html = page(exported(api.ask, run, Asked({"l": str(layer)}))).decode()
 
     def _repr_html_(self) -> str:
         return (
