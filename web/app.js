@@ -46,7 +46,9 @@ function App({ root, transport, place }) {
 
   const asked = useAnswer(answers, state.run && `runs/${state.run}`);
   const run = state.run ? asked.value : null;
-  const shared = { state, go, answers, transport, theme, root };
+  const sharpest = useAnswer(answers, run && state.screen === "alignment" ? `runs/${run.run}/sharpest` : null);
+  const shown = run && chosen(run, state, sharpest);
+  const shared = { state, go, answers, transport, theme, root, shown, sharpest };
   return html`<div class="top">
       <div class="inside">
         <div class="masthead">
@@ -74,23 +76,30 @@ function App({ root, transport, place }) {
     </footer>`;
 }
 
-/** The screen, on an attention that it can show: the chosen one, or else the first that fits. */
-function Screen({ run, state, go, ...rest }) {
-  const needs = NEEDS[state.screen];
-  const attention = chosen(run, state);
+/** The screen, on an attention and a head that it can show. */
+function Screen({ run, state, go, shown, sharpest, ...rest }) {
+  const { attention, h } = shown;
   if (!attention) {
-    const why = run.attentions.map((one) => one.why?.[needs]).find(Boolean);
+    const why = run.attentions.map((one) => one.why?.[NEEDS[state.screen]]).find(Boolean);
     return html`<p class="failure" role="status">${why ?? "This recording does not hold what this screen shows."}</p>`;
   }
-  const head = attention.heads.includes(state.h) ? state.h : attention.heads[0];
+  if (!shown.settled) return html`<${Asked} of=${{ slow: sharpest.slow }} />`;
   const View = VIEWS[state.screen];
-  return html`<${View} key=${run.run} run=${run} attention=${attention} state=${{ ...state, l: attention.l, h: head }} go=${go} ...${rest} />`;
+  return html`<${View} key=${run.run} run=${run} attention=${attention} state=${{ ...state, l: attention.l, h }} go=${go} sharpest=${sharpest.value} ...${rest} />`;
 }
 
-function chosen(run, state) {
-  const fit = run.attentions.filter((one) => one.has?.[NEEDS[state.screen]] !== false);
+const fitting = (run, state) => run.attentions.filter((one) => one.has?.[NEEDS[state.screen]] !== false);
+
+/** What was chosen, if this screen can show it; else the first that it can, and of alignments the sharpest. */
+function chosen(run, state, sharpest) {
+  const fit = fitting(run, state);
   const better = state.screen === "alignment" && fit.some((one) => one.kind === "cross") ? fit.filter((one) => one.kind === "cross") : fit;
-  return better.find((one) => one.l === state.l) ?? better[0];
+  const best = state.screen === "alignment" && sharpest.fresh ? sharpest.value : null;
+  const told = better.find((one) => one.l === state.l);
+  const attention = told ?? better.find((one) => one.l === best?.l) ?? better[0];
+  const { heads } = attention ?? run.attentions[0];
+  const h = heads.includes(state.h) ? state.h : best && best.l === attention.l ? best.h : heads[0];
+  return { attention, h, settled: state.screen !== "alignment" || Boolean(told) || sharpest.fresh };
 }
 
 function Sentence({ run, transport, answers, go }) {
@@ -130,12 +139,11 @@ function Sentence({ run, transport, answers, go }) {
   ${problem && html`<p class="failure" style=${{ gridColumn: "1 / -1", margin: 0 }}>${problem}</p>`}`;
 }
 
-function Which({ run, state, go }) {
-  const attention = chosen(run, state) ?? run.attentions[0];
+function Which({ run, state, go, shown }) {
+  const attention = shown.attention ?? run.attentions[0];
   const kinds = [...new Set(run.attentions.map((one) => one.kind))];
   const fits = (one) => one.has?.[NEEDS[state.screen]] !== false;
   const headless = state.screen === "geometry";
-  const head = attention.heads.includes(state.h) ? state.h : attention.heads[0];
   return html`<div class="which">
     <label class="labelled">attention <select value=${String(attention.l)} onChange=${(event) => go({ l: Number(event.currentTarget.value) })}>
       ${kinds.map((kind) => html`<optgroup label=${KINDS[kind] ?? kind}>
@@ -143,25 +151,26 @@ function Which({ run, state, go }) {
           ${kinds.length > 1 ? `${kind}, layer ${layerOf(one)}` : `layer ${layerOf(one)}`}</option>`)}
       </optgroup>`)}
     </select></label>
-    ${!headless && html`<label class="labelled">head <select value=${String(head)} onChange=${(event) => go({ h: Number(event.currentTarget.value) })}>
-      ${attention.heads.map((h) => html`<option value=${String(h)} selected=${h === head}>${h}</option>`)}
+    ${!headless && html`<label class="labelled">head <select value=${String(shown.h)} onChange=${(event) => go({ h: Number(event.currentTarget.value) })}>
+      ${attention.heads.map((h) => html`<option value=${String(h)} selected=${h === shown.h}>${h}</option>`)}
     </select></label>`}
   </div>`;
 }
 
 function Tools({ toggle, theme, ...rest }) {
   const [help, setHelp] = useState(false);
-  const { run, state, go, root } = rest;
+  const { run, state, go, root, shown } = rest;
   useKeys(root, ({ key }) => {
     if (key === "?") setHelp(true);
     else if (key === "t") toggle();
     else if (/^[1-5]$/.test(key)) go({ screen: SCREENS[key - 1] });
     else if (run && (key === "[" || key === "]")) {
-      const { heads } = chosen(run, state) ?? run.attentions[0];
-      const next = heads[heads.indexOf(state.h) + (key === "]" ? 1 : -1)];
+      const { heads } = shown.attention ?? run.attentions[0];
+      const next = heads[heads.indexOf(shown.h) + (key === "]" ? 1 : -1)];
       if (next !== undefined) go({ h: next });
     } else if (run && (key === "{" || key === "}")) {
-      const next = run.attentions[state.l + (key === "}" ? 1 : -1)];
+      const fit = fitting(run, state);
+      const next = fit[fit.indexOf(shown.attention) + (key === "}" ? 1 : -1)];
       if (next) go({ l: next.l });
     } else return false;
     return true;

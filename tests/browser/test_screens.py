@@ -161,6 +161,28 @@ def test_a_words_fan_lights_by_hover_focus_and_tap(page):
     assert "Fernrohr" in hovered
 
 
+def test_an_alignment_opens_where_it_is_the_sharpest(page, served):
+    """And says so. What was chosen stays, with a way to the sharpest; the other screens begin at the first layer."""
+    run = served.library.read("Good morning.", "translator").name
+    best = served.api.ask(f"/runs/{run}/sharpest")
+    assert (best["l"], best["h"]) == (4, 1)  # not the first of anything
+    tab = page.open("alignment", run)
+    said, shown = tab.locator("[data-sharpest]"), tab.locator(".which select")
+    assert said.inner_text() == (
+        f"layer 1 aligns the most sharply of 2: a word’s largest share is {best['mean']:.4f} in the mean, "
+        f"{best['head']:.4f} in head 1"
+    )
+    assert shown.evaluate_all("all => all.map(one => one.value)") == ["4", "1"]
+    tab.get_by_role("button", name="head 1", exact=True).click()
+    tab = page.turn("alignment", run, l=3)
+    assert said.count() == 0
+    tab.get_by_role("button", name="sharper: layer 1").click()
+    said.wait_for()
+    assert "l=4&h=1" in tab.url
+    page.turn("walk", run)
+    assert shown.evaluate_all("all => all.map(one => one.value)") == ["0", "0"]
+
+
 def test_the_matrix_of_an_alignment_by_arrow_keys(page, served):
     tab = page.open("alignment", l=3)
     told = served.api.ask(f"/runs/{served.run}/alignment", l=3, h="mean")

@@ -49,6 +49,7 @@ def exported(ask: Callable[..., Any], run: Run, asked: Asked) -> dict[str, Any]:
             found = {"error": {"code": refusal.code, "message": refusal.message}}
         answers[key(path, given)] = _told(found)
 
+    put("sharpest", b=b)
     for number, other in enumerate(run.looked):
         for axis in "qk":
             put("tokens", l=number, axis=axis, b=b)
