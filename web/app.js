@@ -183,23 +183,40 @@ function Tools({ toggle, theme, ...rest }) {
   </div>`;
 }
 
-/** As the reader's system has it, until the reader says otherwise. */
+/** As what it stands on has it, a notebook with a theme of its own; else as the reader's system has it. */
+function dark(root) {
+  for (let one = root.parentElement; one; one = one.parentElement) {
+    const [r, g, b, opaque = 1] = (getComputedStyle(one).backgroundColor.match(/[\d.]+/g) ?? [0, 0, 0, 0]).map(Number);
+    if (opaque > 0.5) return 0.3 * r + 0.6 * g + 0.1 * b < 128;
+  }
+  return matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+/** As it is around it, until the reader says otherwise. */
 function useTheme(root) {
-  const kept = () => { try { return localStorage.getItem("telescope-theme"); } catch { return null; } };
-  const system = useMemo(() => matchMedia("(prefers-color-scheme: dark)"), []);
-  const [theme, setTheme] = useState(() => kept() ?? (system.matches ? "dark" : "light"));
+  const said = useRef(undefined);
+  if (said.current === undefined) said.current = kept();
+  const now = () => said.current ?? (dark(root) ? "dark" : "light");
+  const [theme, setTheme] = useState(now);
   useEffect(() => {
-    const changed = () => kept() ?? setTheme(system.matches ? "dark" : "light");
+    const changed = () => setTheme(now());
+    const system = matchMedia("(prefers-color-scheme: dark)");
+    const around = new MutationObserver(() => setTimeout(changed, 200)); // its colours come a little later
+    const there = new ResizeObserver(changed); // it is put into a notebook after it was made
     system.addEventListener("change", changed);
-    return () => system.removeEventListener("change", changed);
+    around.observe(document.body, { attributes: true });
+    there.observe(root);
+    return () => { system.removeEventListener("change", changed); around.disconnect(); there.disconnect(); };
   }, []);
   root.dataset.theme = theme;
-  const toggle = useCallback(() => setTheme((old) => {
-    const next = old === "dark" ? "light" : "dark";
-    try { localStorage.setItem("telescope-theme", next); } catch { /* a file opened from disk may have no store */ }
-    return next;
-  }), []);
+  const toggle = useCallback(() => {
+    said.current = now() === "dark" ? "light" : "dark";
+    try { localStorage.setItem("telescope-theme", said.current); } catch { /* a file opened from disk may have no store */ }
+    setTheme(said.current);
+  }, []);
   return [theme, toggle];
 }
+
+const kept = () => { try { return localStorage.getItem("telescope-theme"); } catch { return null; } };
 
 const LOGO = html`<svg viewBox="0 0 32 32" aria-hidden="true"><rect width="32" height="32" rx="7" fill="#1d2a44" /><path d="M6 23 24 8" stroke="#f3c969" stroke-width="3" stroke-linecap="round" /><circle cx="24" cy="8" r="4" fill="#f3c969" /><circle cx="8" cy="9" r="1.6" fill="#8fb3e0" /><circle cx="25" cy="23" r="2.4" fill="#8fb3e0" /></svg>`;
