@@ -3,7 +3,7 @@ import { Answers, useAnswer } from "./answers.js";
 import { Help } from "./help.js";
 import { useKeys } from "./parts/keys.js";
 import { Asked, KINDS, layerOf } from "./parts/shell.js";
-import { visible } from "./parts/text.js";
+import { clipped, visible } from "./parts/text.js";
 import { Saving } from "./saving/menu.js";
 import { Alignment } from "./screens/alignment.js";
 import { Geometry } from "./screens/geometry.js";
@@ -38,7 +38,8 @@ function App({ root, transport, place }) {
   }, []);
   useEffect(() => place.listen(setState), [place]);
 
-  const runs = useAnswer(answers, state.run ? null : "runs");
+  const [ran, setRan] = useState(0); // sentences of one's own since the page was opened
+  const runs = useAnswer(answers, "runs", ran ? { ran } : undefined);
   useEffect(() => {
     const latest = runs.value?.runs?.[0];
     if (!state.run && latest) go({ run: latest.run }, false);
@@ -46,14 +47,14 @@ function App({ root, transport, place }) {
 
   const asked = useAnswer(answers, state.run && `runs/${state.run}`);
   const run = state.run ? asked.value : null;
-  const sharpest = useAnswer(answers, run && state.screen === "alignment" ? `runs/${run.run}/sharpest` : null);
+  const sharpest = useAnswer(answers, run && state.screen === "alignment" && fitting(run, state).length ? `runs/${run.run}/sharpest` : null);
   const shown = run && chosen(run, state, sharpest);
   const shared = { state, go, answers, transport, theme, root, shown, sharpest };
   return html`<div class="top">
       <div class="inside">
         <div class="masthead">
           <div class="brand">${LOGO}<h1>Telescope</h1></div>
-          <${Sentence} run=${run} ...${shared} />
+          <${Sentence} run=${run} heard=${() => setRan((n) => n + 1)} ...${shared} />
           <${Tools} run=${run} toggle=${toggle} ...${shared} />
         </div>
         <div class="bar">
@@ -62,7 +63,7 @@ function App({ root, transport, place }) {
               aria-current=${state.screen === name ? "page" : undefined}
               onClick=${(event) => { event.preventDefault(); go({ screen: name }); }}>${TITLES[name]}</a>`)}
           </nav>
-          ${run && html`<${Which} run=${run} ...${shared} />`}
+          ${run && html`<${Which} run=${run} runs=${runs.value?.runs ?? []} ...${shared} />`}
         </div>
       </div>
     </div>
@@ -102,7 +103,7 @@ function chosen(run, state, sharpest) {
   return { attention, h, settled: state.screen !== "alignment" || Boolean(told) || sharpest.fresh };
 }
 
-function Sentence({ run, transport, answers, go }) {
+function Sentence({ run, transport, answers, go, heard }) {
   const [text, setText] = useState(null);
   const [busy, setBusy] = useState(false);
   const [problem, setProblem] = useState(null);
@@ -111,6 +112,7 @@ function Sentence({ run, transport, answers, go }) {
   const [chosen, setChosen] = useState(null);
   const known = models.value?.models ?? [];
   const model = [chosen, run?.model, models.value?.default].find((name) => known.includes(name));
+  const said = run?.text != null ? visible(run.text) : run && !can ? visible(run.title) : "";
   const submit = async (event) => {
     event.preventDefault();
     const given = (text ?? run?.text ?? "").trim();
@@ -121,7 +123,8 @@ function Sentence({ run, transport, answers, go }) {
       const made = await transport.send("runs", { text: given, model });
       setText(null);
       setChosen(null);
-      go({ run: made.run, i: null, j: null, x: null, y: null, z: null });
+      heard();
+      go({ ...ANEW, run: made.run });
     } catch (failure) {
       setProblem(failure.message);
     }
@@ -129,7 +132,7 @@ function Sentence({ run, transport, answers, go }) {
   };
   return html`<form class="sentence" onSubmit=${submit}>
     <input type="text" aria-label=${can ? "a sentence for the model" : "what was recorded"} maxlength="4000" readonly=${!can} autocomplete="off" spellcheck="false"
-      value=${text ?? (run ? visible(run.text ?? run.title) : "")} onInput=${(event) => setText(event.currentTarget.value)} />
+      value=${text ?? said} placeholder=${can && run ? `${visible(run.title)} is a recording; type a sentence` : ""} onInput=${(event) => setText(event.currentTarget.value)} />
     ${can && known.length > 1 && html`<select aria-label="the model that reads it" value=${model} onChange=${(event) => setChosen(event.currentTarget.value)}>
       ${known.map((name) => html`<option value=${name} selected=${name === model}>${visible(name.split("/").at(-1))}</option>`)}</select>`}
     ${can && html`<button class="button strong" disabled=${busy}>${busy ? "running…" : "Run"}</button>`}
@@ -139,12 +142,19 @@ function Sentence({ run, transport, answers, go }) {
   ${problem && html`<p class="failure" style=${{ gridColumn: "1 / -1", margin: 0 }}>${problem}</p>`}`;
 }
 
-function Which({ run, state, go, shown }) {
+/** Of another run, what was chosen in this one means nothing. */
+const ANEW = Object.fromEntries(["i", "j", "x", "y", "z", "la", "a", "lb", "b"].map((name) => [name, null]));
+
+function Which({ run, runs, state, go, shown }) {
+  const others = runs.some((one) => one.run === run.run) ? runs : [run, ...runs];
   const attention = shown.attention ?? run.attentions[0];
   const kinds = [...new Set(run.attentions.map((one) => one.kind))];
   const fits = (one) => one.has?.[NEEDS[state.screen]] !== false;
   const headless = state.screen === "geometry";
   return html`<div class="which">
+    ${others.length > 1 && html`<label class="labelled">run <select value=${run.run} onChange=${(event) => go({ ...ANEW, l: null, h: null, run: event.currentTarget.value })}>
+      ${others.map((one) => html`<option value=${one.run} selected=${one.run === run.run}>${clipped(one.title, 40)}</option>`)}
+    </select></label>`}
     <label class="labelled">attention <select value=${String(attention.l)} onChange=${(event) => go({ l: Number(event.currentTarget.value) })}>
       ${kinds.map((kind) => html`<optgroup label=${KINDS[kind] ?? kind}>
         ${run.attentions.filter((one) => one.kind === kind).map((one) => html`<option value=${String(one.l)} disabled=${!fits(one)} selected=${one.l === attention.l}>

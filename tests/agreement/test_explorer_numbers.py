@@ -160,7 +160,7 @@ def test_the_sharpest_of_a_model_that_reads_one_text():
 def test_none_is_the_sharpest_of_a_long_text():
     asked, run = serving(recorded(1100))
     answer = asked.answer("GET", f"/runs/{run}/sharpest", {})
-    assert (answer.status, json.loads(answer.body)["error"]["code"]) == (409, "too-long")
+    assert (answer.status, json.loads(answer.body)["error"]["code"]) == (409, "not-kept")
 
 
 def test_habits_are_those_of_the_recording(sentence):

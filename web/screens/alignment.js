@@ -31,9 +31,9 @@ export function Alignment(props) {
 /** Which layer aligns the most sharply, where this screen opens, or the way to it. */
 function Sharpest({ run, attention, sharpest, go }) {
   const best = run.attentions[sharpest.l];
-  const peaks = html`a word’s largest share is ${short(sharpest.mean)} in the mean, ${short(sharpest.head)} in head ${sharpest.h}`;
+  const peaks = html`of a word the largest share is ${short(sharpest.mean)} in the mean, ${short(sharpest.head)} in head ${sharpest.h}`;
   if (best.l !== attention.l) return html`<button type="button" class="button" onClick=${() => go({ l: best.l, h: sharpest.h })}>sharper: layer ${layerOf(best)}</button>`;
-  return html`<span class="soft" data-sharpest>${sharpest.of > 1 ? `layer ${layerOf(best)} aligns the most sharply of ${sharpest.of}: ` : ""}${peaks}</span>`;
+  return html`<span class="soft" data-sharpest>${sharpest.of > 1 ? `Layer ${layerOf(best)} aligns the most sharply of ${sharpest.of}: ` : ""}${peaks}</span>`;
 }
 
 function Aligned({ found, attention, state, go }) {

@@ -12,8 +12,6 @@ from .refusal import Refusal
 from .run import Looked, Run
 from .walk import head, sequence
 
-MOST = 512
-
 
 class Between(NamedTuple):
     """A word's row is the mean over its tokens, its column their sum. The real ones are words of the text."""
@@ -80,11 +78,9 @@ def _peaks(looked: Looked, asked: Asked) -> Float[Tensor, " heads_and_mean"]:
 def _between(looked: Looked, b: int) -> Between:
     axes = {axis: (looked.words(axis), there) for axis, there in zip("qk", looked.size, strict=True)}
     names = [
-        looked.tokens(axis, b, range(min(there, MOST))) if words is None else list(words.names)
+        looked.tokens(axis, b, range(there)) if words is None else list(words.names)
         for axis, (words, there) in axes.items()
     ]
-    if max(there for _, there in axes.values()) > 2 * MOST or max(map(len, names)) > MOST:
-        raise Refusal(409, "too-long", f"{looked.size[0]:,} x {looked.size[1]:,} tokens are too many; see the map")
     segments = tuple(list(range(there)) if words is None else list(words.of) for words, there in axes.values())
     weights = looked.call.survey().map(segments=segments)[b]
     real = [list(range(there)) if words is None else list(words.real) for words, there in axes.values()]
