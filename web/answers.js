@@ -30,8 +30,8 @@ export function useAnswer(answers, path, query) {
   const key = path && path + JSON.stringify(query ?? {});
   const [, draw] = useState(0);
   const now = useRef({ key: null, value: null, error: null, slow: false });
-  const known = path ? answers.ask(path, query) : null;
-  if (known && "value" in known && now.current.key !== key) now.current = { key, value: known.value, error: null, slow: false };
+  const known = path && now.current.key !== key ? answers.ask(path, query) : null; // what failed is not asked for again
+  if (known && "value" in known) now.current = { key, value: known.value, error: null, slow: false };
   useEffect(() => {
     if (!path || now.current.key === key) return undefined;
     let wanted = true;

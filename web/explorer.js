@@ -15,9 +15,14 @@ if (page && saved) {
   mount(page, http, inAddress);
 }
 
+/** Of a notebook's own keys only these: others would cut, paste and delete the cell that one looks at. */
+const stays = (event) => event.ctrlKey || event.metaKey || event.key === "Escape" || (event.shiftKey && event.key === "Enter") || event.stopPropagation();
+
 export default {
   render({ model, el }) {
     const inside = document.createElement("div");
+    inside.tabIndex = -1;
+    inside.addEventListener("keydown", stays);
     el.append(inside);
     return mount(inside, comm(model), inMemory(JSON.parse(model.get("start") || "{}")));
   },

@@ -2,8 +2,9 @@
 
 export const SCREENS = ["walk", "heads", "geometry", "alignment", "map"];
 
+/** What is null has not been chosen: each screen begins where it shows the most. */
 const FIRST = {
-  screen: "walk", run: null, l: 0, h: 0, i: null, j: null, step: "tokens",
+  screen: "walk", run: null, l: null, h: null, i: null, j: null, step: "tokens",
   la: null, a: null, lb: null, b: null, alpha: 1, x: null, y: null, z: null,
   of: "mean", agg: "share", scale: "log", lim: null, palette: "viridis",
 };

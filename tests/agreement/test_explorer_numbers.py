@@ -133,6 +133,36 @@ def test_maps_heads_and_alignment_are_the_weights(sentence):
         assert_close(numbers(mean), numbers(every).mean(0), atol=1e-7, rtol=1e-6)
 
 
+def peak(aligned):
+    """Of each word the largest share that goes to a word, in the mean."""
+    return numbers(aligned["weights"])[aligned["real_rows"]][:, aligned["real_columns"]].amax(-1).mean().item()
+
+
+def test_the_sharpest_alignment(sentence):
+    """Of the attentions between both texts the one whose mean of all heads has the widest ribbons; in it, the head."""
+    run, *_ = sentence
+    path = f"/runs/{run['run']}"
+    cross = [attention for attention in run["attentions"] if attention["kind"] == "cross"]
+    means = {one["l"]: peak(got(api(), f"{path}/alignment", l=one["l"], h="mean")) for one in cross}
+    best = max(means, key=means.get)
+    heads = [peak(got(api(), f"{path}/alignment", l=best, h=h)) for h in cross[0]["heads"]]
+    told = got(api(), f"{path}/sharpest")
+    assert (told["l"], told["h"], told["of"]) == (best, heads.index(max(heads)), 2)
+    assert (told["mean"], told["head"]) == pytest.approx((means[best], max(heads)), rel=1e-6)
+
+
+def test_the_sharpest_of_a_model_that_reads_one_text():
+    run = read(api(), "to be or not", model="gpt")
+    means = [peak(got(api(), f"/runs/{run['run']}/alignment", l=l, h="mean")) for l in (0, 1)]  # noqa: E741
+    assert got(api(), f"/runs/{run['run']}/sharpest")["l"] == means.index(max(means)) == 1
+
+
+def test_none_is_the_sharpest_of_a_long_text():
+    asked, run = serving(recorded(1100))
+    answer = asked.answer("GET", f"/runs/{run}/sharpest", {})
+    assert (answer.status, json.loads(answer.body)["error"]["code"]) == (409, "not-kept")
+
+
 def test_habits_are_those_of_the_recording(sentence):
     run, recording, _ = sentence
     told = {(head.layer, head.number): head for head in recording.heads()}

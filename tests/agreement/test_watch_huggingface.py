@@ -245,7 +245,6 @@ def test_a_mask_is_written_some_rows_at_a_time(family, padded, monkeypatch):
     mask = torch.ones_like(ids)
     mask[1, : 400 if padded else 0] = 0
     expected = model(ids, attention_mask=mask)[0]
-    monkeypatch.setattr("telescope.observe.huggingface.fused.LARGEST", 2**21)
     monkeypatch.setattr(lazy, "LARGEST", 2**21)
     written = []
     rows = lazy.LazyMask.rows

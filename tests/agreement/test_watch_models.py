@@ -1,5 +1,7 @@
 """Whole models, watched: read at once, with a cache token by token, with one of fixed shape, padded, with beams."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -15,6 +17,8 @@ from telescope.models import (
     Transformer,
     TransformerConfig,
 )
+from telescope.observe.one_head import one_head
+from telescope.observe.tiles import Tiles
 from watching import KEEPS, filled
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-11}
@@ -154,3 +158,87 @@ def test_beams_ask_side_by_side():
     assert_close(torch.cat([call.trace().context for call in across], 2), torch.cat(contexts[1::2], 2), **CLOSE)
     with pytest.raises(ValueError, match="beams ask side by side"):
         _ = across[0].before
+
+
+# ------------------------------------------------------------------------------------------------------- sums of rows
+
+EIGHT = SMALL | {"d_model": 16, "heads": 2}  # a head's eight features, as fused kernels take them
+READERS = {
+    "gpt2": lambda: GPT(GPTConfig(**EIGHT)),
+    "llama": lambda: GPT(GPTConfig(**EIGHT, key_heads=1, positions="rotary", norm="rms", gated=True, bias=False)),
+    "encoder": lambda: Encoder(EncoderConfig(**EIGHT)),
+    "transformer": lambda: Transformer(
+        TransformerConfig(vocabulary=13, max_positions=16, d_model=16, encoder_blocks=1, decoder_blocks=1, heads=2)
+    ),
+}
+
+
+def read(model):
+    return model(IDS.flip(1)[:, :5], IDS) if isinstance(model, Transformer) else model(IDS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("kind", READERS)
+def test_the_lse_of_the_kernel_that_ran(kind, dtype):
+    """It is kept, is that of the queries and keys that are kept, and changes nothing that the model computes."""
+    model = filled(READERS[kind]()).to(dtype).eval()
+    expected = read(model)
+    with ts.watch(model, keep="queries-keys") as recording:
+        assert torch.equal(read(model), expected)
+    close = {"rtol": 0, "atol": 1e-11 if dtype == torch.float64 else 1e-5}
+    for name in recording:
+        call = recording[name].call
+        truth = ts.survey(call.queries.double(), call.keys.double(), call.attention).lse
+        assert_close(call.lse.double(), truth, **close)
+        assert Tiles(one_head(call, 1, 1)).learnt_share == 1.0  # so that a map of it is exact from the start
+
+
+def test_gradients_are_those_of_the_model_alone():
+    model = filled(READERS["llama"]())
+    gradients = []
+    for watching in (False, True):
+        model.zero_grad()
+        with ts.watch(model, keep="steps") if watching else nullcontext():
+            read(model).square().sum().backward()
+        gradients.append([weight.grad.clone() for weight in model.parameters()])
+    assert all(map(torch.equal, *gradients))
+
+
+def test_an_lse_grows_with_what_is_written():
+    model = filled(READERS["gpt2"]())
+    with ts.watch(model, keep="queries-keys") as recording:
+        cache = model.cache(batch=2, room=6)
+        for part in (IDS[:, :3], IDS[:, 3:4], IDS[:, 4:5], IDS[:, 5:]):
+            model(part, cache=cache)
+    for name in recording:
+        assert recording[name].call.lse.shape == (2, 2, 6)
+        assert_close(recording[name].call.lse, recording[name].survey().lse, **CLOSE)
+
+
+@pytest.mark.parametrize("hidden", ["window", "padding", "nan"])
+def test_no_lse_where_the_kernel_saw_something_else(hidden):
+    """It was shown the keys that a query without any may not see, or its answer was thrown away for a NaN in it."""
+    options = {"window": 2} if hidden == "window" else {}
+    model = filled(GPT(GPTConfig(**EIGHT, **options)))
+    if hidden == "nan":
+        model.state_dict()["embedding.weight"][5] = torch.nan
+    with ts.watch(model, keep="queries-keys") as recording:
+        model(IDS, mask=ts.padding([6, 4]) if hidden == "padding" else None)
+    assert all(recording[name].call.lse is None for name in recording)
+
+
+@pytest.mark.parametrize("problem", [ValueError, KeyboardInterrupt])
+def test_nothing_is_left_behind_by_what_went_wrong(problem):
+    """A hook hears of an error, not of an interrupt."""
+
+    def fails(*_):
+        raise problem("stop")
+
+    model = filled(READERS["gpt2"]())
+    with pytest.raises(problem), ts.watch(model, keep="queries-keys"):  # noqa: PT012
+        hook = model.blocks[0].self_attention.attend.register_forward_pre_hook(fails)
+        try:
+            read(model)
+        finally:
+            hook.remove()
+    assert torch._C._len_torch_function_stack() == 0

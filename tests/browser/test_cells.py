@@ -27,3 +27,50 @@ def test_a_key_is_for_the_cell_that_has_the_focus(page, served):
     tab.keyboard.press("2")
     tab.get_by_role("heading", name="All heads").wait_for()
     assert tab.locator(".walk").count() == 1
+
+
+def test_a_cell_keeps_its_keys_from_the_notebook(page, served):
+    """What one presses in it would otherwise delete or cut the cell; what saves and runs a notebook is still heard."""
+    tab = page.open("walk")
+    tab.evaluate(WIDGETS, {"start": json.dumps({"run": served.run, "step": "scores"}), "many": 1})
+    tab.locator(".words button[aria-pressed=true]").focus()
+    tab.evaluate("() => { window.heard = []; document.addEventListener('keydown', (event) => heard.push(event.key)); }")
+    tab.keyboard.press("2")
+    tab.get_by_role("heading", name="All heads").wait_for()  # the button that had the focus is gone
+    tab.wait_for_function("() => document.activeElement.matches('.telescope')")
+    for key in ("d", "x", "ArrowDown", "Enter", "Control+s", "Shift+Enter", "Escape"):
+        tab.keyboard.press(key)
+    assert tab.evaluate("heard") == ["Control", "s", "Enter", "Escape"]
+    tab.keyboard.press("5")
+    tab.get_by_role("heading", name="The whole matrix").wait_for()
+
+
+def test_a_cell_is_as_dark_as_its_notebook(page, served):
+    """Whatever the system says. A choice of one's own stays."""
+    tab = page.open("walk")
+    tab.evaluate("() => { document.body.style.background = '#111'; }")
+    tab.evaluate(WIDGETS, {"start": json.dumps({"run": served.run}), "many": 1})
+    tab.locator('[data-theme="dark"]').wait_for()
+    tab.evaluate("() => { document.body.style.background = '#eee'; }")
+    tab.locator('[data-theme="light"]').wait_for()
+    tab.get_by_role("button", name="dark colours").click()
+    tab.evaluate("() => { document.body.style.background = '#fff'; }")
+    tab.wait_for_timeout(300)
+    assert tab.locator('[data-theme="dark"]').count() == 1
+    tab.evaluate("() => localStorage.clear()")
+
+
+def test_a_page_is_saved_from_a_cell(page, served, tmp_path):
+    tab = page.open("walk")
+    tab.evaluate(WIDGETS, {"start": json.dumps({"run": served.run, "screen": "alignment"}), "many": 1})
+    for label, ending in (("Page that opens from disk (HTML)", "html"), ("All its numbers (JSON)", "json")):
+        tab.get_by_role("button", name="save this view").click()
+        with tab.expect_download() as download:
+            tab.get_by_role("button", name=label).click()
+        download.value.save_as(tmp_path / f"file.{ending}")
+    best = served.api.ask(f"/runs/{served.run}/sharpest")
+    told = served.api.answer(
+        "GET", f"/runs/{served.run}/export", {"l": str(best["l"]), "h": str(best["h"]), "format": "html"}
+    )
+    assert (tmp_path / "file.html").read_bytes() == told.body
+    assert json.loads((tmp_path / "file.json").read_text())["start"].endswith(f"l={best['l']}&h={best['h']}&i=0")

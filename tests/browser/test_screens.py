@@ -21,6 +21,9 @@ SMALL = """() => [...document.querySelectorAll("main button, header button, sele
     .filter(([, box]) => box.width && (box.width < 24 || box.height < 24)).map(([text]) => text)"""
 SHOWN = """() => [document.querySelector("main").innerHTML,
     [...document.querySelectorAll("main canvas")].map(one => one.toDataURL())]"""
+IN_VIEW = """one => {
+    const [a, b] = [one, one.parentElement].map((it) => it.getBoundingClientRect());
+    return b.top <= a.top && a.bottom <= b.bottom; }"""
 WIDE = "() => document.documentElement.scrollWidth"
 
 
@@ -161,6 +164,28 @@ def test_a_words_fan_lights_by_hover_focus_and_tap(page):
     assert "Fernrohr" in hovered
 
 
+def test_an_alignment_opens_where_it_is_the_sharpest(page, served):
+    """And says so. What was chosen stays, with a way to the sharpest; the other screens begin at the first layer."""
+    run = served.library.read("Good morning.", "translator").name
+    best = served.api.ask(f"/runs/{run}/sharpest")
+    assert (best["l"], best["h"]) == (4, 1)  # not the first of anything
+    tab = page.open("alignment", run)
+    said, shown = tab.locator("[data-sharpest]"), tab.locator(".which label:not(:has-text('run')) select")
+    assert said.inner_text() == (
+        f"Layer 1 aligns the most sharply of 2: of a word the largest share is {best['mean']:.4f} in the mean, "
+        f"{best['head']:.4f} in head 1"
+    )
+    assert shown.evaluate_all("all => all.map(one => one.value)") == ["4", "1"]
+    tab.get_by_role("button", name="head 1", exact=True).click()
+    tab = page.turn("alignment", run, l=3)
+    assert said.count() == 0
+    tab.get_by_role("button", name="sharper: layer 1").click()
+    said.wait_for()
+    assert "l=4&h=1" in tab.url
+    page.turn("walk", run)
+    assert shown.evaluate_all("all => all.map(one => one.value)") == ["0", "0"]
+
+
 def test_the_matrix_of_an_alignment_by_arrow_keys(page, served):
     tab = page.open("alignment", l=3)
     told = served.api.ask(f"/runs/{served.run}/alignment", l=3, h="mean")
@@ -181,3 +206,59 @@ def test_markup_is_refused_by_the_browser_itself(page):
     made = "() => { try { document.body.innerHTML = '<b>text</b>'; return 'made'; } catch (e) { return e.name; } }"
     assert tab.evaluate(made) == "TypeError"
     page.complaints.clear()  # the browser reports it too
+
+
+def test_another_run_is_chosen_from_all(page, served):
+    """What was chosen in one means nothing in another. Of a recording the field is empty, and says why."""
+    tab = page.open("walk", l=1, h=2, i=3)
+    run = tab.locator(".which").get_by_label("run")
+    assert run.input_value() == served.run
+    run.select_option(served.long)
+    page.settled()
+    assert tab.url.endswith(f"/s/{served.long}/walk")
+    field = tab.locator(".sentence input")
+    assert (field.input_value(), field.get_attribute("placeholder")) == ("", "long is a recording; type a sentence")
+    tab.go_back()
+    page.settled()
+    assert tab.locator(".which").get_by_label("run").input_value() == served.run
+    field.fill("Good morning.")
+    tab.get_by_role("button", name="Run").click()
+    tab.wait_for_function("(old) => !location.pathname.includes(old)", arg=served.run)
+    page.settled()
+    chosen = tab.locator(".which").get_by_label("run").locator("option:checked")
+    assert chosen.inner_text() == "Good morning."
+
+
+@pytest.mark.parametrize("screen", ["walk", "heads"])
+def test_every_query_of_a_long_text_can_be_reached(page, served, screen):
+    """Some of them stand in a list, in which the chosen one is in view; the rest is behind its ends."""
+    tab = page.open(screen, served.long)
+    chosen = tab.locator(".words [aria-pressed=true]")
+    assert chosen.inner_text() == tab.locator(".words [tabindex='0']").inner_text() == "eee"  # 550, the middle
+    assert chosen.evaluate(IN_VIEW)
+    tab.get_by_role("button", name="the 332 behind").click()
+    tab.wait_for_url("**i=768")
+    page.settled()
+    assert tab.locator(".words [aria-pressed]").count() == 256
+    tab.locator(".words [aria-pressed=true]").press("ArrowLeft")
+    tab.wait_for_url("**i=767")
+    page.settled()
+    tab.get_by_role("button", name="the 512 before").click()
+    tab.wait_for_url("**i=511")
+
+
+def test_the_rest_of_a_long_row_stands_in_its_column(page, served, sized):
+    sized(320)
+    tab = page.open("walk", served.long, step="softmax")
+    assert tab.evaluate(WIDE) <= 320
+    rest, total = tab.locator("tr", has_text="other keys together"), tab.locator("tfoot tr")
+    right = [row.locator("td", has_text="0." if row is rest else "1.").last.bounding_box() for row in (rest, total)]
+    assert right[0]["x"] == pytest.approx(right[1]["x"])
+
+
+def test_what_a_screen_lacks_is_not_asked_for(page, served):
+    page.open("walk", served.long)
+    page.asked.clear()
+    tab = page.turn("alignment", served.long)
+    assert "too many for ribbons" in tab.locator(".failure").inner_text()
+    assert not [url for url in page.asked if "alignment" in url or "sharpest" in url]

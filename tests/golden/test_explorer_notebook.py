@@ -35,11 +35,25 @@ def test_a_cell_is_answered_as_a_browser_is(monkeypatch):
     )
     assert told == {"id": 8, "exact": True, "samples": 1.0}
     assert tile == got(api(), f"/runs/{run}/tiles/0/0/0", l=0, h=0).body
+    query = {"l": "0", "h": "1", "format": "html"}
+    ((told, (file,)),) = asked(
+        widget, monkeypatch, id=11, method="GET", path=f"runs/{start['run']}/export", query=query
+    )
+    assert told["id"] == 11
+    assert file.startswith(b"<!doctype html>")
+    assert f"/s/{start['run']}/walk?l=0".encode() in file
     ((told, _),) = asked(widget, monkeypatch, id=9, method="POST", path="runs", body={"text": "Good morning."})
     assert told["body"]["written"] == "Guten Morgen."
     ((told, _),) = asked(widget, monkeypatch, id=10, method="GET", path="runs/nobody")
     assert told["error"]["code"] == "unknown-run"
     assert asked(widget, monkeypatch, nothing=1) == []
+
+
+def test_what_a_notebook_without_a_kernel_has_of_it():
+    """The widget, and in words what it would be: that is all that an export to HTML shows, and says how to get more."""
+    bundle, *_ = show(writers.learnt(), writers.NOTES)._repr_mimebundle_()
+    assert "model_id" in bundle["application/vnd.jupyter.widget-view+json"]
+    assert bundle["text/plain"].startswith(f"Telescope: {writers.NOTES}. Run this cell")
 
 
 def test_many_cells_do_not_know_of_each_other(monkeypatch):

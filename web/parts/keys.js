@@ -8,12 +8,15 @@ const typed = ({ target, key }) =>
 /** @param {(event: KeyboardEvent) => boolean} pressed  says whether the key meant something */
 export function useKeys(root, pressed) {
   useEffect(() => {
+    const where = root.id === "telescope" ? document : root; // in a notebook, only the keys that are meant for this cell
+    const hold = () => where.contains(document.activeElement) || root.focus({ preventScroll: true }); // its button is gone
     const key = (event) => {
       if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
       if (typed(event) || event.target.closest?.("dialog")) return;
-      if (pressed(event)) event.preventDefault();
+      if (!pressed(event)) return;
+      event.preventDefault();
+      requestAnimationFrame(hold);
     };
-    const where = root.id === "telescope" ? document : root; // in a notebook, only the keys that are meant for this cell
     where.addEventListener("keydown", key);
     return () => where.removeEventListener("keydown", key);
   });

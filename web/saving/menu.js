@@ -2,7 +2,7 @@
 import { html, useEffect, useRef, useState } from "../ui.js";
 import { asPng, asSvg, saved } from "./save.js";
 
-export function Saving({ run, state, transport, root }) {
+export function Saving({ run, state, shown, transport, root }) {
   const [open, setOpen] = useState(false);
   const [problem, setProblem] = useState(null);
   const [busy, setBusy] = useState(null);
@@ -20,12 +20,13 @@ export function Saving({ run, state, transport, root }) {
   }, [open]);
   if (!run) return null;
   const name = `telescope-${state.screen}`;
+  const here = { l: shown.attention?.l, h: shown.h, i: state.i };
   const how = {
     "Picture (PNG)": async () => saved(await asPng(root), `${name}.png`),
     "Drawing (SVG)": async () => saved(new Blob([asSvg(root).text], { type: "image/svg+xml" }), `${name}.svg`),
     ...(transport.file && {
-      "Page that opens from disk (HTML)": async () => saved(await transport.file(run, state, "html"), "telescope.html"),
-      "All its numbers (JSON)": async () => saved(await transport.file(run, state, "json"), "telescope.json"),
+      "Page that opens from disk (HTML)": async () => saved(await transport.file(run, here, "html"), "telescope.html"),
+      "All its numbers (JSON)": async () => saved(await transport.file(run, here, "json"), "telescope.json"),
     }),
   };
   const take = (label, make) => async () => {

@@ -3,7 +3,7 @@ import { useAnswer } from "../answers.js";
 import { along, PALETTES } from "../parts/colour.js";
 import { Matrix } from "../parts/matrix.js";
 import { argmax, full, number, percent, short } from "../parts/numbers.js";
-import { Asked, headName } from "../parts/shell.js";
+import { Asked, headName, layerOf } from "../parts/shell.js";
 import { clipped, visible } from "../parts/text.js";
 import { useWidth } from "../parts/width.js";
 import { html, useMemo, useState } from "../ui.js";
@@ -11,7 +11,7 @@ import { html, useMemo, useState } from "../ui.js";
 const FAINT = 0.02; // a thinner ribbon would not be seen
 
 export function Alignment(props) {
-  const { run, attention, state, go, answers } = props;
+  const { run, attention, state, go, answers, sharpest } = props;
   const found = useAnswer(answers, `runs/${run.run}/alignment`, { l: attention.l, h: state.of === "head" ? state.h : "mean" });
   const cross = attention.kind === "cross";
   return html`<h2>${cross ? "Who wrote, looking at whom" : "Who looks at whom"}</h2>
@@ -23,8 +23,17 @@ export function Alignment(props) {
         <button type="button" aria-pressed=${state.of !== "head"} onClick=${() => go({ of: "mean" })}>mean of all heads</button>
         <button type="button" aria-pressed=${state.of === "head"} onClick=${() => go({ of: "head" })}>head ${state.h}</button>
       </span>
+      ${sharpest && html`<${Sharpest} ...${{ run, attention, sharpest, go }} />`}
     </div>
     <${Asked} of=${found}>${(value) => html`<${Aligned} found=${value} ...${props} />`}<//>`;
+}
+
+/** Which layer aligns the most sharply, where this screen opens, or the way to it. */
+function Sharpest({ run, attention, sharpest, go }) {
+  const best = run.attentions[sharpest.l];
+  const peaks = html`of a word the largest share is ${short(sharpest.mean)} in the mean, ${short(sharpest.head)} in head ${sharpest.h}`;
+  if (best.l !== attention.l) return html`<button type="button" class="button" onClick=${() => go({ l: best.l, h: sharpest.h })}>sharper: layer ${layerOf(best)}</button>`;
+  return html`<span class="soft" data-sharpest>${sharpest.of > 1 ? `Layer ${layerOf(best)} aligns the most sharply of ${sharpest.of}: ` : ""}${peaks}</span>`;
 }
 
 function Aligned({ found, attention, state, go }) {

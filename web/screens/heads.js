@@ -22,15 +22,16 @@ function OfKind(props) {
   const { run, attention, state, answers } = props;
   const alike = useMemo(() => run.attentions.filter((one) => one.kind === attention.kind && one.has?.map !== false), [run, attention.kind]);
   const asked = alike.map((one) => useAnswer(answers, `runs/${run.run}/heads`, { l: one.l }));
-  const first = useAnswer(answers, `runs/${run.run}/tokens`, stretch(attention, "q", Math.min(state.i ?? 0, attention.n_q - 1)));
+  const i = Math.min(state.i ?? Math.floor(attention.n_q / 2), attention.n_q - 1);
+  const first = useAnswer(answers, `runs/${run.run}/tokens`, stretch(attention, "q", i));
   const there = asked.filter((one) => one.value);
   return html`<h2>All heads</h2>
     <p class="lede">Each square is one head’s attention: a row is a query, a column a key, bright is a large weight. Choose two and compare how they read the same word.</p>
     ${there.length < asked.length && asked.some((one) => one.slow) && html`<p class="soft" role="status">${there.length} of ${asked.length} layers are here…</p>`}
-    <${Asked} of=${all(first, ...(there.length ? there : asked))}>${([words, ...layers]) => html`<${Compared} ...${{ ...props, alike, layers, words }} />`}<//>`;
+    <${Asked} of=${all(first, ...(there.length ? there : asked))}>${([words, ...layers]) => html`<${Compared} ...${{ ...props, alike, layers, words, i }} />`}<//>`;
 }
 
-function Compared({ run, attention, state, go, answers, theme, alike, layers, words }) {
+function Compared({ run, attention, state, go, answers, theme, alike, layers, words, i }) {
   const at = (l, h) => alike.some((one) => one.l === l && one.heads.includes(h));
   const other = alike.length > 1 ? alike[alike.length - 1] : alike[0];
   const A = at(state.la, state.a) ? [state.la, state.a] : [attention.l, state.h];
@@ -43,7 +44,6 @@ function Compared({ run, attention, state, go, answers, theme, alike, layers, wo
   const mark = (l, h) => (l === A[0] && h === A[1] ? "a" : l === B[0] && h === B[1] ? "b" : "");
   const wide = Math.max(...alike.map((one) => one.heads.length));
   const short = layers.every((one) => one.rows === attention.n_q && one.columns === attention.n_k);
-  const i = Math.min(state.i ?? Math.floor(attention.n_q / 2), attention.n_q - 1);
   const named = (l, h) => headName(alike.find((one) => one.l === l), h);
   return html`<div class="row" style=${{ margin: "18px 0 12px" }}>
       <span class="soft">a click chooses</span>
@@ -60,7 +60,7 @@ function Compared({ run, attention, state, go, answers, theme, alike, layers, wo
     <h2 style=${{ margin: "38px 0 0" }}>Two readings</h2>
     <p class="lede">The same word in the two heads that were chosen: what each of them looks at.</p>
     <div class="picker" style=${{ margin: "14px 0 16px" }}><h3>query</h3>
-      <${Words} tokens=${words.tokens} chosen=${i - words.start} choose=${(place) => go({ i: words.start + place })} label="the query: which word looks" /></div>
+      <${Words} words=${words} at=${i} choose=${(i) => go({ i })} label="the query: which word looks" /></div>
     <${Readings} ...${{ run, answers, A, B, i, named, layers, words: short && attention.n_q === attention.n_k ? words : null }} />
     <${Habits} ...${{ alike, layers, mark, choose, named }} />`;
 }

@@ -85,8 +85,9 @@ export function Ledger({ trace, row, step, j, m, point, pick, theme, usual, labe
         })}
         <td class=${`share ${numbers[at] === -Infinity ? "hatch" : ""}`}><${Meter} x=${numbers[at]} most=${most} share=${softmax} theme=${theme} /></td>
       </tr>`)}
-      ${trace.rest.keys > 0 && html`<tr><td class="soft">${count(trace.rest.keys)} other keys together</td>
-        <td colspan=${columns.length + exponential} class="now">${softmax ? short(trace.rest.weight) : ""}</td><td></td></tr>`}</tbody>
+      ${trace.rest.keys > 0 && html`<tr><td class="soft rest">${count(trace.rest.keys)} other keys together</td>
+        ${columns.slice(0, -1).map((_, at) => html`<td class=${at < columns.length - 2 || softmax ? "before" : ""}></td>`)}${exponential && html`<td></td>`}
+        <td class="now">${softmax ? short(trace.rest.weight) : ""}</td><td></td></tr>`}</tbody>
       ${softmax && html`<tfoot><tr><td>sum</td>${columns.slice(0, -1).map((_, at) => html`<td class="before"></td>${exponential && at === columns.length - 2 && html`<td title=${full(sum(powers))}>${trace.rest.keys ? "" : short(sum(powers))}</td>`}`)}
         <td title=${full(sum(row.weights) + trace.rest.weight)}>${short(sum(row.weights) + trace.rest.weight)}</td><td></td></tr></tfoot>`}
     </table>

@@ -71,7 +71,7 @@ function Stepped({ words, trace, attention, state, go, theme, root, i }) {
   return html`
     <div class="picker">
       <h3>query</h3>
-      <${Words} tokens=${words.tokens} chosen=${i - words.start} choose=${(place) => go({ i: words.start + place })} label="the query: which word looks" />
+      <${Words} words=${words} at=${i} choose=${(i) => go({ i })} label="the query: which word looks" />
     </div>
     <nav class="rail" aria-label="steps">
       <button type="button" class="button" aria-label="the step before" disabled=${at === 0} onClick=${() => go({ step: steps[at - 1] })}>◀</button>

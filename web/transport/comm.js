@@ -31,6 +31,10 @@ export function comm(model) {
       const { message, buffer } = await question("GET", path, { query: texts(query) }, signal);
       return { buffer: whole(buffer), exact: Boolean(message.exact), samples: message.samples };
     },
+    async file(run, { l, h, i }, format) {
+      const { message, buffer } = await question("GET", `runs/${run.run}/export`, { query: texts({ l, h, i, format }) });
+      return new Blob([buffer ?? JSON.stringify(message.body)]);
+    },
     send: async (path, body) => (await question("POST", path, { body })).message.body,
   };
 }

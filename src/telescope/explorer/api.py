@@ -50,6 +50,10 @@ GET  /runs/{run}/geometry       ?l&b&start&stop (at most 512 tokens)
 GET  /runs/{run}/alignment      ?l&h=3|mean&b   between words where they are known, otherwise tokens; at most 512
                                 {"l", "h", "rows": ["Der", …], "columns": ["The", …], "weights": [[…]],
                                 "real_rows": [0, 1, …], "real_columns": […]}: the real ones are words of the text
+GET  /runs/{run}/sharpest       ?b   where words align the most sharply, among the "cross" ones if there are any:
+                                {"l": 4, "mean": 0.71, "h": 2, "head": 0.93, "of": 2}: of each word the largest share
+                                that goes to a word, in the mean over words; highest for the mean of all heads of l,
+                                compared with `of` attentions, and in it for the head h
 GET  /runs/{run}/cell           ?l&h&i&j&b   {"l", "h", "i", "j", "b", "query": "saw", "key": "man", "visible": true,
                                 "dot", "scaled", "capped", "biased", "masked", "lse": … | null, "p"}
 GET  /runs/{run}/cells          ?l&h&i&j&b   the weights of query i and 32 keys, from j on, or as many as there are:
@@ -89,7 +93,8 @@ from time import perf_counter
 from typing import Any
 
 from .asked import Asked
-from .between import alignment
+from .between import alignment, sharpest
+from .export import exported, page
 from .library import Library
 from .maps import Maps, Picture
 from .multiples import heads
@@ -170,6 +175,8 @@ class Api:
 
     def _asked(self, run: Run, resource: str, place: list[str], parameters: Mapping[str, str]) -> Any:
         asked = Asked(parameters)
+        if resource == "sharpest" and not place:
+            return sharpest(run, asked)
         pictures = {("tiles", 3): self.maps.tile, ("tracks", 2): self.maps.track}
         picture = pictures.get((resource, len(place)))
         if picture is None and (place or resource not in self.of_attention):
@@ -196,10 +203,8 @@ class Api:
         raise Refusal(400, "bad-json", 'the body takes {"text": "…"}, and "model" and "target" if you like, all texts')
 
     def _exported(self, run: Run, parameters: Mapping[str, str]) -> Answer:
-        from .export import exported, page
-
         how = Asked(parameters).word("format", ("html", "json"))
-        file = exported(self, run, Asked(parameters))
+        file = exported(self.ask, run, Asked(parameters))
         if how == "json":
             return Answer(200, _json(file), headers=_saved(run, "json"))
         return Answer(200, page(file), "text/html; charset=utf-8", _saved(run, "html"))

@@ -2,10 +2,10 @@
 
 import json
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 
 from ..observe.closely import closely
@@ -16,9 +16,6 @@ from .refusal import Refusal
 from .run import Run
 from .walk import head, sequence, told_trace
 
-if TYPE_CHECKING:
-    from .api import Api
-
 LONGEST = 256  # tokens: one tile, and as many walks
 LARGEST = 2_000_000  # characters of walks; those of the attention in view come first
 USUAL = {"b": "0", "fmt": "f16"}
@@ -28,8 +25,8 @@ POLICY = (
 )
 
 
-def exported(api: "Api", run: Run, asked: Asked) -> dict[str, Any]:
-    """Every answer that a page with this head in view may want."""
+def exported(ask: Callable[..., Any], run: Run, asked: Asked) -> dict[str, Any]:
+    """Every answer that a page with this head in view may want: ask("/runs/r1/heads", l=0) as an `Api` is asked."""
     layer = asked.index("l", len(run.looked), "attention", 0)
     looked = run.looked[layer]
     h = head(looked, asked) if "h" in asked.parameters else looked.call.heads[0]
@@ -47,11 +44,12 @@ def exported(api: "Api", run: Run, asked: Asked) -> dict[str, Any]:
         path = f"/runs/{run.name}/{what}"
         given = {k: str(v) for k, v in parameters.items()}
         try:
-            found = api.ask(path, **given)
+            found = ask(path, **given)
         except Refusal as refusal:
             found = {"error": {"code": refusal.code, "message": refusal.message}}
         answers[key(path, given)] = _told(found)
 
+    put("sharpest", b=b)
     for number, other in enumerate(run.looked):
         for axis in "qk":
             put("tokens", l=number, axis=axis, b=b)

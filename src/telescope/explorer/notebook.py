@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from ..models import Model
 from ..observe import Recording
-from .api import Api
+from .api import JSON, Api
 from .asked import Asked
 from .export import exported, page
 from .library import Library
@@ -45,6 +45,11 @@ def show(
         _css = files().get("explorer.css", b"").decode()
         start = traitlets.Unicode("{}").tag(sync=True)
 
+        def __repr__(self) -> str:
+            return (
+                f'Telescope: {run.title}. Run this cell to look at it; what its "save" makes opens without a notebook.'
+            )
+
     widget = Explorer(start=json.dumps(start))
     widget.on_msg(lambda _, message, buffers: _answered(api, widget, message))
     return widget
@@ -54,7 +59,7 @@ class Still:
     """A page with its answers inside, in a frame of its own in which nothing reaches the notebook around it."""
 
     def __init__(self, api: Api, run: Run, layer: int) -> None:
-        self.html = page(exported(api, run, Asked({"l": str(layer)}))).decode()
+        self.html = page(exported(api.ask, run, Asked({"l": str(layer)}))).decode()
 
     def _repr_html_(self) -> str:
         return (
@@ -90,8 +95,9 @@ def _answered(api: Api, widget: Any, message: Any) -> None:
         case _:
             return
     made = api.answer(method, f"/{path.lstrip('/')}", query, json.dumps(body).encode())
-    if made.kind != "application/json":
-        told = {"id": number, "exact": made.headers.get("X-Exact") == "1", "samples": float(made.headers["X-Samples"])}
+    if made.kind != JSON:
+        samples = float(made.headers.get("X-Samples", 0))  # of a picture; a file has none
+        told = {"id": number, "exact": made.headers.get("X-Exact") == "1", "samples": samples}
         widget.send(told, buffers=[made.body])
         return
     said = json.loads(made.body)

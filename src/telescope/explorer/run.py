@@ -17,6 +17,7 @@ from ..words import hint
 from .refusal import not_kept
 
 CROSS = ("cross", "cross_attn", "encoder_attn", "EncDecAttention", "crossattention")
+ALIGNED = 512  # words each way of an alignment, of twice as many tokens
 Decode = Callable[[list[int]], str]
 
 
@@ -85,6 +86,12 @@ class Looked:
             lacking["context"] = f'"{self.name}" was kept without values; keep="steps" has them'
         if "map" not in lacking and self.call.attention.normalize is not softmax:
             lacking["map"] = "a map of log weights is one of softmax, and this attention has another normaliser"
+        rows, columns = (
+            there if words is None else len(words.names)
+            for words, there in zip((self.rows, self.columns), self.size, strict=True)
+        )
+        if max(self.size) > 2 * ALIGNED or max(rows, columns) > ALIGNED:
+            lacking.setdefault("alignment", f"{rows:,} x {columns:,} words are too many for ribbons; see the map")
         stream = self.call.parts.get("before")
         if stream is None or stream.tensor.shape[1] != self.call.size[0]:
             lacking["geometry"] = (

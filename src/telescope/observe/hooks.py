@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..engines import autocast
+from ..attention import Attention
+from ..engines import autocast, sdpa
 from ..layers import AddNorm, Attend
 from .eye import Eye
+from .fused import Fused
 from .kept import Steps
 from .names import Parts, name_of
 from .ran import Ran
@@ -37,13 +39,15 @@ def looking(parts: Parts, attends: Mapping[str, Attend], eye: Eye) -> Iterator[N
     """The hooks are there while the block runs. Threads that share a model see their own; one looks at it once."""
     seer = Seer(eye)
     with ExitStack() as hooks:
+        hooks.callback(seer.leave)
         if any((id(part), eye.thread) in _watched for part in parts.values()):
             raise ValueError(f"{type(parts['']).__name__} is being watched already; leave that block first")
         for name, attend in attends.items():
             _watched.add((id(attend), eye.thread))
             hooks.callback(_watched.discard, (id(attend), eye.thread))
             hook = partial(seer.attended, name=name)
-            hooks.callback(attend.register_forward_hook(hook, with_kwargs=True).remove)
+            hooks.callback(attend.register_forward_pre_hook(seer.attends, with_kwargs=True).remove)
+            hooks.callback(attend.register_forward_hook(hook, with_kwargs=True, always_call=True).remove)
         for module in parts.values() if eye.recording.keep == Steps.keep else ():
             if isinstance(module, AddNorm):
                 hooks.callback(module.register_forward_pre_hook(seer.entered, with_kwargs=True).remove)
@@ -60,16 +64,35 @@ class Seer:
     def __init__(self, eye: Eye) -> None:
         self.eye = eye
         self.around: list[tuple[nn.Module, Tensor, list[Steps]]] = []  # AddNorms at work, what came in, who ran within
+        self.fused: Fused | None = None  # while an attention is at work
+        self.within = ExitStack()
 
-    def attended(self, module: Attend, args: Any, kwargs: Any, context: Tensor, *, name: str) -> None:
+    def attends(self, module: Attend, args: Any, kwargs: Any) -> None:
+        """Only the fused engine has an lse to give; another, such as one that is compiled, runs undisturbed."""
+        if self.eye.looks() and sdpa.cannot(*_given(*args, **kwargs)) is None:
+            self.fused = Fused()
+            self.within.enter_context(self.fused)
+
+    def attended(self, module: Attend, args: Any, kwargs: Any, context: Tensor | None, *, name: str) -> None:
+        """Also after an exception, when there is nothing to keep."""
         if not self.eye.looks():
             return
-        given = dict(zip(("queries", "keys", "values", "attention"), args, strict=False)) | kwargs
-        queries, keys, values = autocast.cast(given["queries"], given["keys"], given["values"])
+        fused = self.leave()
+        if context is None:
+            return
+        queries, keys, values, attention = _given(*args, **kwargs)
+        queries, keys, values = autocast.cast(queries, keys, values)
         heads, dropout = tuple(range(queries.shape[1])), module.dropout if module.training else 0.0
-        call = self.eye.saw(name, Ran(queries, keys, values, given["attention"], heads, dropout))
+        lse = None if fused is None else fused.lse_of(context)
+        call = self.eye.saw(name, Ran(queries, keys, values, attention, heads, dropout, lse))
         if self.around and isinstance(call, Steps) and call not in self.around[-1][2]:
             self.around[-1][2].append(call)
+
+    def leave(self) -> Fused | None:
+        """An interrupt, of which no hook hears, leaves it to the end of the block."""
+        fused, self.fused = self.fused, None
+        self.within.close()
+        return fused
 
     def entered(self, module: AddNorm, args: Any, kwargs: Any) -> None:
         if self.eye.looks():
@@ -84,3 +107,10 @@ class Seer:
             with torch.inference_mode(False), torch.no_grad():
                 for call in calls:
                     call.stood_between(before, after)
+
+
+def _given(
+    queries: Tensor, keys: Tensor, values: Tensor, attention: Attention
+) -> tuple[Tensor, Tensor, Tensor, Attention]:
+    """What Attend was called with, by place or by name."""
+    return queries, keys, values, attention

@@ -15,9 +15,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from ..eye import Eye
+from ..fused import Fused
 from ..names import Parts
 from .definition import Reader
-from .fused import Fused
 from .lazy import LazyMask
 from .place import Place
 from .proof import Proofs
@@ -164,8 +164,7 @@ def _forward(
     looking = _watched.get(id(module))
     if looking is not None and looking.eye.looks():
         return looking.attended(implementation, module, (query, key, value), mask, options)
-    with Fused():  # a config may be shared with a model that nobody watches
-        return _own(implementation, module)(module, query, key, value, mask, **options)
+    return _own(implementation, module)(module, query, key, value, mask, **options)
 
 
 class _WantedError(Exception):

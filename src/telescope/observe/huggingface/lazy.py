@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._pytree import tree_map
 
 from ...attention import Mask
@@ -20,7 +21,8 @@ LARGEST = 2**26  # of a mask that is written out as a whole, once, as transforme
 class LazyMask(Tensor):
     """What `own`, the model's mask function, would give for these arguments.
 
-    A model hands it on to its attentions. What else it does with it, it does with the mask written out.
+    A model hands it on to its attentions. torch's own takes a large one some rows at a time. What else is done with it,
+    is done with the mask written out.
     """
 
     own: Callable[..., Tensor]
@@ -63,6 +65,8 @@ class LazyMask(Tensor):
                 return func(*args, **(kwargs or {}))
         if func.__name__ in COPIES or (func is Tensor.__getitem__ and _covers(args[0], args[1])):
             return args[0]
+        if func is scaled_dot_product_attention:
+            return _attend(*args, **(kwargs or {}))
         args, kwargs = tree_map(lambda it: it.dense if isinstance(it, LazyMask) else it, (args, kwargs or {}))
         return func(*args, **kwargs)
 
@@ -74,3 +78,23 @@ def _covers(mask: LazyMask, where: Any) -> bool:
         isinstance(part, slice) and part.indices(size) == (0, size, 1)
         for part, size in zip(parts, mask.shape, strict=False)
     )
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: LazyMask,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+    if attn_mask.numel() <= LARGEST or dropout_p > 0.0:
+        return scaled_dot_product_attention(query, key, value, attn_mask.dense, dropout_p, is_causal, **options)
+    parts = [
+        scaled_dot_product_attention(query[:, :, rows.start : rows.stop], key, value, attn_mask.rows(rows), **options)
+        for rows in attn_mask.blocks
+    ]
+    return torch.cat(parts, 2)

@@ -1,4 +1,4 @@
-"""torch's fused attention as the model calls it, and its lse, which torch computes and does not hand out."""
+"""torch's fused attention as a model calls it, and its lse, which torch computes and does not hand out."""
 
 from typing import Any
 
@@ -8,27 +8,30 @@ from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
-from .lazy import LARGEST, LazyMask
-
 
 class Fused(TorchFunctionMode):
-    """While a model's own attention function runs: the same kernel with the same arguments, called by its own name.
-
-    A mask that is not written out is written out some rows at a time.
-    """
+    """While one attention runs: the same kernel with the same arguments, called by its own name."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lse: Tensor | None = None
+        self.context: Tensor | None = None
         self.calls = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
         self.calls += 1
-        context, lse = _attend(*args, **(kwargs or {}))
+        self.context, lse = _attend(*args, **(kwargs or {}))
         self.lse = lse if self.calls == 1 else None
-        return context
+        return self.context
+
+    def lse_of(self, context: Tensor) -> Tensor | None:
+        """The lse, if that is what the kernel wrote: an engine that distrusts a NaN computes all of it again."""
+        if self.lse is None or self.context is None:
+            return None
+        written, given = (it.untyped_storage().data_ptr() for it in (self.context, context))
+        return self.lse if written == given else None
 
 
 def _attend(
@@ -41,26 +44,15 @@ def _attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    options: dict[str, Any] = {"dropout_p": dropout_p, "scale": scale, "enable_gqa": enable_gqa}
-    if isinstance(attn_mask, LazyMask):
-        if attn_mask.numel() > LARGEST and dropout_p == 0.0:
-            parts = [
-                scaled_dot_product_attention(
-                    query[:, :, rows.start : rows.stop], key, value, attn_mask.rows(rows), **options
-                )
-                for rows in attn_mask.blocks
-            ]
-            return torch.cat(parts, 2), None
-        attn_mask = attn_mask.dense
+    options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     plain = attn_mask is None and not torch.is_autocast_enabled(query.device.type)
     if plain and query.shape[-1] % 8 == 0:  # of other widths, torch fills the features up first
         choice: Any = torch._fused_sdp_choice
-        backend = choice(query, key, value, None, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        kernel = _KERNELS.get((query.device.type, SDPBackend(backend)))
+        kernel = _KERNELS.get((query.device.type, SDPBackend(choice(query, key, value, None, dropout_p, **options))))
         if kernel is not None:
             context, lse = kernel(query, key, value, dropout_p, is_causal, scale)[:2]
             return context, lse.detach().reshape(query.shape[:3])  # cuDNN's has one more axis
-    return scaled_dot_product_attention(query, key, value, attn_mask, is_causal=is_causal, **options), None
+    return scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, **options), None
 
 
 _aten = torch.ops.aten
