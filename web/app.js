@@ -153,7 +153,7 @@ function Which({ run, runs, state, go, shown }) {
   const headless = state.screen === "geometry";
   return html`<div class="which">
     ${others.length > 1 && html`<label class="labelled">run <select value=${run.run} onChange=${(event) => go({ ...ANEW, l: null, h: null, run: event.currentTarget.value })}>
-      ${others.map((one) => html`<option value=${one.run} selected=${one.run === run.run}>${clipped(one.title, 40)}</option>`)}
+      ${others.map((one) => html`<option value=${one.run} selected=${one.run === run.run}>${clipped(one.title, 22)}</option>`)}
     </select></label>`}
     <label class="labelled">attention <select value=${String(attention.l)} onChange=${(event) => go({ l: Number(event.currentTarget.value) })}>
       ${kinds.map((kind) => html`<optgroup label=${KINDS[kind] ?? kind}>

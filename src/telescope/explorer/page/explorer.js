@@ -320,7 +320,7 @@ var B,$n,Bs,$t,Pe,re,gn,ne,_n,Le,Re,Fs,Dt=Symbol.for("pv"),ae={},ie=[],Hs=/^m(i|
   </form>
   ${h&&d`<p class="failure" style=${{gridColumn:"1 / -1",margin:0}}>${h}</p>`}`}var Ts=Object.fromEntries(["i","j","x","y","z","la","a","lb","b"].map(t=>[t,null]));function Tr({run:t,runs:e,state:n,go:s,shown:r}){let o=e.some(l=>l.run===t.run)?e:[t,...e],a=r.attention??t.attentions[0],i=[...new Set(t.attentions.map(l=>l.kind))],u=l=>l.has?.[un[n.screen]]!==!1,h=n.screen==="geometry";return d`<div class="which">
     ${o.length>1&&d`<label class="labelled">run <select value=${t.run} onChange=${l=>s({...Ts,l:null,h:null,run:l.currentTarget.value})}>
-      ${o.map(l=>d`<option value=${l.run} selected=${l.run===t.run}>${Q(l.title,40)}</option>`)}
+      ${o.map(l=>d`<option value=${l.run} selected=${l.run===t.run}>${Q(l.title,22)}</option>`)}
     </select></label>`}
     <label class="labelled">attention <select value=${String(a.l)} onChange=${l=>s({l:Number(l.currentTarget.value)})}>
       ${i.map(l=>d`<optgroup label=${ue[l]??l}>
