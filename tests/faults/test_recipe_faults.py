@@ -30,8 +30,8 @@ def refused(call, *said):
         ("[training]", "[trianing]", 'a recipe to translate has no "trianing"; did you mean "training"?'),
         ('task = "translate"', 'task = "translate"\nmetrics = 3', 'has no "metrics"; did you mean "metric"?'),
         ("[metric]\ntokens", "[decoding.more]\ntokens", '[decoding]: Decoding has no field "more"'),
-        ("lr = 0.005", "learning_rate = 0.005", '[training]: Training has no field "learning_rate"'),
-        ("lr = 0.005", 'lr = "0.005"', "[training]: lr='0.005' is str; it takes float"),
+        ("lr = 0.004", "learning_rate = 0.004", '[training]: Training has no field "learning_rate"'),
+        ("lr = 0.004", 'lr = "0.004"', "[training]: lr='0.004' is str; it takes float"),
         ("steps = 8000", "", "[training]: steps or epochs says it, and neither is given"),
         ("d_model = 128", "d_model = 130", "[model]: d_model=130 cannot be split into heads=4; nearest: 128 or 132"),
         ("d_model = 128", "d_mdel = 128", '[model]: TransformerConfig has no field "d_mdel"; did you mean "d_model"?'),
@@ -46,7 +46,7 @@ def refused(call, *said):
         ('target = "de"', 'target = "fr"', '[data]: there is no target="fr"'),
         ('target = "de"', "", "[data]: "),
         ("beams = 5", "beams = 0", "[decoding]: beams=0 must be at least 1"),
-        ("lr = 0.005", "lr = ", "is not a recipe that can be read"),
+        ("lr = 0.004", "lr = ", "is not a recipe that can be read"),
     ],
 )
 def test_a_recipe(tmp_path, old, new, said):
@@ -132,7 +132,7 @@ def test_folders_that_hold_something_else(tmp_path):
     other = small(read(TINY.with_stem("multi30k-de-en")))
     refused(lambda: train(other, tmp_path / "run", data=tmp_path / "data"), "a run of multi30k-tiny with another data")
     more = small(read(TINY), lr=0.1)
-    refused(lambda: train(more, tmp_path / "run", data=tmp_path / "data", report=quiet), "training.lr is 0.005 there")
+    refused(lambda: train(more, tmp_path / "run", data=tmp_path / "data", report=quiet), "training.lr is 0.004 there")
     refused(lambda: score(tmp_path / "run"), "test.jsonl to score; telescope evaluate --predict")
     refused(lambda: predict(tmp_path / "run", data=tmp_path / "data", split="tst"), 'there is no split="tst"; did you')
 
