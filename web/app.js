@@ -89,15 +89,19 @@ function Screen({ run, state, go, shown, sharpest, ...rest }) {
   return html`<${View} key=${run.run} run=${run} attention=${attention} state=${{ ...state, l: attention.l, h }} go=${go} sharpest=${sharpest.value} ...${rest} />`;
 }
 
-const fitting = (run, state) => run.attentions.filter((one) => one.has?.[NEEDS[state.screen]] !== false);
+/** What a screen can show; an alignment is one between two texts, if there are any. */
+function fitting(run, state) {
+  const fit = run.attentions.filter((one) => one.has?.[NEEDS[state.screen]] !== false);
+  const between = state.screen === "alignment" ? fit.filter((one) => one.kind === "cross") : [];
+  return between.length ? between : fit;
+}
 
 /** What was chosen, if this screen can show it; else the first that it can, and of alignments the sharpest. */
 function chosen(run, state, sharpest) {
   const fit = fitting(run, state);
-  const better = state.screen === "alignment" && fit.some((one) => one.kind === "cross") ? fit.filter((one) => one.kind === "cross") : fit;
   const best = state.screen === "alignment" && sharpest.fresh ? sharpest.value : null;
-  const told = better.find((one) => one.l === state.l);
-  const attention = told ?? better.find((one) => one.l === best?.l) ?? better[0];
+  const told = fit.find((one) => one.l === state.l);
+  const attention = told ?? fit.find((one) => one.l === best?.l) ?? fit[0];
   const { heads } = attention ?? run.attentions[0];
   const h = heads.includes(state.h) ? state.h : best && best.l === attention.l ? best.h : heads[0];
   return { attention, h, settled: state.screen !== "alignment" || Boolean(told) || sharpest.fresh };
@@ -149,7 +153,7 @@ function Which({ run, runs, state, go, shown }) {
   const others = runs.some((one) => one.run === run.run) ? runs : [run, ...runs];
   const attention = shown.attention ?? run.attentions[0];
   const kinds = [...new Set(run.attentions.map((one) => one.kind))];
-  const fits = (one) => one.has?.[NEEDS[state.screen]] !== false;
+  const fit = fitting(run, state);
   const headless = state.screen === "geometry";
   return html`<div class="which">
     ${others.length > 1 && html`<label class="labelled">run <select value=${run.run} onChange=${(event) => go({ ...ANEW, l: null, h: null, run: event.currentTarget.value })}>
@@ -157,7 +161,7 @@ function Which({ run, runs, state, go, shown }) {
     </select></label>`}
     <label class="labelled">attention <select value=${String(attention.l)} onChange=${(event) => go({ l: Number(event.currentTarget.value) })}>
       ${kinds.map((kind) => html`<optgroup label=${KINDS[kind] ?? kind}>
-        ${run.attentions.filter((one) => one.kind === kind).map((one) => html`<option value=${String(one.l)} disabled=${!fits(one)} selected=${one.l === attention.l}>
+        ${run.attentions.filter((one) => one.kind === kind).map((one) => html`<option value=${String(one.l)} disabled=${!fit.includes(one)} selected=${one.l === attention.l}>
           ${kinds.length > 1 ? `${kind}, layer ${layerOf(one)}` : `layer ${layerOf(one)}`}</option>`)}
       </optgroup>`)}
     </select></label>

@@ -179,6 +179,11 @@ def test_an_alignment_opens_where_it_is_the_sharpest(page, served):
     tab.get_by_role("button", name="head 1", exact=True).click()
     tab = page.turn("alignment", run, l=3)
     assert said.count() == 0
+    closed = "all => all.filter(one => one.disabled).map(one => one.value)"
+    assert shown.first.locator("option").evaluate_all(closed) == ["0", "1", "2"]  # they are not between two texts
+    tab.keyboard.press("{")  # nor is there one before
+    assert said.count() == 0
+    assert "l=3" in tab.url
     tab.get_by_role("button", name="sharper: layer 1").click()
     said.wait_for()
     assert "l=4&h=1" in tab.url

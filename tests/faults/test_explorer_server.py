@@ -139,7 +139,10 @@ def test_a_sentence_is_opened_in_a_browser(command, monkeypatch, tmp_path):
     code, out, said = command("explain", writers.NOTES, "--model", str(tmp_path / "learnt"), "--open", "--query", "saw")
     assert (code, said) == (0, "")
     assert opened == [out.strip()]
-    assert re.search(r"/s/s[0-9a-f]{12}/walk\?l=0&h=0&i=3&token=", out)
+    assert re.search(r"/s/s[0-9a-f]{12}/walk\?i=3&token=", out)  # layer and head are left to each screen
+    code, out, _ = command("explain", writers.NOTES, "--model", str(tmp_path / "learnt"), "--open", "--head", "1")
+    assert code == 0
+    assert re.search(r"/walk\?h=1&i=\d+&token=", out)
     code, _, said = command("explain", "--open")
     assert code == 2
     assert "a sentence of your own" in said

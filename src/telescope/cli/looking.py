@@ -150,8 +150,8 @@ def _explore(model: str, sentence: str, *, layer: int | None, head: int | None, 
         run = library.read(sentence)
     except explorer.Refusal as refusal:
         raise ValueError(refusal.message) from None
-    where = {"l": layer or 0, "h": head or 0, "i": run.place(query)}
-    path = f"/s/{run.name}/walk?{urlencode(where)}"
+    where = {"l": layer, "h": head, "i": run.place(query)}
+    path = f"/s/{run.name}/walk?{urlencode({name: at for name, at in where.items() if at is not None})}"
     explorer.serve(library, port=port, path=path, browse=True)
 
 
@@ -160,7 +160,7 @@ def _explorer() -> Any:
     from importlib import import_module
 
     try:
-        return import_module("telescope.explorer.server")
+        return import_module("..explorer.server", __package__)
     except ImportError as problem:
         raise ValueError(f"the page needs a web server: pip install 'telescope-attention[serve]' ({problem})") from None
 
