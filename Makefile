@@ -14,7 +14,7 @@ explain: .venv/ready
 ifdef EXAMPLE
 	@$(BIN)/telescope explain --example $(EXAMPLE)
 else
-	@$(BIN)/telescope explain "$(SENTENCE)" || $(BIN)/telescope explain --example telescope # until its weights ship
+	@$(BIN)/telescope explain "$(SENTENCE)"
 endif
 
 test: .venv/ready-to-test
