@@ -147,7 +147,7 @@ function Sentence({ run, transport, answers, go, heard }) {
 }
 
 /** Of another run, what was chosen in this one means nothing. */
-const ANEW = Object.fromEntries(["i", "j", "x", "y", "z", "la", "a", "lb", "b"].map((name) => [name, null]));
+const ANEW = Object.fromEntries(["i", "j", "word", "x", "y", "z", "la", "a", "lb", "b"].map((name) => [name, null]));
 
 function Which({ run, runs, state, go, shown }) {
   const others = runs.some((one) => one.run === run.run) ? runs : [run, ...runs];

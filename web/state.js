@@ -5,17 +5,17 @@ export const SCREENS = ["walk", "heads", "geometry", "alignment", "map"];
 /** What is null has not been chosen: each screen begins where it shows the most. */
 const FIRST = {
   screen: "walk", run: null, l: null, h: null, i: null, j: null, step: "tokens",
-  la: null, a: null, lb: null, b: null, alpha: 1, x: null, y: null, z: null,
+  word: null, la: null, a: null, lb: null, b: null, alpha: 1, x: null, y: null, z: null,
   of: "mean", agg: "share", scale: "log", lim: null, palette: "viridis",
 };
-const NUMBERS = new Set(["l", "h", "i", "j", "la", "a", "lb", "b", "alpha", "x", "y", "z"]);
+const NUMBERS = new Set(["l", "h", "i", "j", "word", "la", "a", "lb", "b", "alpha", "x", "y", "z"]);
 
 /** What each screen shows, and so what its address says. */
 const SHOWN = {
   walk: ["l", "h", "i", "j", "step"],
   heads: ["l", "h", "la", "a", "lb", "b", "i"],
   geometry: ["l", "i", "j", "alpha"],
-  alignment: ["l", "h", "i", "of"],
+  alignment: ["l", "h", "word", "of"],
   map: ["l", "h", "x", "y", "z", "agg", "scale", "lim", "palette"],
 };
 

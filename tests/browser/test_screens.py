@@ -1,5 +1,6 @@
 """All five screens: nothing sticks out, everything can be reached, every address leads back to the same view."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ SAME = {
     "walk": {"l": 1, "h": 2, "i": 3, "j": 1, "step": "softmax"},
     "heads": {"l": 0, "h": 1, "la": 0, "a": 1, "lb": 0, "b": 3, "i": 2},
     "geometry": {"l": 1, "i": 2, "j": 4, "alpha": 0.4},
-    "alignment": {"l": 3, "h": 1, "i": 2, "of": "head"},
+    "alignment": {"l": 3, "h": 1, "word": 2, "of": "head"},
     "map": {"l": 0, "h": 1, "x": 4.5, "y": 3.5, "z": 5.5, "agg": "lift", "scale": "linear", "palette": "magma"},
 }
 STEPS = ("tokens", "embedding", "qkv", "scores", "scaled", "mask", "softmax", "sum", "context")
@@ -162,6 +163,8 @@ def test_a_words_fan_lights_by_hover_focus_and_tap(page):
     word.tap()
     assert hovered == focused == said.inner_text()
     assert "Fernrohr" in hovered
+    tab.wait_for_url("**word=*")
+    assert not re.search(r"[?&]i=", tab.url)  # a word is no token, and chooses none on the other screens
 
 
 def test_an_alignment_opens_where_it_is_the_sharpest(page, served):

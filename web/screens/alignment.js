@@ -39,10 +39,10 @@ function Sharpest({ run, attention, sharpest, go }) {
 function Aligned({ found, attention, state, go }) {
   const weights = useMemo(() => found.weights.map((row) => row.map(number)), [found]);
   const [rows, columns] = [found.rows, found.columns];
-  const pinned = state.i !== null && state.i < rows.length ? { row: state.i } : null;
+  const pinned = state.word !== null && state.word < rows.length ? { row: state.word } : null;
   const [hover, setHover] = useState(null);
   const lit = hover ?? pinned ?? { row: found.real_rows.at(-1) ?? 0 };
-  const pin = (one) => { setHover(one); if (one.row !== undefined) go({ i: one.row }, false); };
+  const pin = (one) => { setHover(one); if (one.row !== undefined) go({ word: one.row }, false); };
   const said = { rows, columns, weights, lit };
   return html`<div class="stack">
     <div class="card ribbons"><${Ribbons} ...${said} real=${[new Set(found.real_columns), new Set(found.real_rows)]} setHover=${setHover} pin=${pin} /></div>
