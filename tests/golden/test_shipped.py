@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import corpora
 import telescope as ts
 import writers
 from telescope.models import shipped
@@ -91,6 +92,19 @@ def test_its_card_says_what_it_is(name):
 def test_all_of_them_together_are_small():
     sizes = [file.stat().st_size for place in shipped.shipped().values() for file in place.iterdir()]
     assert sum(sizes) <= ALTOGETHER * 1_000_000
+
+
+@pytest.mark.parametrize("name", ["translator-en-de", "summarizer"])
+def test_its_figures_by_its_name(command, tmp_path, monkeypatch, name):
+    """What it answers is not kept in the package, nor where it would be taken for the model."""
+    corpora.make(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    before = sorted(folder(name).iterdir())
+    code, printed, complaint = command("evaluate", name, "--data", "data")
+    assert (code, complaint) == (0, "")
+    assert printed.startswith(f"{name}   test (")
+    assert (tmp_path / "evaluation" / name / "test.json").exists()
+    assert sorted(folder(name).iterdir()) == before
 
 
 def test_ten_sentences_are_the_same_text_everywhere(command):

@@ -26,7 +26,9 @@ def train(
 
 
 def evaluate(
-    folders: Annotated[list[str], typer.Argument(help="what telescope train wrote; of several, also the mean")],
+    folders: Annotated[
+        list[str], typer.Argument(help="what telescope train wrote, or a shipped model; of several, the mean")
+    ],
     data: Annotated[str | None, typer.Option(help="the folder of all data; TELESCOPE_DATA says it too")] = None,
     split: Annotated[str, typer.Option(help="test or validation")] = "test",
     recipe: Annotated[str | None, typer.Option(help="by which it is measured, if not by the folder's own")] = None,

@@ -12,6 +12,7 @@ import torch
 
 from ...layers.check import one_of
 from ...models import load
+from ...models.shipped import shipped
 from ...text.corpora import Split, data_folder
 from ...text.corpora.files import lines
 from .known import TASKS, read
@@ -39,7 +40,10 @@ def evaluate(
     recipe: Place | None = None,
     out: Place | None = None,
 ) -> Evaluation:
-    """Answer everything in a split, and score the answers. Both are kept in `out`, FOLDER/evaluation unless given."""
+    """Answer everything in a split, and score the answers. Both are kept in `out`, FOLDER/evaluation unless given.
+
+    Of a model that ships the name is enough; what it answers is then kept here, in evaluation/NAME.
+    """
     predict(folder, data=data, split=split, recipe=recipe, out=out)
     return score(folder, split=split, recipe=recipe, out=out)
 
@@ -53,8 +57,8 @@ def predict(
     out: Place | None = None,
 ) -> Path:
     """The answers alone, as lines of JSON: they can be scored elsewhere. `recipe` is the folder's unless given."""
-    said = read(recipe or Path(folder) / RECIPE)
-    if out is None and not Path(folder).is_dir():
+    said = read(recipe or (_ships(folder) or Path(folder)) / RECIPE)
+    if out is None and not Path(folder).is_dir() and _ships(folder) is None:
         raise ValueError(f"{folder} is no folder in which answers can be kept; --out says one")
     one_of("split", split, get_args(Split))
     model = load(folder, device="cuda" if torch.cuda.is_available() else "cpu", dtype=torch.float32)
@@ -67,7 +71,7 @@ def predict(
 
 def score(folder: Place, *, split: str = "test", recipe: Place | None = None, out: Place | None = None) -> Evaluation:
     """The figures of answers that are there."""
-    said = read(recipe or Path(folder) / RECIPE)
+    said = read(recipe or (_ships(folder) or Path(folder)) / RECIPE)
     file = _file(folder, split, out)
     answers = _answers(file)
     found = Evaluation(said.name, split, len(answers), TASKS[said.task].score(said, answers))
@@ -81,8 +85,16 @@ def spread(runs: Sequence[Evaluation]) -> dict[str, tuple[float, float]]:
     return {name: (mean(column), stdev(column)) for name, column in columns.items()}
 
 
+def _ships(folder: Place) -> Path | None:
+    """The folder of the model that ships under this name, unless there is one here."""
+    return None if Path(folder).exists() else shipped().get(str(folder))
+
+
 def _file(folder: Place, split: str, out: Place | None) -> Path:
-    return (Path(folder) / "evaluation" if out is None else Path(out)) / f"{split}.jsonl"
+    """A folder here with the name of a model that ships would from then on be taken for the model."""
+    if out is None:
+        out = Path(folder) / "evaluation" if _ships(folder) is None else Path("evaluation") / folder
+    return Path(out) / f"{split}.jsonl"
 
 
 def _answers(file: Path) -> list[Answer]:
