@@ -61,6 +61,10 @@ def test_a_name_that_nobody_has(shelf):
 
 
 def test_commands_take_the_name(shelf, command):
+    Path("text.txt").write_text("Good morning.")
+    code, printed, complaint = command("watch", "--model", "translator-xx", "--text", "text.txt")
+    assert (code, complaint) == (0, "")
+    assert "encoder.0.self" in printed
     code, _, complaint = command("translate", "Good morning.", "--model", "translator-xx", "--beam", "1")
     assert (code, complaint) == (0, "")
     code, printed, complaint = command("translate", "Good morning.", "--model", "translator-en-fr")

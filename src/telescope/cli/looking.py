@@ -74,7 +74,9 @@ def explain(
 
 
 def watch(
-    model: Annotated[Path, typer.Option(help="a folder with a model, ours or Hugging Face's, and its tokenizer.json")],
+    model: Annotated[
+        Path, typer.Option(help="a shipped model, or a folder, ours or Hugging Face's, with a tokenizer.json")
+    ],
     text: Annotated[Path, typer.Option(help="the text that it reads")],
     out: Annotated[Path | None, typer.Option(help="where the recording is saved, for ts.open and the explorer")] = None,
     layers: Annotated[str | None, typer.Option(help='which attentions: a name, "decoder.*", or a number')] = None,

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from ...words import hint, near
 from ..model import Model
-from ..shipped import shipped
+from ..shipped import by_name, shipped
 from . import huggingface, llama2c, paths, tensors
 from .build import described
 from .errors import LoadError
@@ -35,8 +35,10 @@ def load(
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ValueError(f"dtype={dtype} is not a dtype of weights; there are torch.float32, torch.bfloat16, ...")
-    if (known := _shipped(path)) is not None:
+    if (known := by_name(path)) is not None:
         path, dtype = known, dtype or torch.float32
+    elif isinstance(path, str) and Path(path).name == path and paths.missing(path):
+        raise _nobody_has(path)
     place = paths.existing(path)
     if not paths.is_folder(place):
         return llama2c.load(llama2c.the_file(place), device=device, dtype=dtype)
@@ -50,18 +52,13 @@ def load(
     return model.eval()
 
 
-def _shipped(path: str | os.PathLike[str]) -> Path | None:
-    """The folder of the shipped model that has this name, if it is a name, and of nothing that is here."""
-    if not isinstance(path, str) or Path(path).name != path or not paths.missing(path):
-        return None
+def _nobody_has(name: str) -> LoadError:
     there = shipped()
-    if path not in there:
-        meant = near(path, [*there, *paths.names(Path())])
-        hinted = f'; did you mean "{meant}"?' if meant else "."
-        raise LoadError(
-            f'there is no model "{path}"{hinted} Shipped: {", ".join(there) or "none yet"}. A folder works too.'
-        )
-    return there[path]
+    meant = near(name, [*there, *paths.names(Path())])
+    hinted = f'; did you mean "{meant}"?' if meant else "."
+    return LoadError(
+        f'there is no model "{name}"{hinted} Shipped: {", ".join(there) or "none yet"}. A folder works too.'
+    )
 
 
 def _ours(

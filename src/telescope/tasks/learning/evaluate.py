@@ -12,7 +12,7 @@ import torch
 
 from ...layers.check import one_of
 from ...models import load
-from ...models.shipped import shipped
+from ...models.shipped import by_name
 from ...text.corpora import Split, data_folder
 from ...text.corpora.files import lines
 from .known import TASKS, read
@@ -57,8 +57,8 @@ def predict(
     out: Place | None = None,
 ) -> Path:
     """The answers alone, as lines of JSON: they can be scored elsewhere. `recipe` is the folder's unless given."""
-    said = read(recipe or (_ships(folder) or Path(folder)) / RECIPE)
-    if out is None and not Path(folder).is_dir() and _ships(folder) is None:
+    said = read(recipe or (by_name(folder) or Path(folder)) / RECIPE)
+    if out is None and not Path(folder).is_dir() and by_name(folder) is None:
         raise ValueError(f"{folder} is no folder in which answers can be kept; --out says one")
     one_of("split", split, get_args(Split))
     model = load(folder, device="cuda" if torch.cuda.is_available() else "cpu", dtype=torch.float32)
@@ -71,7 +71,7 @@ def predict(
 
 def score(folder: Place, *, split: str = "test", recipe: Place | None = None, out: Place | None = None) -> Evaluation:
     """The figures of answers that are there."""
-    said = read(recipe or (_ships(folder) or Path(folder)) / RECIPE)
+    said = read(recipe or (by_name(folder) or Path(folder)) / RECIPE)
     file = _file(folder, split, out)
     answers = _answers(file)
     found = Evaluation(said.name, split, len(answers), TASKS[said.task].score(said, answers))
@@ -85,15 +85,10 @@ def spread(runs: Sequence[Evaluation]) -> dict[str, tuple[float, float]]:
     return {name: (mean(column), stdev(column)) for name, column in columns.items()}
 
 
-def _ships(folder: Place) -> Path | None:
-    """The folder of the model that ships under this name, unless there is one here."""
-    return None if Path(folder).exists() else shipped().get(str(folder))
-
-
 def _file(folder: Place, split: str, out: Place | None) -> Path:
     """A folder here with the name of a model that ships would from then on be taken for the model."""
     if out is None:
-        out = Path(folder) / "evaluation" if _ships(folder) is None else Path("evaluation") / folder
+        out = Path(folder) / "evaluation" if by_name(folder) is None else Path("evaluation") / folder
     return Path(out) / f"{split}.jsonl"
 
 
