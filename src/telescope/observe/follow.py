@@ -45,8 +45,8 @@ def marks(tensor: Float[Tensor, "batch key_heads key d"]) -> Int[Tensor, "batch 
     bits = _bits(tensor)
     factors = _factors(bits.shape[-1], bits.device)
     if bits.shape[-2] <= KEYS:
-        return (bits.long() * factors).sum(-1)
-    return torch.cat([(part.long() * factors).sum(-1) for part in torch.split(bits, KEYS, dim=-2)], -1)
+        return (bits * factors).sum(-1)
+    return torch.cat([(part * factors).sum(-1) for part in torch.split(bits, KEYS, dim=-2)], -1)
 
 
 @cache
@@ -56,6 +56,12 @@ def _factors(count: int, device: torch.device) -> Int[Tensor, " count"]:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """Whole numbers of at most 32 bits: of 64, the factors would leave little where only the first few bits differ."""
-    kind = torch.int16 if tensor.element_size() == 2 else torch.int32
-    return tensor.view(kind) if tensor.element_size() < 8 else tensor.contiguous().view(kind)
+    """Whole numbers of 32 bits, or of 16 where those do not come to an even number: of 64, the factors would leave
+    little where only the first few bits differ. The width alone says which, so that a key is the same wherever it lies.
+    """
+    size = tensor.element_size()
+    if tensor.shape[-1] * size % 4:
+        return tensor.view(torch.int16)
+    steps = (tensor.storage_offset(), *tensor.stride()[:-1])
+    fits = size == 4 or (tensor.stride(-1) == 1 and all(step * size % 4 == 0 for step in steps))
+    return (tensor if fits else tensor.clone(memory_format=torch.contiguous_format)).view(torch.int32)

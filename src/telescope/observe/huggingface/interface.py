@@ -3,7 +3,7 @@ own, and its mask interface one that leaves masks unwritten. A missing mask func
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
 from inspect import unwrap
 from itertools import takewhile
 from threading import Lock
@@ -85,10 +85,14 @@ def embeddings(parts: Parts) -> Iterable[nn.Module]:
 
 def _door(module: nn.Module) -> Any:
     """The method by which a module asks the interface, if it does."""
-    kind = type(module)
-    if kind not in _doors:
-        _doors[kind] = next(filter(_asks, (method for owner in _owners(kind) for method in vars(owner).values())), None)
-    return unwrap(_doors[kind]) if _doors[kind] is not None else None
+    kind: Any = type(module)
+    return _door_of(kind)
+
+
+@cache
+def _door_of(kind: type) -> Any:
+    methods = (unwrap(method) for owner in _owners(kind) for method in vars(owner).values() if callable(method))
+    return next(filter(_asks, methods), None)
 
 
 def _owners(kind: type) -> Iterable[type]:
@@ -97,11 +101,7 @@ def _owners(kind: type) -> Iterable[type]:
 
 
 def _asks(method: Any) -> bool:
-    code = getattr(unwrap(method), "__code__", None) if callable(method) else None
-    return "ALL_ATTENTION_FUNCTIONS" in getattr(code, "co_names", ())
-
-
-_doors: dict[type, Any] = {}
+    return "ALL_ATTENTION_FUNCTIONS" in getattr(getattr(method, "__code__", None), "co_names", ())
 
 
 def _implementation(module: Any) -> str:
