@@ -74,7 +74,7 @@ def _compared(name: str, options: dict[str, Any], length: int, device: torch.dev
     runners["watched, queries-keys"] = partial(_watched, models["sdpa"], ids, keep="queries-keys")
     runners["eager, layer by layer"] = partial(_eager, models["eager"], ids)
     runners["eager, all at once"] = partial(_read, models["eager"], ids, output_attentions=True)
-    rows = race(f"{name}, n = {length:,}", runners, device, rounds=3 if device.type == "cpu" else 5)
+    rows = race(f"{name}, n = {length:,}", runners, device, rounds=3 if device.type == "cpu" else 11)
     return [_beside(row, rows[0]) for row in rows]
 
 

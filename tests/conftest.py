@@ -1,5 +1,6 @@
 """Shapes in signatures are checked while testing. The doors (choose, trace) are left out: they check by themselves."""
 
+import gc
 import os
 import sys
 from inspect import unwrap
@@ -83,6 +84,15 @@ def unchecked(monkeypatch):
             if mine and not hasattr(function, "dispatch"):  # one that dispatches by type wraps as well
                 monkeypatch.setattr(place, name, kind(unwrap(function)))
     monkeypatch.setattr(config, "jaxtyping_disable", True)
+
+
+@pytest.fixture
+def no_collector():
+    """What refers to itself stays."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from torch.testing import assert_close
 
 import telescope as ts
 from huggingface import LLAMA, numbered, transformers
+from telescope.observe import together
 
 pytestmark = [
     pytest.mark.gpu,
@@ -18,9 +19,9 @@ KINDS = {
 }
 
 
-def made(family):
+def made(family, **more):
     kind, config, options = KINDS[family]
-    return numbered(getattr(transformers, kind)(getattr(transformers, config)(**(WIDE | options))))
+    return numbered(getattr(transformers, kind)(getattr(transformers, config)(**(WIDE | options | more))))
 
 
 def read(n):
@@ -67,3 +68,35 @@ def test_writing_is_one_growing_call(cache, store):
         assert call.size == (128, 128)
         assert call.queries.device.type == ("cuda" if store == "device" else "cpu")
         assert_close(call.survey().received, truth[name].survey().received, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("store", ["device", "ram"])
+@pytest.mark.parametrize("family", KINDS)
+@torch.no_grad()
+def test_a_survey_that_lags_behind_the_model_reads_what_ran(family, store, monkeypatch):
+    """Its memory is neither written nor given away before; and nobody reads what it has not yet written."""
+    model, ids = made(family, num_hidden_layers=6).cuda(), read(1500).cuda()
+    with ts.watch(model, keep="queries-keys") as truth:
+        model(ids)
+    monkeypatch.setitem(together.ROOM, "cuda", 10 * 2**20)  # for one layer
+    found, apart = together.Together.found, []
+
+    def late(self, ran):
+        apart.append(torch.cuda.current_stream() != torch.cuda.default_stream())
+        torch.cuda._sleep(20_000_000)
+        return found(self, ran)
+
+    monkeypatch.setattr(together.Together, "found", late)
+    for _ in range(2):
+        with ts.watch(model, store=store) as recording:
+            model(ids)
+            early = recording[recording.names[0]].survey().entropy.clone()
+            torch.randn(2**24, device="cuda")  # where something was given away too early
+        torch.randn(2**24, device="cuda")
+        assert torch.equal(early, recording[recording.names[0]].survey().entropy)
+        for name in truth:
+            mine, exact = recording[name].survey(), truth[name].survey()
+            for part in ("lse", "received", "entropy"):
+                assert_close(getattr(mine, part).cuda(), getattr(exact, part), atol=1e-4, rtol=1e-4)
+            assert_close(mine.top.weights.cuda(), exact.top.weights, atol=1e-4, rtol=1e-4)
+    assert apart == [True] * 12

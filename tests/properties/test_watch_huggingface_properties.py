@@ -1,6 +1,7 @@
 """Watching a model of transformers changes nothing, and nothing is left behind."""
 
 import threading
+import weakref
 from contextlib import nullcontext
 
 import pytest
@@ -32,6 +33,16 @@ def test_the_model_is_as_it_was(family, fails):
     assert state(model) == before
     assert not interface._watched
     assert not interface._switched
+
+
+@pytest.mark.parametrize("family", ["llama", "t5", "gpt-oss", "whisper"])
+def test_a_recording_that_is_dropped_is_gone(family, no_collector):
+    model = FAMILIES[family].model()
+    with ts.watch(model) as recording, torch.no_grad():
+        model(**FAMILIES[family].inputs)
+    left = [weakref.ref(recording), *(weakref.ref(watched.call) for watched in recording.values())]
+    del recording
+    assert [thing() for thing in left] == [None] * len(left)
 
 
 @pytest.mark.parametrize(

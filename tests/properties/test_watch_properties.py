@@ -1,6 +1,7 @@
 """Watching changes nothing: not the outputs, not the gradients, not the dice, and nothing is left behind."""
 
 import threading
+import weakref
 from contextlib import nullcontext, suppress
 
 import pytest
@@ -303,6 +304,20 @@ def test_a_token_more_takes_a_token_more():
                 layer.attend(queries[:, :, i : i + n], keys[:, :, seen], values[:, :, seen], causal)
         sizes[n] = recording["attention"].call.nbytes
     assert sizes[1] <= 2.1 * sizes[200]
+
+
+@every_keep
+@pytest.mark.parametrize("fails", [False, True], ids=["", "fails"])
+def test_a_recording_that_is_dropped_is_gone(keep, fails, no_collector):
+    """At once, not when somebody collects what is left: it may be all of a GPU's memory."""
+    model, inputs = translator()
+    with suppress(KeyboardInterrupt), ts.watch(model, keep=keep) as recording:
+        model(*inputs)
+        if fails:
+            raise KeyboardInterrupt
+    left = [weakref.ref(thing) for thing in (recording, *(call for some in recording.values() for call in some.calls))]
+    del recording
+    assert [thing() for thing in left] == [None] * len(left)
 
 
 # ----------------------------------------------------------------------------------------------------------- the names

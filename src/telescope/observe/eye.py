@@ -3,8 +3,10 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from threading import get_ident
 from typing import Any
+from weakref import proxy
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +24,9 @@ class Eye:
         self.recording, self.heads, self.thread = recording, heads, get_ident()
         self.fed: list[Tensor] = []  # the tokens that came in last, the latest first
         # where a compiled model falls back to Python, what looks on is not compiled; nobody else waits for the compiler
-        self.saw: Callable[[str, Ran], Call] = self._saw
+        self.saw: Callable[[str, Ran], Call] = partial(Eye._saw, proxy(self))  # what refers to itself stays
         if "torch._dynamo" in sys.modules:
-            self.saw = torch.compiler.disable(self._saw)  # type: ignore[no-untyped-call]
+            self.saw = torch.compiler.disable(self.saw)  # type: ignore[no-untyped-call]
 
     def looks(self) -> bool:
         if torch.compiler.is_compiling():

@@ -61,7 +61,10 @@ def watch(
     recording = Recording(type(model).__name__, names, keep, how, decode)
     eye = Eye(recording, numbers)
     with eye.reading(side.embeddings(parts)), side.looking(parts, {name: attentions[name] for name in names}, eye):
-        yield recording
+        try:
+            yield recording
+        finally:
+            how.together.wait()
         how.together.now()
 
 

@@ -1,7 +1,7 @@
 """A call of an attention that is kept: what every kind of keeping has, and how it grows."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -66,7 +66,8 @@ class Call(ABC):
     keep: ClassVar[str]
     facts: Facts
     _waits: Together | None = None
-    """With whom, as long as nobody has looked at what ran."""
+    """With whom, until somebody reads what was found."""
+    _told = False
 
     def __init__(self, name: str, ran: Ran, how: Keeping = Keeping()) -> None:
         self.how, self.kind = how, ran.kind
@@ -122,12 +123,10 @@ class Call(ABC):
             self.facts.attention = _copied(ran.attention)
 
     def _begin(self, ran: Ran) -> None:
-        self._mark(marks(ran.queries[:, :, :1]), (marks(ran.keys), marks(ran.values)))
+        """By its first query, its keys and its values a sequence is known again."""
+        self._first = marks(ran.queries[:, :, :1])
+        self._known = [Growing(marks(some), 2, made_for_it=True) for some in (ran.keys, ran.values)]
         self._put(self._chosen(ran, 0), 0)
-
-    def _mark(self, first: Tensor, known: Iterable[Tensor]) -> None:
-        """By what its sequence is known again."""
-        self._first, self._known = first, [Growing(some, 2, made_for_it=True) for some in known]
 
     @abstractmethod
     def _put(self, ran: Ran, known: int) -> None:
@@ -187,7 +186,10 @@ class Call(ABC):
 
     def _look(self) -> None:
         if self._waits is not None:
-            self._waits.now()
+            if not self._told:
+                self._waits.now()
+            self._waits.wait(*(part.tensor for part in self._parts.values()))
+            self._waits = None
 
     @property
     def name(self) -> str:

@@ -1,6 +1,7 @@
 """The summary alone: numbers of each query and each key."""
 
 from functools import partial
+from weakref import ref
 
 import torch
 from jaxtyping import Float
@@ -20,20 +21,12 @@ class Summaries(Call):
     keep = "summaries"
 
     def _begin(self, ran: Ran) -> None:
-        if self.facts.rows is not None:  # marks are of all queries
-            super()._begin(ran)
-            return
         self._waits = self.how.together
-        self._waits.add(ran, partial(self._found, ran.gone))
-
-    def _found(self, gone: int, found: Found) -> None:
-        self._waits = None
-        self._mark(found.first, found.known)
-        self._keep(found, gone)
+        super()._begin(ran)
 
     def _put(self, ran: Ran, known: int) -> None:
         if not self._parts:
-            self._keep(self.how.together.found(ran), ran.gone)
+            self.how.together.add(ran, partial(_tell, ref(self), ran.gone))
             return
         seen = read_off(ran.queries, ran.keys, ran.here, top=self.how.top, lse=ran.lse)
         self._receive(seen.summary.received, ran.gone, known)
@@ -41,8 +34,8 @@ class Summaries(Call):
         self.facts.engine, self.facts.recorded = seen.engine, None
         self._grow_by(seen.summary, ran.gone)
 
-    def _keep(self, found: Found, gone: int) -> None:
-        summary = found.summary
+    def found(self, gone: int, found: Found) -> None:
+        self._told, summary = True, found.summary
         self.facts.engine = found.engine
         self.facts.recorded = None if summary.map is None else (summary.map.shape[-2], summary.map.shape[-1])
         self._grow("received", summary.received, made_for_it=True)
@@ -101,3 +94,10 @@ class Summaries(Call):
             recorded=self.facts.recorded,
             context=None,
         )
+
+
+def _tell(call: "ref[Summaries]", gone: int, found: Found) -> None:
+    """If it is still there to be told."""
+    waiting = call()
+    if waiting is not None:
+        waiting.found(gone, found)

@@ -1,7 +1,5 @@
 """Whether an lse that was passed in is the one of these scores: some rows are summed, to see whether they come to 1."""
 
-from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 from math import inf, log
 
 import torch
@@ -26,20 +24,6 @@ def check_lse(queries: Tensor, lse: Tensor) -> None:
         )
     if lse.device != queries.device:
         raise ValueError(f"lse is on {lse.device}, queries on {queries.device}; move one of them")
-
-
-def beside(tensor: Tensor) -> AbstractContextManager[object]:
-    """In which a GPU works beside what is queued between this call and entering it, so that nobody waits for that."""
-    if not tensor.is_cuda or not has_numbers(tensor):
-        return nullcontext()
-    stream = _stream(tensor.device)
-    stream.wait_stream(torch.cuda.current_stream(tensor.device))
-    return torch.cuda.stream(stream)
-
-
-@cache
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
 
 def check_sums(queries: Tensor, keys: Tensor, attention: Attention, lse: Tensor) -> None:

@@ -14,8 +14,9 @@ from ...attention import Attention, everyone, softmax
 from ...attention.heads import key_heads_of, of_heads
 from ...engines import attend, autocast
 from ...engines.check import check, check_without_values
+from .beside import beside
 from .cells import Cells, grid, segments
-from .check_lse import beside, check_lse, check_sums
+from .check_lse import check_lse, check_sums
 from .choose import ENGINES, choose
 from .extend import holds, joined
 from .rows import masked_rows
@@ -219,7 +220,7 @@ def survey(
         meanwhile: AbstractContextManager[object] = nullcontext()
         if lse is not None:
             check_lse(queries, lse)
-            lse, meanwhile = lse.detach(), beside(lse)
+            lse, meanwhile = lse.detach(), beside(lse, urgent=True)
         seen = read_off(queries, keys, attention, top=top, lse=lse, map=map, engine=engine)
         if lse is not None:
             with meanwhile:

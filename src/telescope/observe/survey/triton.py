@@ -18,6 +18,7 @@ from torch import Tensor
 from ...attention import Attention, Bias, Mask, Pairs, dot, softmax
 from ...attention.biases import Alibi, Relative
 from ...attention.values import has_numbers, tensors
+from .beside import Moment, moment
 from .cells import Cells
 from .launch import BM, BN, notes, run, survey_lse, survey_map, survey_rows, tiles
 from .memory import as_it_fits
@@ -238,4 +239,13 @@ def _spans(
     return start, stop, tiles(start, stop, columns, written=not spans.whole), spans.whole
 
 
-_remembered = lru_cache(maxsize=16)(_spans)  # masks of positions alone come again with every layer
+@lru_cache(maxsize=16)  # masks of positions alone come again with every layer
+def _once(*asked: Any) -> tuple[tuple[Tensor, Tensor, Tensor, bool], Moment | None]:
+    return _spans(*asked), moment(asked[-1])
+
+
+def _remembered(*asked: Any) -> tuple[Tensor, Tensor, Tensor, bool]:
+    spans, made = _once(*asked)
+    if made is not None:
+        made.wait(*spans[:3])
+    return spans
