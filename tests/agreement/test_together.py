@@ -58,7 +58,7 @@ def rounds(monkeypatch):
     """How many calls were surveyed at a time."""
     sizes, found = [], together.Together.found
     monkeypatch.setattr(
-        together.Together, "found", lambda self, ran: sizes.append(len(ran.queries) // 2) or found(self, ran)
+        together.Together, "found", lambda self, parts, it: sizes.append(len(parts[0]) // 2) or found(self, parts, it)
     )
     return sizes
 

@@ -78,13 +78,13 @@ def test_a_survey_that_lags_behind_the_model_reads_what_ran(family, store, monke
     model, ids = made(family, num_hidden_layers=6).cuda(), read(1500).cuda()
     with ts.watch(model, keep="queries-keys") as truth:
         model(ids)
-    monkeypatch.setitem(together.ROOM, "cuda", 10 * 2**20)  # for one layer
+    monkeypatch.setitem(together.ROOM, "cuda", 5 * 2**20)  # for one layer
     found, apart = together.Together.found, []
 
-    def late(self, ran):
+    def late(self, parts, attention):
         apart.append(torch.cuda.current_stream() != torch.cuda.default_stream())
         torch.cuda._sleep(20_000_000)
-        return found(self, ran)
+        return found(self, parts, attention)
 
     monkeypatch.setattr(together.Together, "found", late)
     for _ in range(2):

@@ -33,11 +33,12 @@ class Growing(Part):
         self.axis, self.size, self.store = axis, first.shape[axis], store
         self.dtype, self.device = first.dtype, first.device
         self.copied: torch.cuda.Event | None = None
+        first = first.detach() if first.requires_grad else first
         if made_for_it and isinstance(store, Device):
-            self.memory = first.detach()
+            self.memory = first
         else:
             self.memory = store.room(self.dtype, self.device, first.shape)
-            self._copy(self.memory, first.detach())
+            self._copy(self.memory, first)
 
     @property
     def tensor(self) -> Shaped[Tensor, "..."]:

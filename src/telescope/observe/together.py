@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from ..attention import softmax
+from ..attention import Attention, softmax
+from ..attention.later import of_later_keys
 from ..attention.sequences import of_sequences
 from ..attention.values import Value
 from ..engines import autocast
@@ -17,46 +18,57 @@ from .ran import Ran
 from .survey import Summary, read_off
 from .survey.beside import Moment, beside, moment
 
-PARTS = ("queries", "keys", "lse")
 MOST = 8  # calls
 ROOM = {"cpu": 2**22, "cuda": 2**26}  # bytes in which they wait; what is larger takes longer than to start it
+
+
+class Parts(NamedTuple):
+    """What a survey is read from."""
+
+    queries: Tensor
+    keys: Tensor
+    lse: Tensor | None
+
+    def of(self, change: Callable[[Tensor], Tensor]) -> "Parts":
+        return Parts(change(self.queries), change(self.keys), None if self.lse is None else change(self.lse))
+
+    @property
+    def shapes(self) -> tuple[Any, ...]:
+        return tuple(None if part is None else (part.shape, part.dtype, part.device) for part in self)
 
 
 class Found(NamedTuple):
     engine: str
     summary: Summary
 
+    def of(self, own: slice) -> "Found":
+        """What was found of some sequences."""
+        kept: dict[str, Any] = {name: some[own] for name, some in vars(self.summary).items() if some is not None}
+        return self._replace(summary=replace(self.summary, **kept))
+
 
 Then = Callable[[Found], None]
-Parts = list[Tensor | None]
 
 
 class Room:
     """Memory in which calls wait side by side. It is written again when what was in it has been read."""
 
     def __init__(self) -> None:
-        self.shapes: Any = None
-        self.parts: tuple[Tensor | None, ...] = ()
+        self.made: Any = None
         self.read: Moment | None = None
 
-    def make(self, parts: Parts, fit: int) -> None:
-        """Room for so many calls of this kind."""
-        shapes = [fit, *(None if part is None else (part.shape, part.dtype, part.device) for part in parts)]
+    def make(self, fit: int, like: Parts) -> None:
+        """For so many calls like this."""
         if self.read is not None:
             self.read.wait()
-        if shapes != self.shapes:
-            self.shapes = shapes
-            self.parts = tuple(None if p is None else p.new_empty(fit * len(p), *p.shape[1:]) for p in parts)
+        if self.made != (fit, like.shapes):
+            self.made = (fit, like.shapes)
+            self.parts = like.of(lambda part: part.new_empty(fit * len(part), *part.shape[1:]))
 
-    def put(self, parts: Parts, place: int) -> None:
-        for part, room in zip(parts, self.parts, strict=True):
-            if part is not None and room is not None:
-                room[place * len(part) :][: len(part)].copy_(part)
-
-    def take(self, count: int) -> dict[str, Any]:
-        """Its first `count` sequences; the lse is kept, and so a copy."""
-        queries, keys, lse = (None if it is None else it[:count] for it in self.parts)
-        return {"queries": queries, "keys": keys, "lse": None if lse is None else lse.clone()}
+    def put(self, place: int, parts: Parts) -> None:
+        for room, part in zip(self.parts, parts, strict=True):
+            if room is not None and part is not None:
+                room[place * len(part) : (place + 1) * len(part)].copy_(part)
 
 
 class Together:
@@ -70,31 +82,34 @@ class Together:
         self.top, self.map = top, map
         self.waiting: list[Then] = []
         self.kind: Any = None
-        self.ran: Ran | None = None
         self.rooms = Room(), Room()
         self.told: dict[torch.device, Moment] = {}
 
     def add(self, ran: Ran, then: Then) -> None:
         """`then` is called with what was found, now or later. What ran is copied: it may be written to by then."""
-        parts: Parts = [getattr(ran, name) for name in PARTS]
-        fit = min(MOST, ROOM.get(ran.queries.device.type, 0) // max(1, sum(p.nbytes for p in parts if p is not None)))
-        if fit < (1 if _apart(ran) else 2):
-            then(self.found(ran))
+        parts = Parts(ran.queries, ran.keys, ran.lse)
+        size = sum(part.nbytes for part in parts if part is not None)
+        fit = min(MOST, ROOM.get(ran.queries.device.type, 0) // max(1, size))
+        if fit < (1 if _apart(parts, ran.attention) else 2):
+            then(self.found(parts, ran.here))
             return
-        kind = (ran.attention, ran.gone, *((part.shape, part.dtype, part.device) for part in parts if part is not None))
+        kind = (ran.attention, ran.gone, parts.shapes)
         if kind != self.kind:
             self._start()
         if not self.waiting:
-            self.kind, self.ran, self.rooms = kind, ran, self.rooms[::-1]
-            self.rooms[0].make(parts, fit)
-        self.rooms[0].put(parts, len(self.waiting))
+            self.kind, self.rooms = kind, self.rooms[::-1]
+            self.rooms[0].make(fit, parts)
+        self.rooms[0].put(len(self.waiting), parts)
         self.waiting.append(then)
         if len(self.waiting) == fit:
             self._start()
 
     def now(self) -> None:
         """Whoever waits is told."""
-        self._start()
+        if self.waiting:
+            device = self.rooms[0].parts.queries.device
+            with torch.inference_mode(False), torch.no_grad(), autocast.off(device):
+                self._start()
         self.wait()
         self.rooms = Room(), Room()
 
@@ -107,39 +122,32 @@ class Together:
         waiting, self.waiting = self.waiting, []
         if not waiting:
             return
-        assert self.ran is not None
-        ran, room, batch, device = self.ran, self.rooms[0], len(self.ran.queries), self.ran.queries.device
-        self.kind, self.ran = None, None
-        attention = ran.attention
-        if len(waiting) > 1:
-            attention = of_sequences(attention, torch.arange(batch).repeat(len(waiting)), batch)
-        with torch.inference_mode(False), torch.no_grad(), autocast.off(device):
-            with beside(ran.queries) if _apart(ran) else nullcontext():
-                found = self.found(ran._replace(attention=attention, **room.take(batch * len(waiting))))
-                for i, then in enumerate(waiting):
-                    then(_of(found, slice(i * batch, (i + 1) * batch)))
-                room.read = moment(device)
-            if room.read is not None:
-                self.told[device] = room.read
+        attention, gone, ((shape, _, device), *_) = self.kind
+        batch, room = shape[0], self.rooms[0]
+        whole = room.parts.of(lambda part: part[: batch * len(waiting)])
+        with beside(whole.queries) if _apart(whole, attention) else nullcontext():
+            if len(waiting) > 1:
+                attention = of_sequences(attention, torch.tensor([*range(batch)] * len(waiting)), batch)
+            kept = None if whole.lse is None else whole.lse.clone()  # it stays in the summary
+            found = self.found(whole._replace(lse=kept), of_later_keys(attention, gone))
+            for i, then in enumerate(waiting):
+                then(found.of(slice(i * batch, (i + 1) * batch)))
+            room.read = moment(device)
+        if room.read is not None:
+            self.told[device] = room.read
 
-    def found(self, ran: Ran) -> Found:
+    def found(self, parts: Parts, attention: Attention) -> Found:
         """Of one call, or of several as one."""
-        size, map = (ran.queries.shape[-2], ran.keys.shape[-2]), None
+        size, map = (parts.queries.shape[-2], parts.keys.shape[-2]), None
         if self.map is not None and 0 not in size:
             map = (min(self.map[0], size[0]), min(self.map[1], size[1]))
-        seen = read_off(ran.queries, ran.keys, ran.here, top=self.top, lse=ran.lse, map=map)
+        seen = read_off(parts.queries, parts.keys, attention, top=self.top, lse=parts.lse, map=map)
         return Found(seen.engine, seen.summary)
 
 
-def _of(found: Found, own: slice) -> Found:
-    """What was found of some sequences."""
-    kept: dict[str, Any] = {name: some[own] for name, some in vars(found.summary).items() if some is not None}
-    return found._replace(summary=replace(found.summary, **kept))
-
-
-def _apart(ran: Ran) -> bool:
+def _apart(parts: Parts, attention: Attention) -> bool:
     """Whether it may be surveyed while the model goes on: it cannot write to what the definition is made of."""
-    return ran.queries.is_cuda and _of_numbers(ran.attention)
+    return parts.queries.is_cuda and _of_numbers(attention)
 
 
 def _of_numbers(value: Any) -> bool:

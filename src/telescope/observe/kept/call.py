@@ -102,7 +102,7 @@ class Call(ABC):
         self._look()
         if (
             ran.kind != self.kind
-            or not (ran.size[1] > self.size[1] or (in_one_run and not same(self._first, marks(ran.queries[:, :, :1]))))
+            or not (ran.size[1] > self.size[1] or (in_one_run and not same(self._first, ran.queries[:, :, :1])))
             or not follows(self.attention, self.size, ran)
         ):
             return False
@@ -124,7 +124,7 @@ class Call(ABC):
 
     def _begin(self, ran: Ran) -> None:
         """By its first query, its keys and its values a sequence is known again."""
-        self._first = marks(ran.queries[:, :, :1])
+        self._first = ran.queries[:, :, :1].detach().clone()
         self._known = [Growing(marks(some), 2, made_for_it=True) for some in (ran.keys, ran.values)]
         self._put(self._chosen(ran, 0), 0)
 
