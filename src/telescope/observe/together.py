@@ -64,11 +64,17 @@ class Room:
         if self.made != (fit, like.shapes):
             self.made = (fit, like.shapes)
             self.parts = like.of(lambda part: part.new_empty(fit * len(part), *part.shape[1:]))
+            self.places = [self.some(i, i + 1) for i in range(fit)]
+
+    def some(self, first: int, stop: int) -> Parts:
+        """Of these calls."""
+        batch = len(self.parts.queries) // self.made[0]
+        return self.parts.of(lambda part: part[first * batch : stop * batch])
 
     def put(self, place: int, parts: Parts) -> None:
-        for room, part in zip(self.parts, parts, strict=True):
+        for room, part in zip(self.places[place], parts, strict=True):
             if room is not None and part is not None:
-                room[place * len(part) : (place + 1) * len(part)].copy_(part)
+                room.copy_(part)
 
 
 class Together:
@@ -124,7 +130,7 @@ class Together:
             return
         attention, gone, ((shape, _, device), *_) = self.kind
         batch, room = shape[0], self.rooms[0]
-        whole = room.parts.of(lambda part: part[: batch * len(waiting)])
+        whole = room.some(0, len(waiting))
         with beside(whole.queries) if _apart(whole, attention) else nullcontext():
             if len(waiting) > 1:
                 attention = of_sequences(attention, torch.tensor([*range(batch)] * len(waiting)), batch)

@@ -69,7 +69,8 @@ class Reader:
             mask=said.mask,
         )
         heads, dropout = tuple(range(queries.shape[1])), float(options.get("dropout") or 0.0)
-        keys, values = keys[:, :, : said.keys], values[:, :, : said.keys]
+        if said.keys < keys.shape[-2]:
+            keys, values = keys[:, :, : said.keys], values[:, :, : said.keys]
         return Ran(queries, keys, values, attention, heads, dropout, lse, said.gone)
 
     def _once(self, tensor: Tensor, read: Callable[[], Any]) -> Any:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .start import alike
+
 BM, BN = 64, 128  # the rows and keys of a tile
 MAXIMA = torch.bfloat16  # enough to tell where to look
 BUSY = 16  # blocks that may raise a threshold
@@ -113,9 +115,14 @@ def survey_lse(
     """lse (batch, heads, query): those of the band, which begins at row `first`."""
     from . import kernels
 
+    begin = alike(
+        queries, keys, start, stop, tiles, slopes, relative, bias, mask, scale, softcap, shift, first,
+        sinks, lse,
+    )  # fmt: skip
     (batch, heads, rows, width), (_, key_heads, columns, _) = queries.shape, keys.shape
     arguments = _arguments(queries, keys, start, stop, tiles, slopes, relative, bias, mask, scale, softcap, shift)
-    kernels.log_sum_exp[(-(-rows // (2 * BM)), batch * heads)](
+    begin(
+        kernels.log_sum_exp, (-(-rows // (2 * BM)), batch * heads),
         *arguments, sinks, _from(first, lse), rows, columns, heads, heads // key_heads, width, tiles.shape[-1],
         lse.shape[-1], PER=2, **_shape(queries, keys) | {"BM": 2 * BM, "BN": BN // 2, "num_warps": 8},
     )  # fmt: skip
@@ -133,6 +140,10 @@ def survey_rows(
     """
     from . import kernels
 
+    begin = alike(
+        queries, keys, start, stop, tiles, slopes, relative, bias, mask, scale, softcap, shift, first,
+        lse, received, entropy, weights, found, overfull, pooled, cell_rows, cell_keys,
+    )  # fmt: skip
     (batch, heads, rows, width), (_, key_heads, columns, _) = queries.shape, keys.shape
     top, row_tiles, key_blocks = weights.shape[-1], tiles.shape[-1], -(-columns // BN)
     q, k, rule, of_tiles = _arguments(
@@ -141,7 +152,8 @@ def survey_rows(
     shape, own = _shape(queries, keys), _from(first, lse)
     sizes = (rows, columns, heads, heads // key_heads, width, row_tiles)
     maxima = own.new_empty(batch * heads, key_blocks, row_tiles * BM, dtype=MAXIMA) if top else None
-    kernels.statistics[(key_blocks, batch * heads)](
+    begin(
+        kernels.statistics, (key_blocks, batch * heads),
         q, k, own, rule, of_tiles, received, _from(first, entropy), maxima, pooled if pooled.numel() else None, *sizes,
         lse.shape[-1], cell_rows, cell_keys, pooled.shape[-1], pooled.shape[-2] * pooled.shape[-1], first,
         **shape,
@@ -158,26 +170,34 @@ def survey_rows(
     entries, noted = scratch(BM, places), scratch(BM, slots, dtype=torch.int64)
     zeros = own.new_zeros(batch * heads * (key_blocks + lines), dtype=torch.int32)
     asked, marked = torch.split(zeros, [batch * heads * key_blocks, batch * heads * lines])
-    kernels.candidates[grid](
+    begin(
+        kernels.candidates, grid,
         maxima, of_tiles, threshold, asked, count, noted, busy, heads, row_tiles, key_blocks,
         TOP=top, BM=BM, BN=BN, CLASSES=max(32, _power(2 * top)), ROOM=places, SLOTS=slots, MOST_BUSY=BUSY, maxnreg=128,
         **SMALL,
     )  # fmt: skip
     before = asked.cumsum(0, dtype=torch.int32) - asked
-    kernels.enlist[(lines // 16, batch * heads)](
+    begin(
+        kernels.enlist, (lines // 16, batch * heads),
         count, noted, before, entries, lines, key_blocks,
         BM=16, ROOM=places, PLACES=_power(places), SLOTS=slots, **SMALL,
     )  # fmt: skip
-    kernels.sharpen[grid](q, k, own, rule, threshold, busy, *sizes, total, TOP=top, MOST_BUSY=BUSY, **shape)
-    kernels.mark[(key_blocks, SIDE_BY_SIDE, batch * heads)](
+    begin(
+        kernels.sharpen, grid,
+        q, k, own, rule, threshold, busy, *sizes, total, TOP=top, MOST_BUSY=BUSY, **shape
+    )  # fmt: skip
+    begin(
+        kernels.mark, (key_blocks, SIDE_BY_SIDE, batch * heads),
         q, k, own, rule, threshold, before, asked, entries, marked, noted, *sizes, total, SLOTS=slots, **shape
-    )
+    )  # fmt: skip
     results, best = (_from(first, weights), _from(first, found)), {"TOP": top, "TOP_WIDE": _power(top)}
-    kernels.rank[(-(-rows // 4), batch * heads)](
+    begin(
+        kernels.rank, (-(-rows // 4), batch * heads),
         q, k, own, rule, count, marked, noted, *results, _from(first, overfull), *sizes[:5], lines, total,
         D=shape["D"], BM=4, ROOM=places, SLOTS=slots, ABREAST=4, **best, **SMALL | {"num_warps": 1},
     )  # fmt: skip
-    kernels.search[(-(-rows // 16), batch * heads)](
+    begin(
+        kernels.search, (-(-rows // 16), batch * heads),
         q, k, own, rule, of_tiles, _from(first, overfull), *results, *sizes[:5], total, PER=BM // 16, **best,
         **{name: value for name, value in shape.items() if name != "WHOLE"} | {"BM": 16},
     )  # fmt: skip
@@ -191,10 +211,15 @@ def survey_map(
     """pooled (batch, heads, rows, columns) grows by what the band gives."""
     from . import kernels
 
+    begin = alike(
+        queries, keys, start, stop, tiles, slopes, relative, bias, mask, scale, softcap, shift, first,
+        lse, rows_of, keys_of, key_item, pooled, how,
+    )  # fmt: skip
     (batch, heads, rows, width), (_, key_heads, columns, _) = queries.shape, keys.shape
     q, k, rule, _ = _arguments(queries, keys, start, stop, tiles, slopes, relative, bias, mask, scale, softcap, shift)
     shape = {name: value for name, value in _shape(queries, keys).items() if name != "WHOLE"}
-    kernels.pool[(rows_of.shape[-1], batch * heads)](
+    begin(
+        kernels.pool, (rows_of.shape[-1], batch * heads),
         q, k, _from(first, lse), rule, tuple(rows_of), tuple(keys_of), key_item, pooled, rows, columns, heads,
         heads // key_heads, width, lse.shape[-1], pooled.shape[-1], pooled[0, 0].numel(), SHARE=how == "share", **shape,
     )  # fmt: skip

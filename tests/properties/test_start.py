@@ -1,0 +1,81 @@
+"""Kernels are started as triton would start them, and what it compiled for other arguments is never taken."""
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from telescope.observe.survey.start import alike
+
+GRID = (3, 2)
+
+
+@dataclass
+class Kernel:
+    """As much of triton's as is called: it compiles for what it is called with, and says how it was started."""
+
+    compiles: bool = True
+    started: list = field(default_factory=list)
+    arg_names = ("x", "n", "BM", "TOP")
+
+    def __getitem__(self, grid):
+        def first(*arguments, **settings):
+            self.started.append(("looked at", grid, arguments, settings))
+            return self.compiled if self.compiles else None
+
+        return first
+
+    @property
+    def compiled(self):
+        started = self.started
+
+        class Compiled:
+            def __getitem__(self, grid):
+                return lambda *arguments: started.append(("known", grid, arguments))
+
+        return Compiled()
+
+
+def test_the_second_of_its_kind_is_known():
+    kernel, one, other = Kernel(), torch.zeros(4, 6), torch.ones(4, 6)
+    for x in (one, other):
+        alike(x, 7, None, 0.5)(kernel, GRID, x, 7, TOP=8, num_warps=4, BM=16)
+    looked, known = kernel.started
+    assert looked == ("looked at", GRID, (one, 7), {"TOP": 8, "num_warps": 4, "BM": 16})
+    assert known[:2] == ("known", (3, 2, 1))
+    assert known[2][0] is other
+    assert known[2][1:] == (7, 16, 8)  # in the order in which the kernel has them, and nothing else
+
+
+MEMORY = torch.zeros(1000)
+OTHERS = {
+    "a number": (MEMORY[:24].view(4, 6), 8),
+    "a shape": (MEMORY[:24].view(6, 4), 7),
+    "strides": (MEMORY[:24].view(6, 4).T, 7),
+    "a dtype": (MEMORY[:24].view(4, 6).int(), 7),
+    "where it begins": (MEMORY[1:25].view(4, 6), 7),
+    "none at all": (None, 7),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_what_is_of_another_kind_is_looked_at(other):
+    assert MEMORY.data_ptr() % 16 == 0
+    kernel, usual = Kernel(), (MEMORY[:24].view(4, 6), 7)
+    for arguments in (usual, other, usual, other):
+        alike(*arguments)(kernel, GRID, *arguments, BM=16, TOP=8)
+    assert [how for how, *_ in kernel.started] == ["looked at", "looked at", "known", "known"]
+
+
+def test_other_settings_are_looked_at():
+    kernel, x = Kernel(), torch.zeros(4, 6)
+    for warps in (4, 8, 4):
+        alike(x, 7)(kernel, GRID, x, 7, BM=16, TOP=8, num_warps=warps)
+    assert [how for how, *_ in kernel.started] == ["looked at", "looked at", "known"]
+
+
+def test_what_is_interpreted_is_always_looked_at():
+    kernel, x = Kernel(compiles=False), torch.zeros(4, 6)
+    for _ in range(3):
+        alike(x, 7)(kernel, GRID, x, 7, BM=16, TOP=8)
+    assert [how for how, *_ in kernel.started] == ["looked at"] * 3
