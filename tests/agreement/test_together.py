@@ -147,3 +147,29 @@ def test_in_inference_mode_under_autocast(rounds):
     received = recording["layers.2"].survey().received
     assert_close(received.sum(-1), torch.full((2, 2), float(N)), rtol=0, atol=1e-4)
     assert not received.is_inference()
+
+
+# ------------------------------------------------------------------------------------------- beside what the model does
+
+
+class OnGpu(torch.Tensor):
+    is_cuda = True
+
+
+APART = {
+    "causal": (ts.Attention(mask=ts.causal), True),
+    "near": (ts.Attention(mask=ts.causal & ts.window(5), softcap=3.0, scale=0.1), True),
+    "a sink that is a number": (ts.Attention(sink=1.0), True),
+    "a sink of the model": (ATTENTIONS["with a sink"], False),
+    "padding": (ATTENTIONS["of sequences"], False),
+    "a bias": (ATTENTIONS["with a bias"], False),
+    "a function": (ts.Attention(bias=lambda query, key: query - key), False),
+    "another normaliser": (ts.Attention(normalize=ts.by_sum), False),
+}
+
+
+@pytest.mark.parametrize(("attention", "apart"), APART.values(), ids=APART)
+def test_only_what_nobody_can_write_to_is_surveyed_beside(attention, apart):
+    there, here = torch.zeros(2, 2, N, D).as_subclass(OnGpu), torch.zeros(2, 2, N, D)
+    assert together._apart(together.Parts(there, there, None), attention) == apart
+    assert not together._apart(together.Parts(here, here, None), attention)

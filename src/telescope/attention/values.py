@@ -49,12 +49,18 @@ def size(tensor: Tensor) -> str:
     return "x".join(map(str, tensor.shape))
 
 
+def leaves(value: Any) -> Iterator[Any]:
+    """Everything a value is made of that is no value or tuple itself."""
+    if not isinstance(value, Value | tuple):
+        yield value
+        return
+    for content in value if isinstance(value, tuple) else _contents(value):
+        yield from leaves(content)
+
+
 def tensors(value: Any) -> Iterator[Tensor]:
     """Every tensor a value is made of."""
-    if isinstance(value, Tensor):
-        yield value
-    for content in value if isinstance(value, tuple) else _contents(value) if isinstance(value, Value) else ():
-        yield from tensors(content)
+    return (leaf for leaf in leaves(value) if isinstance(leaf, Tensor))
 
 
 def identity(value: Any) -> Any:

@@ -3,8 +3,8 @@ the other, as more sequences of a batch, they take one start of a GPU's kernels 
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import fields, replace
-from typing import Any, NamedTuple, cast
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from ..attention import Attention, softmax
 from ..attention.later import of_later_keys
 from ..attention.sequences import of_sequences
-from ..attention.values import Value
+from ..attention.values import leaves
 from ..engines import autocast
 from .ran import Ran
 from .survey import Summary, read_off
@@ -152,13 +152,6 @@ class Together:
 
 
 def _apart(parts: Parts, attention: Attention) -> bool:
-    """Whether it may be surveyed while the model goes on: it cannot write to what the definition is made of."""
-    return parts.queries.is_cuda and _of_numbers(attention)
-
-
-def _of_numbers(value: Any) -> bool:
-    if isinstance(value, Value):
-        return all(_of_numbers(getattr(value, field.name)) for field in fields(cast(Any, value)))
-    if isinstance(value, tuple):
-        return all(map(_of_numbers, value))
-    return value is None or value is softmax or isinstance(value, (bool, int, float, str))
+    """Whether it may be surveyed while the model goes on, which could write to anything but numbers."""
+    numbers = all(leaf is None or leaf is softmax or isinstance(leaf, int | float) for leaf in leaves(attention))
+    return parts.queries.is_cuda and numbers
