@@ -40,10 +40,10 @@ def pictures(library: Library, translator: str, writer: str, folder: Path) -> No
     sentence, sonnet = library.read(SENTENCE, translator), library.read(SONNET, writer)
     at, port = sentence.place("with"), served(library)
     views: dict[str, tuple[str, str, dict[str, Any]]] = {
-        "walk": ("light", sentence.name, {"l": 3, "h": 1, "i": at, "step": "softmax"}),
-        "heads": ("dark", sentence.name, {"l": 3, "h": 1, "la": 3, "a": 1, "lb": 3, "b": 2, "i": at}),
-        "geometry": ("light", sentence.name, {"l": 3, "i": at}),
-        "alignment": ("dark", sentence.name, {"l": 7}),
+        "walk": ("light", sentence.name, {"l": 1, "h": 2, "i": at, "step": "softmax"}),
+        "heads": ("dark", sentence.name, {"l": 1, "h": 2, "la": 1, "a": 2, "lb": 2, "b": 2, "i": at}),
+        "geometry": ("light", sentence.name, {"l": 1, "i": at}),
+        "alignment": ("dark", sentence.name, {}),
         "map": ("light", sonnet.name, {"l": 1, "h": 0}),
     }
     folder.mkdir(exist_ok=True)
