@@ -42,9 +42,9 @@ class Layers(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(MultiHeadAttention(D, 2, attention=attention) for attention in attentions)
 
-    def forward(self, x):
+    def forward(self, x, mask=None):
         for layer in self.layers:
-            x = x + layer(x)
+            x = x + layer(x, mask=mask)
         return x
 
 
@@ -58,7 +58,9 @@ def rounds(monkeypatch):
     """How many calls were surveyed at a time."""
     sizes, found = [], together.Together.found
     monkeypatch.setattr(
-        together.Together, "found", lambda self, parts, it: sizes.append(len(parts[0]) // 2) or found(self, parts, it)
+        together.Together,
+        "found",
+        lambda self, parts, *rest: sizes.append(len(parts[0]) // 2) or found(self, parts, *rest),
     )
     return sizes
 
@@ -120,6 +122,24 @@ def test_what_ran_may_be_written_to_while_it_waits(rounds):
     assert_close(recording["layers.0"].survey().entropy, usual["layers.0"].survey().entropy, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_definition_may_be_written_to_while_they_wait(mode):
+    """Each is surveyed with the mask that it ran with, which is another one for the third."""
+    model, x = made([ts.Attention()] * 4)
+    with mode():
+        keep = torch.ones(2, N, dtype=torch.bool)
+
+        def overwrite(module, args):
+            keep[1, 2:] = False
+
+        model.layers[2].register_forward_pre_hook(overwrite)
+        with ts.watch(model) as recording:
+            model(x, ts.padding(keep=keep))
+            keep.fill_(True)
+    for i, seen in enumerate((N, N, 2, 2)):
+        assert (recording[f"layers.{i}"].survey().received[1].count_nonzero(-1) == seen).all()
+
+
 def test_what_takes_much_room_does_not_wait(rounds, monkeypatch):
     monkeypatch.setitem(together.ROOM, "cpu", 1000)
     model, x = made([ATTENTIONS["causal"]] * 3)
@@ -171,5 +191,5 @@ APART = {
 @pytest.mark.parametrize(("attention", "apart"), APART.values(), ids=APART)
 def test_only_what_nobody_can_write_to_is_surveyed_beside(attention, apart):
     there, here = torch.zeros(2, 2, N, D).as_subclass(OnGpu), torch.zeros(2, 2, N, D)
-    assert together._apart(together.Parts(there, there, None), attention) == apart
-    assert not together._apart(together.Parts(here, here, None), attention)
+    assert together._apart(together.Parts(there, there), attention) == apart
+    assert not together._apart(together.Parts(here, here), attention)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,7 +24,15 @@ class Value:
 
 
 def _contents(value: Any) -> list[Any]:
-    return [getattr(value, field.name) for field in fields(value)]
+    if torch.compiler.is_compiling():  # it asks objects alone, and remembers by itself
+        return [getattr(value, field.name) for field in fields(value)]
+    kind: Any = type(value)
+    return [getattr(value, name) for name in _names(kind)]
+
+
+@cache
+def _names(kind: Any) -> tuple[Any, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 def _same(mine: Any, theirs: Any) -> bool:
@@ -75,6 +84,11 @@ def identity(value: Any) -> Any:
 def moved(value: Any, device: torch.device) -> Any:
     """The same value with its tensors on this device."""
     return value if all(tensor.device == device for tensor in tensors(value)) else mapped(value, lambda t: t.to(device))
+
+
+def copied(value: Any) -> Any:
+    """The same value with tensors of its own: masks are written again by who decodes, weights by who trains."""
+    return mapped(value, lambda tensor: tensor.detach().clone())
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

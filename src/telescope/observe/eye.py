@@ -58,7 +58,8 @@ class Eye:
 
         def feed(module: nn.Module, args: Any) -> None:
             if get_ident() == self.thread and args and isinstance(args[0], Tensor) and args[0].ndim == 2:
-                self.fed = [args[0].detach(), *self.fed[:3]]
+                with torch.inference_mode(False):  # copied for all who keep it: it may be written to again
+                    self.fed = [args[0].detach().clone(), *self.fed[:3]]
 
         with ExitStack() as hooks:
             for embedding in embeddings:

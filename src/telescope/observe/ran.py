@@ -34,6 +34,8 @@ class Ran(NamedTuple):
     query_ids: Int[Tensor, "batch query"] | None = None
     key_ids: Int[Tensor, "batch key"] | None = None
     """The tokens, where they are known; of the keys where these are another sequence."""
+    keys_of_text: bool = False
+    """Keys may be a table's, the same for every text; whether these are known not to be."""
 
     @property
     def size(self) -> Size:
@@ -44,6 +46,11 @@ class Ran(NamedTuple):
         """What does not change while a sequence grows."""
         batch, heads, _, d_q = self.queries.shape
         return batch, heads, d_q, self.queries.dtype, self.queries.device, self.heads, self.dropout
+
+    @property
+    def known_by(self) -> tuple[Tensor, ...]:
+        """What tells a sequence from others."""
+        return (self.keys,) if self.keys_of_text else (self.keys, self.values)
 
     @property
     def here(self) -> Attention:

@@ -12,42 +12,46 @@ from torch import Tensor
 from ..attention import Attention, softmax
 from ..attention.later import of_later_keys
 from ..attention.sequences import of_sequences
-from ..attention.values import leaves
+from ..attention.values import copied, identity, leaves
 from ..engines import autocast
 from .ran import Ran
 from .survey import Summary, read_off
-from .survey.beside import Moment, beside, moment
+from .survey.beside import Moment, beside, moment, read_here
 
 MOST = 8  # calls
 ROOM = {"cpu": 2**22, "cuda": 2**26}  # bytes in which they wait; what is larger takes longer than to start it
 
 
 class Parts(NamedTuple):
-    """What a survey is read from."""
+    """What a survey is read from, of those that the model goes on with."""
 
     queries: Tensor
     keys: Tensor
-    lse: Tensor | None
 
     def of(self, change: Callable[[Tensor], Tensor]) -> "Parts":
-        return Parts(change(self.queries), change(self.keys), None if self.lse is None else change(self.lse))
+        return Parts(change(self.queries), change(self.keys))
 
     @property
     def shapes(self) -> tuple[Any, ...]:
-        return tuple(None if part is None else (part.shape, part.dtype, part.device) for part in self)
+        return tuple((part.shape, part.dtype, part.device) for part in self)
 
 
 class Found(NamedTuple):
     engine: str
     summary: Summary
 
-    def of(self, own: slice) -> "Found":
-        """What was found of some sequences."""
-        kept: dict[str, Any] = {name: some[own] for name, some in vars(self.summary).items() if some is not None}
-        return self._replace(summary=replace(self.summary, **kept))
+    def each(self, count: int) -> "list[Found]":
+        """What was found of each of so many calls."""
+        parts = {name: part.chunk(count) for name, part in vars(self.summary).items() if part is not None}
+        return [
+            Found(self.engine, replace(self.summary, **{name: part[i] for name, part in parts.items()}))
+            for i in range(count)
+        ]
 
 
-Then = Callable[[Found], None]
+class Waits(NamedTuple):
+    lse: Tensor | None
+    then: Callable[[Found], None]
 
 
 class Room:
@@ -73,8 +77,7 @@ class Room:
 
     def put(self, place: int, parts: Parts) -> None:
         for room, part in zip(self.places[place], parts, strict=True):
-            if room is not None and part is not None:
-                room.copy_(part)
+            room.copy_(part)
 
 
 class Together:
@@ -86,28 +89,33 @@ class Together:
 
     def __init__(self, top: int, map: tuple[int, int] | None) -> None:
         self.top, self.map = top, map
-        self.waiting: list[Then] = []
+        self.waiting: list[Waits] = []
         self.kind: Any = None
+        self.fit, self.apart = 0, False
+        self.attention: dict[int, Attention] = {}
+        """The definition of so many calls as one."""
         self.rooms = Room(), Room()
         self.told: dict[torch.device, Moment] = {}
 
-    def add(self, ran: Ran, then: Then) -> None:
-        """`then` is called with what was found, now or later. What ran is copied: it may be written to by then."""
-        parts = Parts(ran.queries, ran.keys, ran.lse)
-        size = sum(part.nbytes for part in parts if part is not None)
-        fit = min(MOST, ROOM.get(ran.queries.device.type, 0) // max(1, size))
-        if fit < (1 if _apart(parts, ran.attention) else 2):
-            then(self.found(parts, ran.here))
-            return
-        kind = (ran.attention, ran.gone, parts.shapes)
+    def add(self, ran: Ran, then: Callable[[Found], None]) -> None:
+        """`then` is called with what was found, now or later. What may be written to by then is copied; the lse is
+        nobody else's."""
+        parts = Parts(ran.queries, ran.keys)
+        kind = (identity(ran.attention), ran.gone, ran.lse is None, parts.shapes)
         if kind != self.kind:
             self._start()
+            size = ran.queries.nbytes + ran.keys.nbytes
+            self.fit = min(MOST, ROOM.get(ran.queries.device.type, 0) // max(1, size))
+            self.kind, self.apart, self.attention = kind, _apart(parts, ran.attention), {1: copied(ran.attention)}
+        if self.fit < (1 if self.apart else 2):
+            then(self.found(parts, ran.lse, ran.here))
+            return
         if not self.waiting:
-            self.kind, self.rooms = kind, self.rooms[::-1]
-            self.rooms[0].make(fit, parts)
+            self.rooms = self.rooms[::-1]
+            self.rooms[0].make(self.fit, parts)
         self.rooms[0].put(len(self.waiting), parts)
-        self.waiting.append(then)
-        if len(self.waiting) == fit:
+        self.waiting.append(Waits(ran.lse, then))
+        if len(self.waiting) == self.fit:
             self._start()
 
     def now(self) -> None:
@@ -128,26 +136,27 @@ class Together:
         waiting, self.waiting = self.waiting, []
         if not waiting:
             return
-        attention, gone, ((shape, _, device), *_) = self.kind
-        batch, room = shape[0], self.rooms[0]
-        whole = room.some(0, len(waiting))
-        with beside(whole.queries) if _apart(whole, attention) else nullcontext():
-            if len(waiting) > 1:
-                attention = of_sequences(attention, torch.tensor([*range(batch)] * len(waiting)), batch)
-            kept = None if whole.lse is None else whole.lse.clone()  # it stays in the summary
-            found = self.found(whole._replace(lse=kept), of_later_keys(attention, gone))
-            for i, then in enumerate(waiting):
-                then(found.of(slice(i * batch, (i + 1) * batch)))
+        _, gone, _, ((shape, _, device), _) = self.kind
+        batch, count, room = shape[0], len(waiting), self.rooms[0]
+        if count not in self.attention:
+            self.attention[count] = of_sequences(self.attention[1], torch.tensor([*range(batch)] * count), batch)
+        whole, given = room.some(0, count), [call.lse for call in waiting if call.lse is not None]
+        with beside(whole.queries) if self.apart else nullcontext():
+            read_here(*given)
+            lse = None if not given else given[0] if count == 1 else torch.cat(given)
+            found = self.found(whole, lse, of_later_keys(self.attention[count], gone))
+            for call, own in zip(waiting, found.each(count) if count > 1 else [found], strict=True):
+                call.then(own)
             room.read = moment(device)
         if room.read is not None:
             self.told[device] = room.read
 
-    def found(self, parts: Parts, attention: Attention) -> Found:
+    def found(self, parts: Parts, lse: Tensor | None, attention: Attention) -> Found:
         """Of one call, or of several as one."""
         size, map = (parts.queries.shape[-2], parts.keys.shape[-2]), None
         if self.map is not None and 0 not in size:
             map = (min(self.map[0], size[0]), min(self.map[1], size[1]))
-        seen = read_off(parts.queries, parts.keys, attention, top=self.top, lse=parts.lse, map=map)
+        seen = read_off(*parts, attention, top=self.top, lse=lse, map=map)
         return Found(seen.engine, seen.summary)
 
 

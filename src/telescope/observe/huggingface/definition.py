@@ -35,6 +35,7 @@ class Reader:
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, int, Any]] = {}
         self._biases: dict[int, Bias | None] = {}
+        self._last = Attention()
         self.places: dict[tuple[int, int, int], tuple[int, Tensor | None]] = {}
         """Of a config, so many queries and keys: how many keys were before them, and the padding of all. Flash is told
         neither."""
@@ -61,17 +62,28 @@ class Reader:
             self._biases[id(module)] = mine
             bias = mine if bias is None else bias
         knows = implementation != "sdpa"  # which refuses these, or, before 5.0, leaves them out
-        attention = Attention(
-            scale=options.get("scaling"),
-            softcap=options.get("softcap") if knows else None,
-            sink=options.get("s_aux") if knows else None,
-            bias=bias,
-            mask=said.mask,
+        attention = self._definition(
+            options.get("scaling"),
+            options.get("softcap") if knows else None,
+            options.get("s_aux") if knows else None,
+            bias,
+            said.mask,
         )
         heads, dropout = tuple(range(queries.shape[1])), float(options.get("dropout") or 0.0)
         if said.keys < keys.shape[-2]:
             keys, values = keys[:, :, : said.keys], values[:, :, : said.keys]
-        return Ran(queries, keys, values, attention, heads, dropout, lse, said.gone)
+        return Ran(queries, keys, values, attention, heads, dropout, lse, said.gone, keys_of_text=True)
+
+    def _definition(
+        self, scale: float | None, softcap: float | None, sink: Tensor | None, bias: Bias | None, mask: Mask
+    ) -> Attention:
+        """The one of the layer before, if this one says the same: what is the same is soon seen to be equal."""
+        last = self._last
+        if (scale, softcap) != (last.scale, last.softcap) or any(
+            one is not other for one, other in ((sink, last.sink), (bias, last.bias), (mask, last.mask))
+        ):
+            self._last = Attention(scale=scale, softcap=softcap, sink=sink, bias=bias, mask=mask)
+        return self._last
 
     def _once(self, tensor: Tensor, read: Callable[[], Any]) -> Any:
         """What was read of this tensor, as long as nobody writes to it."""

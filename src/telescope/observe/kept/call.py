@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...attention import Attention
 from ...attention.queries import of_queries
-from ...attention.values import mapped
+from ...attention.values import copied
 from ..follow import follows, marks, same
 from ..growing import Growing, Part
 from ..ran import Ran
@@ -76,7 +76,7 @@ class Call(ABC):
             name=name,
             heads=ran.heads,
             dropout=ran.dropout,
-            attention=_copied(ran.attention),
+            attention=copied(ran.attention),
             size=ran.size,
             rows=None if how.queries is everyone else [],
             shape=(batch, key_heads, d_q, d_k),
@@ -102,30 +102,33 @@ class Call(ABC):
         self._look()
         if (
             ran.kind != self.kind
-            or not (ran.size[1] > self.size[1] or (in_one_run and not same(self._first, ran.queries[:, :, :1])))
+            or not (ran.size[1] > self.size[1] or (in_one_run and self._began_otherwise(ran)))
             or not follows(self.attention, self.size, ran)
         ):
             return False
         old = slice(0, self.size[1] - ran.gone)
         return all(
             same(known.tensor[:, :, ran.gone :], marks(now[:, :, old]))
-            for known, now in zip(self._known, (ran.keys, ran.values), strict=True)
+            for known, now in zip(self._known, ran.known_by, strict=True)
         )
+
+    def _began_otherwise(self, ran: Ran) -> bool:
+        return self._first is not None and not same(self._first, ran.queries[:, :, :1])
 
     def go_on_with(self, ran: Ran) -> None:
         queries, keys = self.size
         self._put(self._chosen(ran, queries), keys - ran.gone)
         self._put_ids(ran, queries)
-        for known, new in zip(self._known, (ran.keys, ran.values), strict=True):
+        for known, new in zip(self._known, ran.known_by, strict=True):
             known.append(marks(new[:, :, keys - ran.gone :]))
         self.facts.size = (queries + ran.size[0], ran.size[1])
         if ran.attention != self.attention:
-            self.facts.attention = _copied(ran.attention)
+            self.facts.attention = copied(ran.attention)
 
     def _begin(self, ran: Ran) -> None:
-        """By its first query, its keys and its values a sequence is known again."""
-        self._first = ran.queries[:, :, :1].detach().clone()
-        self._known = [Growing(marks(some), 2, made_for_it=True) for some in (ran.keys, ran.values)]
+        """By its keys a sequence is known again; by its first query too, where more of them may look at the same."""
+        self._first = ran.queries[:, :, :1].detach().clone() if ran.attention.mask.keys_alone else None
+        self._known = [Growing(marks(some), 2, made_for_it=True) for some in ran.known_by]
         self._put(self._chosen(ran, 0), 0)
 
     @abstractmethod
@@ -156,9 +159,9 @@ class Call(ABC):
     def _put_ids(self, ran: Ran, before: int) -> None:
         """The tokens, as long as those of every query are known."""
         if before == 0 and ran.key_ids is not None:
-            self._grow("key_ids", ran.key_ids, 1)
+            self._grow("key_ids", ran.key_ids, 1, made_for_it=True)
         if ran.query_ids is not None and (before == 0 or "query_ids" in self._parts):
-            self._grow("query_ids", ran.query_ids, 1)
+            self._grow("query_ids", ran.query_ids, 1, made_for_it=True)
         else:
             self._parts.pop("query_ids", None)
 
@@ -273,9 +276,3 @@ class Call(ABC):
 
     def _not_kept(self, what: str, keep: str) -> ValueError:
         return ValueError(f'"{self.name}" has no {what}: keep="{self.keep}" did not keep it, keep="{keep}" does')
-
-
-def _copied(attention: Attention) -> Attention:
-    """With tensors of its own: masks are written again by who decodes, weights by who trains."""
-    copied: Attention = mapped(attention, lambda tensor: tensor.detach().clone())
-    return copied

@@ -24,6 +24,13 @@ def _second(device: torch.device, urgent: bool) -> torch.cuda.Stream:
     return torch.cuda.Stream(device, priority=-1 if urgent else 0)  # type: ignore[no-untyped-call]
 
 
+def read_here(*tensors: Tensor) -> None:
+    """Where they were made, their memory is not used again before what is queued here by the time they are gone."""
+    for tensor in tensors:
+        if tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+
 class Moment(NamedTuple):
     """A place in a queue: what stands before it has been done when somebody waited for it."""
 
@@ -35,8 +42,7 @@ class Moment(NamedTuple):
         here = torch.cuda.current_stream(self.stream.device)
         if here != self.stream:
             here.wait_event(self.event)
-            for tensor in tensors:  # whoever made them does not use their memory again before that
-                tensor.record_stream(here)
+            read_here(*tensors)
 
 
 def moment(device: torch.device) -> Moment | None:
