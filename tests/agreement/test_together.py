@@ -9,6 +9,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import telescope as ts
+from telescope.attention.values import identity
 from telescope.layers import MultiHeadAttention
 from telescope.observe import together
 
@@ -138,6 +139,26 @@ def test_a_definition_may_be_written_to_while_they_wait(mode):
             keep.fill_(True)
     for i, seen in enumerate((N, N, 2, 2)):
         assert (recording[f"layers.{i}"].survey().received[1].count_nonzero(-1) == seen).all()
+
+
+def test_a_new_mask_where_another_was_is_another():
+    """Python gives the place of a tensor that is gone to another one, by which it was known."""
+    model, x = made([ts.Attention()] * 2)
+
+    def seeing(count):
+        return ts.padding(keep=torch.arange(N).expand(2, N) < count)
+
+    with torch.no_grad(), ts.watch(model) as recording:
+        mask = seeing(5)
+        known = identity(mask)
+        model(x, mask)
+        del mask
+        others = [seeing(2)]
+        while identity(others[-1]) != known and len(others) < 2000:
+            others.append(seeing(2))
+        model(x, others[-1])
+    for watched in recording.values():
+        assert [int(call.survey().received[0, 0].count_nonzero()) for call in watched.calls] == [5, 2]
 
 
 def test_what_takes_much_room_does_not_wait(rounds, monkeypatch):

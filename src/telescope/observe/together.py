@@ -91,6 +91,7 @@ class Together:
         self.top, self.map = top, map
         self.waiting: list[Waits] = []
         self.kind: Any = None
+        self.known: Attention | None = None
         self.fit, self.apart = 0, False
         self.attention: dict[int, Attention] = {}
         """The definition of so many calls as one."""
@@ -107,6 +108,7 @@ class Together:
             size = ran.queries.nbytes + ran.keys.nbytes
             self.fit = min(MOST, ROOM.get(ran.queries.device.type, 0) // max(1, size))
             self.kind, self.apart, self.attention = kind, _apart(parts, ran.attention), {1: copied(ran.attention)}
+            self.known = ran.attention  # kept, so that nothing else gets its identity
         if self.fit < (1 if self.apart else 2):
             then(self.found(parts, ran.lse, ran.here))
             return
@@ -125,7 +127,7 @@ class Together:
             with torch.inference_mode(False), torch.no_grad(), autocast.off(device):
                 self._start()
         self.wait()
-        self.rooms = Room(), Room()
+        self.rooms, self.kind, self.known, self.attention = (Room(), Room()), None, None, {}
 
     def wait(self, *tensors: Tensor) -> None:
         """What they were told, such as these, can be read here, and what it was read from be written to."""
