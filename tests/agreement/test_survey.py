@@ -68,11 +68,11 @@ def agree(engine, inputs, attention, *, top=3, cells=None, lse=False):
             assert (mine.dtype, mine.shape) == (kind, exact.shape), name
             more = q.shape[-2] if name == "received" else k.shape[-2] if name == "entropy" else 1
             assert_near(mine, exact, kind, unit=unit * more)
-    assert got.top_keys.dtype == torch.int64
+    assert got.top_keys.dtype == torch.int32
     assert got.top_keys.shape == truth.top_keys.shape
     assert torch.equal(got.top_keys < 0, truth.top_keys < 0)
     weights = whole(q.double(), k.double(), attention)
-    there = weights.gather(-1, got.top_keys.clamp(min=0)) if k.shape[-2] else torch.zeros_like(truth.top_weights)
+    there = weights.gather(-1, got.top_keys.clamp(min=0).long()) if k.shape[-2] else torch.zeros_like(truth.top_weights)
     assert_near(got.top_weights, there.masked_fill(got.top_keys < 0, 0.0), kind, unit=unit)
     for row in got.top_keys.flatten(0, 2).tolist():
         found = [key for key in row if key >= 0]

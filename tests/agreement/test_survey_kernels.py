@@ -19,6 +19,7 @@ def _small_tiles(monkeypatch):
     for module in (launch, engine):
         monkeypatch.setattr(module, "BM", 16)
         monkeypatch.setattr(module, "BN", 32)
+    monkeypatch.setattr(launch, "BLOCK", 32)
 
 
 def surveyed(q, k, attention, *, top=3, cells=None, lse=None):
@@ -100,6 +101,24 @@ def test_a_row_with_more_blocks_in_question_than_there_is_room(monkeypatch):
     q, k, _ = tensors(Shape(1, 1, 1, 20, 70, 16), dtype=torch.float32)
     got, truth = surveyed(q, k, ts.Attention(mask=ts.causal))
     assert torch.equal(got.top_keys, truth.top_keys)
+
+
+def test_parts_of_a_tile(monkeypatch):
+    """Of each the largest is noted; the last one is beyond the last key."""
+    for module in (launch, engine):
+        monkeypatch.setattr(module, "BN", 64)
+    q, k, _ = tensors(Shape(1, 1, 1, 20, 80, 16), dtype=torch.float32)
+    for mask in (ts.causal, ts.everyone, ts.causal & ts.window(9)):
+        got, truth = surveyed(q, k, ts.Attention(mask=mask))
+        assert torch.equal(got.top_keys, truth.top_keys)
+
+
+def test_weights_that_are_next_to_nothing_are_ranked_too():
+    """Below what sixteen bits can say, a maximum is known no closer; what is hidden comes after it."""
+    q, k, _ = tensors(Shape(1, 1, 1, 20, 70, 16), dtype=torch.float32)
+    for slope in (1e3, 6e3, 1e6):
+        got, truth = surveyed(q, k, ts.Attention(bias=lambda i, j, s=slope: -s * j.float(), mask=ts.causal))
+        assert torch.equal(got.top_keys, truth.top_keys)
 
 
 def test_bands_of_rows(monkeypatch):

@@ -107,6 +107,22 @@ def test_a_cluster_of_keys_that_all_rows_look_at():
     )
 
 
+ALIKE_OR_NOT = {
+    "all alike": ts.Attention(scale=0.0, mask=ts.causal),
+    "usual": ts.Attention(mask=ts.causal),
+    "peaked": ts.Attention(scale=1.0, mask=ts.causal),
+    "next to nothing": ts.Attention(bias=lambda i, j: -1e3 * j.float(), mask=ts.causal),
+}
+
+
+@pytest.mark.parametrize("top", [1, 5, 20, 64])
+@pytest.mark.parametrize("attention", ALIKE_OR_NOT.values(), ids=ALIKE_OR_NOT)
+def test_any_top(top, attention):
+    """Where nothing stands out, a few weights do, or almost all are less than sixteen bits can say."""
+    q, k = inputs((1, 2, 1, 1000, 1000, 128), torch.bfloat16)
+    assert_agrees(engine.summarize(q, k, attention, None, top, None), q, k, attention)
+
+
 def test_chunked_agrees_on_a_gpu():
     q, k = inputs((1, 2, 2, 300, 300, 64), torch.float32)
     assert_agrees(

@@ -49,7 +49,7 @@ class Summaries(Call):
         self._grow("entropy", summary.entropy, made_for_it=True)
         self._grow("top_weights", summary.top_weights, made_for_it=True)
         keys = torch.where(summary.top_keys < 0, -1, summary.top_keys + gone) if gone else summary.top_keys
-        self._grow("top_keys", keys.to(torch.int32), made_for_it=True)
+        self._grow("top_keys", keys, made_for_it=True)
 
     def _receive(self, more: Float[Tensor, "batch heads key"], gone: int, known: int) -> None:
         """Added up in float64: it is a sum of as many numbers as there are calls."""
@@ -88,7 +88,7 @@ class Summaries(Call):
                 received=numbers["received"].to(numbers["entropy"].dtype, copy=True),  # it is added to in place
                 entropy=numbers["entropy"],
                 top_weights=numbers["top_weights"][..., :top],
-                top_keys=numbers["top_keys"][..., :top].long(),
+                top_keys=numbers["top_keys"][..., :top],
                 map=numbers.get("map"),
             ),
             recorded=self.facts.recorded,

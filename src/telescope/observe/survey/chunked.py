@@ -65,7 +65,7 @@ def _summarize(
     received = torch.zeros(batch, heads, columns, dtype=torch.float64, device=device)
     entropy = sink.new_zeros(batch, heads, rows)
     top_weights = sink.new_zeros(batch, heads, rows, top)
-    top_keys = torch.full((batch, heads, rows, top), -1, device=device)
+    top_keys = torch.full((batch, heads, rows, top), -1, dtype=torch.int32, device=device)
     pooled = None if cells is None else sink.new_full((batch, heads, cells.rows, cells.columns), -torch.inf)
 
     scores = Scores(queries, keys, attention)

@@ -12,7 +12,9 @@ from torch.nn.functional import pad
 from .start import alike
 
 BM, BN = 64, 128  # the rows and keys of a tile
-MAXIMA = torch.bfloat16  # enough to tell where to look
+BLOCK = 64  # the keys of which the largest weight is noted; where there are many keys a tile's, as notes are read too
+MANY = 2**14
+MAXIMA = torch.float16  # enough to tell where to look
 BUSY = 16  # blocks that may raise a threshold
 SIDE_BY_SIDE = 4  # programs that share the rows which ask for a block of keys
 SMALL: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}  # as triton's default, which later versions ask for
@@ -21,13 +23,19 @@ SMALL: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}  # as triton'
 def room(top: int) -> tuple[int, int]:
     """In how many blocks the top of a row is searched, and among how many keys of theirs; a row that needs more is
     overfull, and searched from its first key to its last."""
-    return max(32, 3 * top), max(64, _power(4 * top))
+    return max(32, _power(3 * top)), max(64, _power(4 * top))
 
 
 def notes(keys: int, top: int) -> int:
-    """The bytes of a row of one head in which its top is searched: maxima, entries, and blocks, then keys."""
-    places, slots = room(top)
-    return -(-keys // BN) * MAXIMA.itemsize + places * 4 + slots * 8
+    """The bytes of a row of one head in which its top is searched: maxima, later keys; blocks; and entries."""
+    _, key_blocks, places, slots = _searched(keys, top)
+    return max(key_blocks * MAXIMA.itemsize, slots * 8) + places * (8 + 4)
+
+
+def _searched(keys: int, top: int) -> tuple[int, int, int, int]:
+    """The keys of a block, how many blocks whole tiles have, and the room for a row's blocks and keys."""
+    block = BN if keys > MANY else min(BN, max(BLOCK, _power(2 * top)))
+    return block, -(-keys // BN) * (BN // block), *room(top)
 
 
 def tiles(start: Tensor, stop: Tensor, keys: int, *, written: bool) -> Tensor:
@@ -145,61 +153,63 @@ def survey_rows(
         lse, received, entropy, weights, found, overfull, pooled, cell_rows, cell_keys,
     )  # fmt: skip
     (batch, heads, rows, width), (_, key_heads, columns, _) = queries.shape, keys.shape
-    top, row_tiles, key_blocks = weights.shape[-1], tiles.shape[-1], -(-columns // BN)
+    top, row_tiles, total, grid = weights.shape[-1], tiles.shape[-1], lse.shape[-1], (tiles.shape[-1], batch * heads)
     q, k, rule, of_tiles = _arguments(
         queries, keys, start, stop, tiles, slopes, relative, bias, mask, scale, softcap, shift
     )
     shape, own = _shape(queries, keys), _from(first, lse)
-    sizes = (rows, columns, heads, heads // key_heads, width, row_tiles)
-    maxima = own.new_empty(batch * heads, key_blocks, row_tiles * BM, dtype=MAXIMA) if top else None
+    sizes = (rows, columns, heads, heads // key_heads, width)
+    block, key_blocks, places, slots = _searched(columns, top)
+
+    def scratch(of_row: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return own.new_empty(batch * heads * row_tiles * BM * of_row, dtype=dtype)
+
+    noted = scratch(max(key_blocks, 4 * slots), MAXIMA) if top else None
     begin(
-        kernels.statistics, (key_blocks, batch * heads),
-        q, k, own, rule, of_tiles, received, _from(first, entropy), maxima, pooled if pooled.numel() else None, *sizes,
-        lse.shape[-1], cell_rows, cell_keys, pooled.shape[-1], pooled.shape[-2] * pooled.shape[-1], first,
-        **shape,
+        kernels.statistics, (-(-columns // BN), batch * heads),
+        q, k, own, rule, of_tiles, received, _from(first, entropy), noted, pooled if pooled.numel() else None, *sizes,
+        row_tiles, total, cell_rows, cell_keys, pooled.shape[-1], pooled.shape[-2] * pooled.shape[-1], first,
+        PART=block, **shape,
     )  # fmt: skip
-    if not top:
+    if noted is None:
         return
 
-    def scratch(*size: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return own.new_empty(batch * heads, row_tiles, *size, dtype=dtype)
-
-    grid, lines, total = (row_tiles, batch * heads), row_tiles * BM, lse.shape[-1]
-    places, slots = room(top)
-    threshold, busy, count = scratch(BM, dtype=torch.float32), scratch(BUSY + 1), scratch(BM)
-    entries, noted = scratch(BM, places), scratch(BM, slots, dtype=torch.int64)
+    lines = row_tiles * BM
+    threshold, count, busy = scratch(1, torch.float32), scratch(1), own.new_empty(*grid, BUSY + 1, dtype=torch.int32)
+    listed, entries = scratch(places, torch.int64), scratch(places)
     zeros = own.new_zeros(batch * heads * (key_blocks + lines), dtype=torch.int32)
     asked, marked = torch.split(zeros, [batch * heads * key_blocks, batch * heads * lines])
+    classes = max(32, _power(2 * top))
     begin(
         kernels.candidates, grid,
-        maxima, of_tiles, threshold, asked, count, noted, busy, heads, row_tiles, key_blocks,
-        TOP=top, BM=BM, BN=BN, CLASSES=max(32, _power(2 * top)), ROOM=places, SLOTS=slots, MOST_BUSY=BUSY, maxnreg=128,
-        **SMALL,
+        noted, of_tiles, threshold, asked, count, listed, busy, heads, row_tiles, key_blocks,
+        TOP=top, BM=BM, BN=block, CLASSES=classes, ROOM=places, MOST_BUSY=BUSY, **SMALL | {"num_warps": classes // 16},
     )  # fmt: skip
     before = asked.cumsum(0, dtype=torch.int32) - asked
     begin(
         kernels.enlist, (lines // 16, batch * heads),
-        count, noted, before, entries, lines, key_blocks,
-        BM=16, ROOM=places, PLACES=_power(places), SLOTS=slots, **SMALL,
+        count, listed, before, entries, lines, key_blocks, BM=16, ROOM=places, **SMALL,
     )  # fmt: skip
+    shape["BN"] = block
     begin(
         kernels.sharpen, grid,
-        q, k, own, rule, threshold, busy, *sizes, total, TOP=top, MOST_BUSY=BUSY, **shape
+        q, k, own, rule, threshold, busy, *sizes, row_tiles, total, TOP=top, MOST_BUSY=BUSY, **shape,
     )  # fmt: skip
+    noted = noted.view(torch.int64)  # the maxima are not read again: keys take their place
     begin(
         kernels.mark, (key_blocks, SIDE_BY_SIDE, batch * heads),
-        q, k, own, rule, threshold, before, asked, entries, marked, noted, *sizes, total, SLOTS=slots, **shape
+        q, k, own, rule, threshold, before, asked, entries, marked, noted, *sizes, lines, total, SLOTS=slots, **shape,
     )  # fmt: skip
     results, best = (_from(first, weights), _from(first, found)), {"TOP": top, "TOP_WIDE": _power(top)}
     begin(
         kernels.rank, (-(-rows // 4), batch * heads),
-        q, k, own, rule, count, marked, noted, *results, _from(first, overfull), *sizes[:5], lines, total,
-        D=shape["D"], BM=4, ROOM=places, SLOTS=slots, ABREAST=4, **best, **SMALL | {"num_warps": 1},
+        count, marked, noted, *results, _from(first, overfull), rows, lines, total,
+        BM=4, ROOM=places, SLOTS=slots, FEW=max(16, 2 * _power(top)), **best, **SMALL | {"num_warps": 1},
     )  # fmt: skip
     begin(
         kernels.search, (-(-rows // 16), batch * heads),
-        q, k, own, rule, of_tiles, _from(first, overfull), *results, *sizes[:5], total, PER=BM // 16, **best,
-        **{name: value for name, value in shape.items() if name != "WHOLE"} | {"BM": 16},
+        q, k, own, rule, of_tiles, _from(first, overfull), *results, *sizes, total, PER=BM // 16, **best,
+        **{name: value for name, value in shape.items() if name != "WHOLE"} | {"BM": 16, "BN": BN},
     )  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def _top(weights: Tensor, order: Tensor, top: int) -> tuple[Tensor, Tensor]:
     missing = (0, top - keys.shape[-1])
     return (
         torch.nn.functional.pad(weights.gather(-1, keys).masked_fill(hidden, 0.0), missing, value=0.0),
-        torch.nn.functional.pad(keys.masked_fill(hidden, -1), missing, value=-1),
+        torch.nn.functional.pad(keys.masked_fill(hidden, -1).int(), missing, value=-1),
     )
 
 

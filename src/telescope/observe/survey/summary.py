@@ -21,7 +21,7 @@ class Summary:
     top_weights: Float[Tensor, "batch heads query top"]
     """The largest weights, largest first; 0 where fewer keys are seen."""
     top_keys: Int[Tensor, "batch heads query top"]
-    """Their keys, the lower one first where scores are equal; -1 where fewer are seen."""
+    """Their keys, int32, the lower one first where scores are equal; -1 where fewer are seen."""
     map: Float[Tensor, "batch heads rows columns"] | None
 
     def of_head(self, i: int) -> "Summary":

@@ -70,13 +70,13 @@ class Survey:
 
     @property
     def top(self) -> Top:
-        return Top(self.summary.top_weights, self.summary.top_keys)
+        return Top(self.summary.top_weights, self.summary.top_keys.long())
 
     @property
     def peak(self) -> Peak:
-        if not self.top.keys.shape[-1]:
+        if not self.summary.top_keys.shape[-1]:
             raise ValueError("this survey was made with top=0, so it kept no peak; top=1 keeps it")
-        return Peak(self.top.weights[..., 0], self.top.keys[..., 0])
+        return Peak(self.summary.top_weights[..., 0], self.summary.top_keys[..., 0].long())
 
     @torch.no_grad()
     def map(

@@ -77,7 +77,7 @@ def _summarize(
     received, entropy, pooled = (
         part.view(batch, heads, *size) for part, size in zip(parts, ((columns,), (rows,), map_size), strict=True)
     )
-    weights, found = lse.new_empty(*lse.shape, top), lse.new_empty(*lse.shape, top, dtype=torch.int64)
+    weights, found = lse.new_empty(*lse.shape, top), lse.new_empty(*lse.shape, top, dtype=torch.int32)
     overfull = lse.new_empty(lse.shape if top else (0,), dtype=torch.bool)
     sizes = (cells.row_size, cells.key_size) if tiled and cells else (1, 1)
     for band in matrix.bands(top=top):

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .tiles import LN_2, NOWHERE, hide, load, load_lse, log2_weights
+from .tiles import LN_2, LOWEST, NOWHERE, hide, load, load_lse, log2_weights
 
 
 @triton.jit
@@ -51,8 +51,10 @@ def statistics(
     q, k, LSE, rule, tiles, RECEIVED, ENTROPY, MAXIMA, MAP,
     rows, keys, heads, group, width, row_tiles, lse_head, cell_rows, cell_keys, map_columns, map_size, first_row,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
+    PART: tl.constexpr,
 ):  # fmt: skip
-    """What BN keys receive from these rows, and their part of each row's entropy, largest x and map."""
+    """What BN keys receive from these rows, and their part of each row's entropy and map; and the largest x of each row
+    in each PART of these keys."""
     block = tl.program_id(0)
     bh = tl.program_id(1).to(tl.int64)
     b, h = bh // heads, bh % heads
@@ -103,10 +105,10 @@ def statistics(
         received += weight
         tl.atomic_add(ENTROPY + bh * lse_head + rm, tl.sum(weight * x, 1) * -LN_2, mask=rm < rows, sem="relaxed")
         if MAXIMA is not None:
-            tl.store(
-                MAXIMA + (bh * tl.num_programs(0) + block) * row_tiles * BM + rm,
-                tl.max(x, 1).to(MAXIMA.dtype.element_ty),
-            )
+            largest = tl.max(tl.reshape(x, [BM, BN // PART, PART]), 2)
+            largest = tl.where(largest > NOWHERE, tl.maximum(largest, LOWEST), float("-inf"))
+            where = (bh * tl.num_programs(0) + block) * (BN // PART) + tl.arange(0, BN // PART)[None, :]
+            tl.store(MAXIMA + where * row_tiles * BM + row, largest.to(MAXIMA.dtype.element_ty))
         if MAP is not None:
             pooled += tl.sum(weight, 1)
             left -= 1

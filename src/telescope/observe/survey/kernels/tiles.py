@@ -12,6 +12,7 @@ import triton.language as tl
 
 HIDDEN = tl.constexpr(-1e30)  # log2 of a weight that is not there. Finite: exp2 of it is 0, and so is 0 · HIDDEN
 NOWHERE = tl.constexpr(-1e29)  # below every log2 of a weight, above HIDDEN
+LOWEST = tl.constexpr(-65000.0)  # what is told apart by sixteen bits ends here: below it a maximum is known no closer
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 EMPTY = tl.constexpr(-(2**63) + 1)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .tiles import EMPTY, HIDDEN, NOWHERE, hide, load, load_lse, log2_weights
+from .tiles import EMPTY, HIDDEN, LOWEST, NOWHERE, hide, load, load_lse, log2_weights
 
 
 @triton.jit
@@ -20,7 +20,7 @@ def _nth_largest(values, NTH: tl.constexpr, AXIS: tl.constexpr):
 def candidates(
     MAXIMA, tiles, THRESHOLD, ASKED, COUNT, NOTED, BUSY, heads, row_tiles, key_blocks,
     TOP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CLASSES: tl.constexpr, ROOM: tl.constexpr,
-    SLOTS: tl.constexpr, MOST_BUSY: tl.constexpr,
+    MOST_BUSY: tl.constexpr,
 ):  # fmt: skip
     """From the largest x of each row in each block of keys: a threshold that the TOP largest of the row reach; how many
     blocks of each row reach it, and which, the first ROOM of them; how many rows ask for a block, and the how manieth
@@ -33,18 +33,20 @@ def candidates(
     row = m * BM + tl.arange(0, BM)
     lines = row_tiles * BM  # of one head, whose notes are near enough to each other to be told apart by 32 bits
     MAXIMA += bh * key_blocks * lines
-    NOTED += bh * lines * SLOTS
+    NOTED += bh * lines * ROOM
     tile = (bh // heads) * tiles.batch + m
     first, stop = tl.load(tiles.first + tile) // BN, tl.cdiv(tl.load(tiles.stop + tile), BN)
     own = tl.arange(0, CLASSES)
     best = tl.full([CLASSES, BM], HIDDEN, tl.float32)
     for n in range(first, stop, CLASSES):
         at = (n + own)[:, None] * lines + row[None, :]
-        best = tl.maximum(best, tl.load(MAXIMA + at, mask=(n + own)[:, None] < stop, other=HIDDEN).to(tl.float32))
-    # A maximum of sixteen bits leaves sixteen free: with its class in them none equals another, and each one counts.
+        there = (n + own)[:, None] < stop
+        best = tl.maximum(best, tl.load(MAXIMA + at, mask=there, other=float("-inf")).to(tl.float32))
+    # A maximum of sixteen bits leaves thirteen free: with its class in them none equals another, and each one counts.
     apart = (best.to(tl.int32, bitcast=True) | own[:, None]).to(tl.float32, bitcast=True)
     nth = _nth_largest(apart, TOP, 0)
-    threshold = (nth.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+    threshold = (nth.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+    threshold = tl.where(threshold > LOWEST + 64, threshold, NOWHERE)
     tl.store(THRESHOLD + bh * lines + row, threshold)
 
     busy, count = 0, tl.zeros([BM], tl.int32)
@@ -52,7 +54,7 @@ def candidates(
     for n in range(first, stop, CLASSES):
         block = n + own
         at = block[:, None] * lines + row[None, :]
-        largest = tl.load(MAXIMA + at, mask=block[:, None] < stop, other=HIDDEN).to(tl.float32)
+        largest = tl.load(MAXIMA + at, mask=block[:, None] < stop, other=float("-inf")).to(tl.float32)
         reaching = (largest >= threshold[None, :]).to(tl.int32)
         place = count[None, :] + tl.cumsum(reaching, 0) - reaching
         asking = reaching * (place < ROOM)
@@ -60,7 +62,7 @@ def candidates(
         before = tl.atomic_add(ASKED + bh * key_blocks + block, asked, mask=asked > 0, sem="relaxed")
         turn = before[:, None] + tl.cumsum(asking, 1) - asking
         entry = (block[:, None].to(tl.int64) << 32) | turn.to(tl.int64)
-        tl.store(NOTED + row[None, :] * SLOTS + place, entry, mask=asking > 0)
+        tl.store(NOTED + row[None, :] * ROOM + place, entry, mask=asking > 0)
         count += tl.sum(reaching, 0)
         many = (2 * tl.sum(reaching, 1) > BM).to(tl.int32)
         place_busy = busy + tl.cumsum(many, 0)
@@ -73,13 +75,13 @@ def candidates(
 @triton.jit
 def enlist(
     COUNT, NOTED, FIRST, ENTRIES, lines, key_blocks,
-    BM: tl.constexpr, ROOM: tl.constexpr, PLACES: tl.constexpr, SLOTS: tl.constexpr,
+    BM: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
     """The rows that ask for a block of keys, one after the other from where FIRST says."""
     bh = tl.program_id(1).to(tl.int64)
-    row, place = tl.program_id(0) * BM + tl.arange(0, BM)[:, None], tl.arange(0, PLACES)[None, :]
-    there = (place < ROOM) & (place < tl.load(COUNT + bh * lines + row))
-    entry = tl.load(NOTED + bh * lines * SLOTS + row * SLOTS + place, mask=there, other=0)
+    row, place = tl.program_id(0) * BM + tl.arange(0, BM)[:, None], tl.arange(0, ROOM)[None, :]
+    there = place < tl.load(COUNT + bh * lines + row)
+    entry = tl.load(NOTED + (bh * lines + row) * ROOM + place, mask=there, other=0)
     first = tl.load(FIRST + bh * key_blocks + (entry >> 32), mask=there, other=0)
     tl.store(ENTRIES + first + entry.to(tl.int32), row + 0 * place, mask=there)
 
@@ -141,12 +143,12 @@ def _first(count):
 @triton.jit
 def mark(
     q, k, LSE, rule, THRESHOLD, FIRST, ASKED, ENTRIES, MARKED, NOTED,
-    rows, keys, heads, group, width, row_tiles, lse_head,
+    rows, keys, heads, group, width, lines, lse_head,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
     SLOTS: tl.constexpr,
 ):  # fmt: skip
     """For the rows that ask a block of keys: which of its keys reach the row's threshold. The row notes the first SLOTS
-    of them, and how many there are.
+    of them, with their x, and how many there are.
 
     Only the rows that ask are multiplied, BM of them at a time, from wherever they stand."""
     block = tl.program_id(0)
@@ -160,7 +162,7 @@ def mark(
     start = tl.load(FIRST + at)
     stop = start + tl.load(ASKED + at)
     start += tl.program_id(1) * BM
-    line = bh * row_tiles * BM
+    line = bh * lines
     if start < stop:
         offered = load(k, b, h // group, n + cn, keys, width, D, WHOLE).T
         bit = tl.full([1], 1, tl.int32) << (cn % 32)
@@ -171,13 +173,14 @@ def mark(
             asked = load(q, b, h, rm, rows, width, D, False)
             lse = load_lse(LSE, bh * lse_head + rm, rm < rows)[:, None]
             threshold = tl.load(THRESHOLD + line + rm, mask=rm < rows, other=0.0)[:, None]
-            # elsewhere the same product may have been rounded otherwise, and the maxima were rounded to eight bits
-            threshold = tl.maximum(threshold - 1e-4 - tl.abs(threshold) / 128 - 1e-6 * tl.abs(lse), NOWHERE)
+            # elsewhere the same product may have been rounded otherwise, and the maxima were rounded to eleven bits
+            threshold = tl.maximum(threshold - 1e-4 - tl.abs(threshold) / 1024 - 1e-6 * tl.abs(lse), NOWHERE)
             product = tl.dot(asked, offered, input_precision=PRECISION)
             x = log2_weights(product, lse, row, key, b, h, rule, rows, keys)
             if rule.mask is not None:
                 x = hide(x, row, key, b, h, rule, rows, keys)
             words = tl.sum(tl.reshape(tl.where(x >= threshold, bit[None, :], 0), [BM, BN // 32, 32]), 2)
+            x = tl.reshape(x, [BM, BN // 32, 32])
             begin = tl.load(rule.start + b * rule.span_batch + row, mask=row < rows, other=0)
             end = tl.load(rule.stop + b * rule.span_batch + row, mask=row < rows, other=0)
             words &= _first(end - word) & ~_first(begin - word)
@@ -187,45 +190,37 @@ def mark(
             while tl.max(tl.max((words != 0).to(tl.int32), 1), 0) > 0:
                 low, place = _lowest(words)
                 at_slot, there = (line + row) * SLOTS + slot, (words != 0) & (slot < SLOTS)
-                tl.store(NOTED + at_slot, (word + place).to(tl.int64), mask=there)
+                here = tl.sum(tl.where(tl.arange(0, 32)[None, None, :] == place[:, :, None], x, 0.0), 2)
+                tl.store(NOTED + at_slot, _in_one(here, (word + place).to(tl.int64)), mask=there)
                 words ^= low
                 slot += 1
 
 
 @triton.jit
 def rank(
-    q, k, LSE, rule, COUNT, MARKED, NOTED, WEIGHTS, KEYS, OVERFULL,
-    rows, keys, heads, group, width, lines, lse_head,
-    D: tl.constexpr, BM: tl.constexpr, TOP: tl.constexpr, TOP_WIDE: tl.constexpr, ROOM: tl.constexpr,
-    SLOTS: tl.constexpr, ABREAST: tl.constexpr,
+    COUNT, MARKED, NOTED, WEIGHTS, KEYS, OVERFULL, rows, lines, lse_head,
+    BM: tl.constexpr, TOP: tl.constexpr, TOP_WIDE: tl.constexpr, ROOM: tl.constexpr, SLOTS: tl.constexpr,
+    FEW: tl.constexpr,
 ):  # fmt: skip
-    """Among the noted keys of each row the TOP largest, in order; their x is computed once more, in float32, ABREAST of
-    them at a time. A row that could not note all is overfull."""
+    """Among the noted keys of each row the TOP largest, in order. A row that could not note all is overfull."""
     bh = tl.program_id(1).to(tl.int64)
-    b, h = bh // heads, bh % heads
     rm = tl.program_id(0) * BM + tl.arange(0, BM)
-    row, feature = rm[:, None], tl.arange(0, D)[None, None, :]
-    asked = load(q, b, h, rm, rows, width, D, False).to(tl.float32)[:, None, :]
-    lse = load_lse(LSE, bh * lse_head + rm, rm < rows)[:, None]
+    row = rm[:, None]
     count = tl.load(COUNT + bh * lines + rm, mask=rm < rows, other=0)
     marked = tl.load(MARKED + bh * lines + rm, mask=rm < rows, other=0)
     tl.store(OVERFULL + bh * lse_head + rm, (count > ROOM) | (marked > SLOTS), mask=rm < rows)
-    marked = tl.minimum(marked, SLOTS)[:, None]
-    NOTED += bh * lines * SLOTS + row * SLOTS
-    where = k.data + b * k.batch + (h // group) * k.head + feature
-    for c in range(0, tl.max(tl.max(marked, 1), 0), ABREAST):
-        slot = c + tl.arange(0, ABREAST)[None, :]
-        key = tl.load(NOTED + slot, mask=slot < marked, other=0)
-        there = (slot < marked)[:, :, None] & (feature < width)
-        offered = tl.load(where + key[:, :, None] * k.position, mask=there, other=0.0)
-        product = tl.sum(asked * offered.to(tl.float32), 2)
-        x = log2_weights(product, lse, row, key.to(tl.int32), b, h, rule, rows, keys)
-        tl.store(NOTED + slot, _in_one(x, key), mask=slot < marked)
+    NOTED += (bh * lines + row) * SLOTS
+    at, there = bh * lse_head + row, row < rows
+    if tl.max(marked, 0) <= FEW:  # as almost always
+        _write(_noted(NOTED, marked, FEW), WEIGHTS, KEYS, at, there, TOP, TOP_WIDE)
+    else:
+        _write(_noted(NOTED, marked, SLOTS), WEIGHTS, KEYS, at, there, TOP, TOP_WIDE)
 
-    tl.debug_barrier()  # what other threads have noted is in memory
+
+@triton.jit
+def _noted(NOTED, marked, SLOTS: tl.constexpr):
     slot = tl.arange(0, SLOTS)[None, :]
-    noted = tl.load(NOTED + slot, mask=slot < marked, other=EMPTY, volatile=True)
-    _write(noted, WEIGHTS, KEYS, bh * lse_head + row, row < rows, TOP, TOP_WIDE)
+    return tl.load(NOTED + slot, mask=slot < marked[:, None], other=EMPTY)
 
 
 @triton.jit
