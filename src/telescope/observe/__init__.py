@@ -2,7 +2,7 @@
 
 from .recording import Recording
 from .row import Row
-from .saved import open_recording as open
+from .saved.open import open_recording as open
 from .survey import Survey, survey
 from .trace import Trace, trace
 from .watch import watch

@@ -12,6 +12,7 @@ from .heads import Heads, heads_of
 from .kept import KEEP, Call, Keeping, MapSize
 from .names import within
 from .ran import Ran
+from .saved.save import save_recording
 from .stores import STORES
 from .survey import Survey
 from .table import text
@@ -163,9 +164,8 @@ class Recording(Mapping[str, Watched]):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """As a folder, which ts.open opens; written whole or not at all."""
-        from .saved import save_recording
-
-        save_recording(self, path)
+        calls = {name: watched.calls for name, watched in self.items()}
+        save_recording(path, self.model, self.keep, self.decode, calls)
 
     @property
     def nbytes(self) -> int:

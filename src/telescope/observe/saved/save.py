@@ -1,6 +1,7 @@
 """Saving a recording: whole or not at all."""
 
 import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,24 @@ from torch import Tensor
 from ...models.files.errors import LoadError
 from ...models.files.paths import read_json
 from ...models.files.whole import write_json, written_whole
-from ..recording import Recording
+from ..kept import Call
 from .definitions import told
 from .manifest import FILE, KIND, VERSION, facts_to_json
 
 
-def save_recording(recording: Recording, path: str | os.PathLike[str]) -> None:
+def save_recording(
+    path: str | os.PathLike[str],
+    model: str,
+    keep: str,
+    decode: Callable[[list[int]], str] | None,
+    watched: Mapping[str, Sequence[Call]],
+) -> None:
     with written_whole(path, _must_be_ours) as folder:
         attentions: list[dict[str, Any]] = []
         number, ids = 0, set()
-        for name, watched in recording.items():
+        for name, of_name in watched.items():
             calls = []
-            for call in watched.calls:
+            for call in of_name:
                 tensors: dict[str, Tensor] = {}
                 said = {"attention": told(call.attention, tensors), **facts_to_json(call.facts)}
                 tensors |= {part: it.tensor for part, it in call.parts.items()}
@@ -32,8 +39,8 @@ def save_recording(recording: Recording, path: str | os.PathLike[str]) -> None:
                 calls.append({"file": file, **said})
                 number += 1
             attentions.append({"name": name, "calls": calls})
-        texts = {} if recording.decode is None else {str(token): recording.decode([token]) for token in sorted(ids)}
-        head = {"is": KIND, "version": VERSION, "model": recording.model, "keep": recording.keep}
+        texts = {} if decode is None else {str(token): decode([token]) for token in sorted(ids)}
+        head = {"is": KIND, "version": VERSION, "model": model, "keep": keep}
         write_json(folder / FILE, {**head, "tokens": texts, "attentions": attentions})
 
 
