@@ -70,6 +70,7 @@ def test_a_translator_writes(folder, command):
 
 COMPLAINTS = {
     "no model": (["--model", "no/model"], "no/model does not exist"),
+    "a name": (["--model", "shakespear"], 'there is no model "shakespear"; did you mean "shakespeare"?'),
     "no text": (["--text", "no/text.txt"], "--text no/text.txt cannot be read"),
     "a layer": (["--layers", "9"], "layers=9 is no layer of this model; they count from 0 to 1"),
     "keep": (["--keep", "summary"], 'did you mean "summaries"?'),

@@ -143,7 +143,7 @@ def test_folders_that_hold_something_else(tmp_path):
         (["train", "recipes/none.toml", "--out", "x"], "there is no recipe recipes/none.toml"),
         (["train", str(TINY)], "--out"),
         (["train", str(TINY), "--out", "x", "--data", "nowhere"], "there is no nowhere/multi30k; get it from"),
-        (["evaluate", "nowhere"], "there is no recipe nowhere/recipe.toml"),
+        (["evaluate", "nowhere"], 'there is no model "nowhere"'),
         (["evaluate", "nowhere", "--predict", "--score"], "the two halves"),
         (["evaluate", "nowhere", "nobody", "--out", "x"], "of one folder, not of 2"),
         (["evaluate", "nowhere", "--recipe", str(TINY)], "nowhere is no folder in which answers can be kept; --out"),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .. import decoding
 from ..models import GPT, Encoder, Model, Transformer, load
 from ..models.files import paths
-from ..models.shipped import by_name
+from ..models.files.load import found
 from ..observe import Recording, watch
 
 Progress = Callable[[str, int, int], object]  # what is done, how much of it, of how much
@@ -62,8 +62,8 @@ def look(
 
 def opened(folder: Path) -> tuple[nn.Module, Tokenizer]:
     """A model of ours, or one of transformers where that is installed; and its tokenizer."""
-    folder = by_name(folder) or folder
-    config = paths.read_json(paths.existing(folder) / "config.json")
+    folder = found(folder)
+    config = paths.read_json(folder / "config.json")
     if "tokenizer.json" not in paths.names(folder):
         raise ValueError(f"{folder} has no tokenizer.json, so it cannot read a text")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -35,11 +35,9 @@ def load(
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ValueError(f"dtype={dtype} is not a dtype of weights; there are torch.float32, torch.bfloat16, ...")
-    if (known := by_name(path)) is not None:
-        path, dtype = known, dtype or torch.float32
-    elif isinstance(path, str) and Path(path).name == path and paths.missing(path):
-        raise _nobody_has(path)
-    place = paths.existing(path)
+    if by_name(path) is not None:
+        dtype = dtype or torch.float32
+    place = found(path)
     if not paths.is_folder(place):
         return llama2c.load(llama2c.the_file(place), device=device, dtype=dtype)
     if "config.json" not in paths.names(place):
@@ -50,6 +48,16 @@ def load(
     model = loaded(place, config, device=device, dtype=dtype)
     model.tokenizer = _tokenizer(place)
     return model.eval()
+
+
+def found(path: str | os.PathLike[str]) -> Path:
+    """Where it is: a model that ships by its name, or what has this path."""
+    if (known := by_name(path)) is not None:
+        return known
+    name = os.fspath(path)
+    if Path(path).name == name and paths.missing(name):
+        raise _nobody_has(name)
+    return paths.existing(path)
 
 
 def _nobody_has(name: str) -> LoadError:

@@ -12,6 +12,7 @@ import torch
 
 from ...layers.check import one_of
 from ...models import load
+from ...models.files.load import found
 from ...models.shipped import by_name
 from ...text.corpora import Split, data_folder
 from ...text.corpora.files import lines
@@ -57,7 +58,7 @@ def predict(
     out: Place | None = None,
 ) -> Path:
     """The answers alone, as lines of JSON: they can be scored elsewhere. `recipe` is the folder's unless given."""
-    said = read(recipe or (by_name(folder) or Path(folder)) / RECIPE)
+    said = read(recipe or found(folder) / RECIPE)
     if out is None and not Path(folder).is_dir() and by_name(folder) is None:
         raise ValueError(f"{folder} is no folder in which answers can be kept; --out says one")
     one_of("split", split, get_args(Split))
@@ -71,12 +72,12 @@ def predict(
 
 def score(folder: Place, *, split: str = "test", recipe: Place | None = None, out: Place | None = None) -> Evaluation:
     """The figures of answers that are there."""
-    said = read(recipe or (by_name(folder) or Path(folder)) / RECIPE)
+    said = read(recipe or found(folder) / RECIPE)
     file = _file(folder, split, out)
     answers = _answers(file)
-    found = Evaluation(said.name, split, len(answers), TASKS[said.task].score(said, answers))
-    file.with_suffix(".json").write_text(json.dumps(asdict(found), indent=1) + "\n", encoding="utf-8")
-    return found
+    figures = Evaluation(said.name, split, len(answers), TASKS[said.task].score(said, answers))
+    file.with_suffix(".json").write_text(json.dumps(asdict(figures), indent=1) + "\n", encoding="utf-8")
+    return figures
 
 
 def spread(runs: Sequence[Evaluation]) -> dict[str, tuple[float, float]]:
