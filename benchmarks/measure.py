@@ -48,7 +48,7 @@ def race(case: str, runners: Mapping[str, Callable[[], object]], device: torch.d
             print(f"{case}: {name}, first run {perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
             peaks[name] = peak(run, device)
         except Exception as problem:  # whatever a peer complains about, the others still race
-            notes[name] = str(problem).strip().split("\n")[0][:100] or type(problem).__name__
+            notes[name] = _first_line(problem)
         _forget(device)
     times = {name: [] for name in peaks}
     for _ in range(rounds):
@@ -58,6 +58,16 @@ def race(case: str, runners: Mapping[str, Callable[[], object]], device: torch.d
         Row(case, name, note=notes[name]) if name in notes else Row(case, name, 1e3 * median(times[name]), peaks[name])
         for name in runners
     ]
+
+
+def once(case: str, name: str, run: Callable[[], object], device: torch.device) -> Row:
+    """For what takes minutes: one run, which is not the second of its kind, and its peak of memory."""
+    began = perf_counter()
+    try:
+        mib = peak(run, device)
+    except Exception as problem:
+        return Row(case, name, note=_first_line(problem))
+    return Row(case, name, 1e3 * (perf_counter() - began), mib, "one run")
 
 
 def seconds(run: Callable[[], object], device: torch.device) -> float:
@@ -111,6 +121,10 @@ def save(path: Path, about: Mapping[str, object], rows: list[Row]) -> None:
     beside = path.with_name(path.name + ".part")
     beside.write_text(json.dumps({**about, "rows": [asdict(row) for row in rows]}, ensure_ascii=False, indent=1))
     beside.replace(path)
+
+
+def _first_line(problem: Exception) -> str:
+    return str(problem).strip().split("\n")[0][:100] or type(problem).__name__
 
 
 def _forget(device: torch.device) -> None:

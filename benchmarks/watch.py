@@ -12,7 +12,7 @@ from torch import Tensor
 
 import telescope as ts
 
-from .measure import Row, race
+from .measure import Row, once, race
 
 MAKE = {
     "qwen2": ("Qwen2ForCausalLM", "Qwen2Config"),
@@ -87,21 +87,16 @@ def _sizes(name: str, options: dict[str, Any], longest: int, device: torch.devic
 
 
 def _largest(device: torch.device) -> Iterator[Row]:
-    """The longest text that fits, watched with top=8: doubled until it does not."""
+    """The longest text that fits, watched with top=8: doubled until it does not, or the model has no more positions."""
     model = _model("qwen2", qwen2(False), "sdpa", device, torch.bfloat16)
-    length = 65_536
-    while length <= 2**20:
+    for doublings in range(5):
+        length = 65_536 << doublings
         ids = torch.ones(1, length, dtype=torch.long, device=device)
-        (row,) = race(
-            f"qwen2, n = {length:,}",
-            {"watched, top=8, in ram": partial(_watched, model, ids, store="ram")},
-            device,
-            rounds=1,
-        )
+        name, watched = "watched, top=8, in ram", partial(_watched, model, ids, store="ram")
+        row = once(f"qwen2, n = {length:,}", name, watched, device)
         yield row
         if row.ms is None:
             return
-        length *= 2
 
 
 def _model(name: str, options: dict[str, Any], how: str, device: torch.device, dtype: torch.dtype) -> Any:

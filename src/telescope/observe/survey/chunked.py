@@ -127,14 +127,17 @@ def _softmax(
     for edge in scores.hidden(block):
         shifted[..., edge].clamp_(min=LOW)
     powers = torch.exp(shifted, out=scores.room(shifted.shape, 1))
-    total = powers.sum(-1, keepdim=True)
-    whole = total + torch.exp(sink - shift) if lse is None else torch.ones_like(total)
-    share = 1.0 / whole.masked_fill(whole == 0.0, 1.0)
-    entropy = share * (total * -share.log() - shifted.mul_(powers).sum(-1, keepdim=True))
+    share, log, spread = torch.ones_like(shift), shift, torch.zeros_like(shift)
+    if lse is None:
+        total = powers.sum(-1, keepdim=True)
+        whole = total + torch.exp(sink - shift)
+        share, log = 1.0 / whole.masked_fill(whole == 0.0, 1.0), shift + whole.log()
+        spread = total * -share.log()
+    entropy = share * (spread - shifted.mul_(powers).sum(-1, keepdim=True))
     return Reading(
         powers=powers,
         share=share,
-        lse=(shift + whole.log())[..., 0],
+        lse=log[..., 0],
         entropy=entropy[..., 0].clamp(min=0.0),
         top_weights=torch.exp(best - shift) * share,
         top_keys=top_keys,
