@@ -61,7 +61,7 @@ def race(case: str, runners: Mapping[str, Callable[[], object]], device: torch.d
 
 
 def once(case: str, name: str, run: Callable[[], object], device: torch.device) -> Row:
-    """For what takes minutes: one run, which is not the second of its kind, and its peak of memory."""
+    """For what takes minutes: a single run, none before it to warm up; its time and its peak of memory."""
     began = perf_counter()
     try:
         mib = peak(run, device)

@@ -89,14 +89,15 @@ def _sizes(name: str, options: dict[str, Any], longest: int, device: torch.devic
 def _largest(device: torch.device) -> Iterator[Row]:
     """The longest text that fits, watched with top=8: doubled until it does not, or the model has no more positions."""
     model = _model("qwen2", qwen2(False), "sdpa", device, torch.bfloat16)
-    for doublings in range(5):
-        length = 65_536 << doublings
+    length = 65_536
+    while length <= model.config.max_position_embeddings:
         ids = torch.ones(1, length, dtype=torch.long, device=device)
         name, watched = "watched, top=8, in ram", partial(_watched, model, ids, store="ram")
         row = once(f"qwen2, n = {length:,}", name, watched, device)
         yield row
         if row.ms is None:
             return
+        length *= 2
 
 
 def _model(name: str, options: dict[str, Any], how: str, device: torch.device, dtype: torch.dtype) -> Any:
