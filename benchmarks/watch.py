@@ -26,7 +26,7 @@ def qwen2(quick: bool) -> dict[str, Any]:
     small = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 512}
     large = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "vocab_size": 151_936}
     heads = {"num_attention_heads": 2 if quick else 12, "num_key_value_heads": 1 if quick else 2}
-    return (small if quick else large) | heads | {"max_position_embeddings": 2**20, "tie_word_embeddings": True}
+    return (small if quick else large) | heads | {"max_position_embeddings": 2**21, "tie_word_embeddings": True}
 
 
 def gpt2(quick: bool) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
 
 def _compared(name: str, options: dict[str, Any], length: int, device: torch.device, dtype: torch.dtype) -> list[Row]:
     models = {how: _model(name, options, how, device, dtype) for how in ("sdpa", "eager")}
-    ids = torch.randint(1, 400, (1, length), device=device, generator=torch.Generator(device).manual_seed(0))
+    ids = _text(length, device)
     plain = partial(_read, models["sdpa"], ids)
     runners: dict[str, Callable[[], object]] = {
         "sdpa": plain,
@@ -82,7 +82,7 @@ def _sizes(name: str, options: dict[str, Any], longest: int, device: torch.devic
     """What a recording takes, at three sizes: it grows as the text does."""
     model = _model(name, options, "sdpa", device, torch.float32)
     for length in (longest // 4, longest // 2, longest):
-        recording = _watched(model, torch.ones(1, length, dtype=torch.long, device=device))
+        recording = _watched(model, _text(length, device))
         yield Row(f"{name}, n = {length:,}", "recording, top=8", mib=recording.nbytes / 2**20)
 
 
@@ -91,9 +91,8 @@ def _largest(device: torch.device) -> Iterator[Row]:
     model = _model("qwen2", qwen2(False), "sdpa", device, torch.bfloat16)
     length = 65_536
     while length <= model.config.max_position_embeddings:
-        ids = torch.ones(1, length, dtype=torch.long, device=device)
-        name, watched = "watched, top=8, in ram", partial(_watched, model, ids, store="ram")
-        row = once(f"qwen2, n = {length:,}", name, watched, device)
+        watched = partial(_watched, model, _text(length, device), store="ram")
+        row = once(f"qwen2, n = {length:,}", "watched, top=8, in ram", watched, device)
         yield row
         if row.ms is None:
             return
@@ -109,6 +108,10 @@ def _model(name: str, options: dict[str, Any], how: str, device: torch.device, d
         model = kind(config(**options)).to(dtype).eval()
     model.set_attn_implementation(how)
     return model
+
+
+def _text(length: int, device: torch.device) -> Tensor:
+    return torch.randint(1, 400, (1, length), device=device, generator=torch.Generator(device).manual_seed(0))
 
 
 @torch.no_grad()

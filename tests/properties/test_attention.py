@@ -24,6 +24,7 @@ from strategies import (
     shapes,
     tensors,
 )
+from telescope.attention.values import tensors as parts_of
 
 
 @composite
@@ -101,6 +102,18 @@ def test_softmax_does_not_feel_a_shift(seed, shift, hide):
     numbers = numbers.masked_fill(numbers > 2.0, -torch.inf) if hide else numbers
     assert_close(ts.softmax(numbers + shift), ts.softmax(numbers), atol=1e-10, rtol=0)
     assert_close(ts.softmax(numbers + shift, sink + shift), ts.softmax(numbers, sink), atol=1e-10, rtol=0)
+
+
+@given(cases())
+def test_a_copy_of_a_definition_is_nobody_elses(case):
+    attention, q, k, v = case
+    before, copy = ts.attend(q, k, v, attention), attention.copied()
+    parts = list(parts_of(attention))
+    assert copy == attention
+    assert attention.fixed == (not parts)
+    for part in parts:
+        part.copy_(~part if part.dtype == torch.bool else part + 1)
+    assert torch.equal(ts.attend(q, k, v, copy), before)
 
 
 @given(alike(), st.floats(-100, 100))

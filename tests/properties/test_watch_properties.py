@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import telescope as ts
 from telescope.attention.values import tensors
 from telescope.layers import AddNorm, Attend, LuongAttention, MultiHeadAttention
+from telescope.observe.names import parts_of
 from watching import KEEPS, D, Museum, Translator, causal, filled, hooks_of, sequence
 
 every_keep = pytest.mark.parametrize("keep", KEEPS)
@@ -330,6 +331,16 @@ def test_a_module_that_stands_in_two_places_is_one():
         model["b_attention"](sequence(3))
     assert recording.names == ("a",)
     assert len(recording["a"].calls) == 1
+
+
+def test_the_parts_of_a_model_are_what_torch_says():
+    """Also where a part stands in two places, within itself, or nothing stands."""
+    shared = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    model = nn.ModuleDict({"one": shared, "two": nn.ModuleList([nn.Identity(), shared]), "three": shared[0]})
+    model.register_module("nothing", None)
+    shared.append(model["two"])
+    for whole in (model, shared[0], Translator()):
+        assert list(parts_of(whole).items()) == list(whole.named_modules())
 
 
 def test_names_that_would_be_the_same_are_told_apart():

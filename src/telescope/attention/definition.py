@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from math import isfinite, sqrt
 from typing import Any
 
@@ -14,7 +15,7 @@ from .mask import Mask, everyone
 from .normalizers import softmax
 from .pairs import Pairs
 from .scores import Score, dot
-from .values import Value, moved, size
+from .values import Value, copied, moved, size, tensors
 
 Normalizer = Callable[..., Tensor]
 
@@ -114,6 +115,16 @@ class Attention(Value):
         """The same definition with its tensors on this device. `attend` moves them by itself, again in every call."""
         there: Attention = moved(self, torch.device(device))
         return there
+
+    @cached_property
+    def fixed(self) -> bool:
+        """Whether it is made of no tensor, to which somebody could write."""
+        return next(tensors(self), None) is None
+
+    def copied(self) -> "Attention":
+        """The same definition with tensors of its own, if it has any."""
+        mine: Attention = self if self.fixed else copied(self)
+        return mine
 
     def of_last_query(self) -> "Attention":
         """The same attention of the last query alone, from which e.g. a causal mask hides nothing; made once."""

@@ -1,6 +1,7 @@
 """Autocast says in which dtype an attention comes in; inside, each engine knows best."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -22,3 +23,15 @@ def cast(*tensors: Tensor) -> tuple[Tensor, ...]:
 def off(device: torch.device) -> AbstractContextManager[object]:
     """A block in which nothing is cast behind the back."""
     return torch.autocast(device.type, enabled=False) if enabled(device) else nullcontext()
+
+
+def to_keep(device: torch.device) -> AbstractContextManager[object]:
+    """A block in which numbers are made to be kept, however a model is run: without gradients, and nothing is cast."""
+    usual = torch.is_grad_enabled() or torch.is_inference_mode_enabled() or enabled(device)
+    return _to_keep(device) if usual else nullcontext()
+
+
+@contextmanager
+def _to_keep(device: torch.device) -> Iterator[None]:
+    with torch.inference_mode(False), torch.no_grad(), off(device):
+        yield

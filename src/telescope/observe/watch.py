@@ -10,7 +10,7 @@ from ..words import hint
 from . import hooks, huggingface, rows
 from .eye import Eye
 from .kept import KEEP, TOP, Keeping, MapSize, Summaries
-from .names import Layers, Parts, chosen
+from .names import Layers, Parts, chosen, parts_of
 from .recording import Recording
 from .stores import store_of
 
@@ -47,7 +47,7 @@ def watch(
     if not isinstance(model, nn.Module):
         raise TypeError(f"watch takes a model, a torch.nn.Module, not {type(model).__name__}")
     how = _how(keep, top, map, rows.chosen(queries), store)
-    parts = dict(model.named_modules())
+    parts = parts_of(model)
     _must_not_be_compiled(parts)
     side = huggingface if huggingface.owns(parts) else hooks
     attentions: dict[str, Any] = side.attentions(parts)

@@ -50,14 +50,17 @@ class Name(str):
 
 
 def attentions(parts: Parts) -> dict[str, nn.Module]:
-    found = {path: module for path, module in parts.items() if _door(module) is not None}
+    kinds: set[Any] = set(map(type, parts.values()))
+    asking = {kind for kind in kinds if _door_of(kind) is not None}
+    found: dict[str, Any] = {path: module for path, module in parts.items() if type(module) in asking}
     kind = type(parts[""]).__name__
     if not found:
         raise ValueError(
             f"{kind} does not go through transformers' attention interface: no part of it asks "
             "ALL_ATTENTION_FUNCTIONS, so nobody can look on; what ts.load reads can be watched"
         )
-    for path, module in found.items():
+    alike = {(id(module.config), type(module)): (path, module) for path, module in reversed(found.items())}
+    for path, module in reversed(alike.values()):  # the first of each
         implementation = _implementation(module)
         if implementation not in KNOWN and "flash" not in str(implementation):
             raise ValueError(
@@ -175,7 +178,7 @@ def _mask(implementation: str, **given: Any) -> Any:
     own = ALL_MASK_ATTENTION_FUNCTIONS[implementation]
     if implementation not in ("sdpa", "eager"):  # these write no matrix
         place = Place.of(given)
-        for looking in _watched.values():
+        for looking in {*_watched.values()}:
             about = (id(given.get("config")), place.queries, place.keys)
             looking.reader.places[about] = (place.key, given.get("attention_mask"))
         return own(**given)
@@ -192,15 +195,14 @@ def _mask(implementation: str, **given: Any) -> Any:
 @contextmanager
 def looking(parts: Parts, attentions: Mapping[str, nn.Module], eye: Eye) -> Iterator[None]:
     mine = Looking(eye, {id(module): name for name, module in attentions.items()})
-    said = [vars(part) for part in parts.values()]  # not by getattr, which looks for weights of that name too
-    configs = {id(config): config for config in (told.get("config") for told in said) if config is not None}
+    said = [told for told in map(vars, parts.values()) if "config" in told]  # getattr would look for weights too
+    configs = {id(told["config"]): told["config"] for told in said if told["config"] is not None}
     with ExitStack() as undo:
         with _lock:
-            if any(id(part) in _watched for part in parts.values()):
+            if not _watched.keys().isdisjoint(map(id, parts.values())):
                 raise ValueError(f"{type(parts['']).__name__} is being watched already; leave that block first")
-            for module in attentions.values():
-                _watched[id(module)] = mine
-                undo.callback(_watched.pop, id(module))
+            undo.callback(_leave, mine)
+            _watched.update(dict.fromkeys(mine.names, mine))
             for config in configs.values():
                 if hasattr(config, "_attn_implementation"):
                     _switch(config)
@@ -210,6 +212,11 @@ def looking(parts: Parts, attentions: Mapping[str, nn.Module], eye: Eye) -> Iter
                     undo.enter_context(_as_written(config))
         yield
         mine.proofs.must_hold()
+
+
+def _leave(looking: Looking) -> None:
+    for module in looking.names:
+        _watched.pop(module, None)
 
 
 def _switch(config: Any) -> None:

@@ -1,5 +1,6 @@
 """True weights for whoever asks a watched model for `output_attentions=True`, as the tools of others do."""
 
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -11,9 +12,15 @@ from ..survey.rows import masked_rows
 
 MOST = 2**30  # bytes for one attention
 
+_collected: Any
+try:  # what transformers collects of a call: newer models are told so by nothing else
+    from transformers.utils.output_capturing import _active_collector as _collected
+except ImportError:
+    _collected = ContextVar("_collected", default=None)
+
 
 def weights_asked_for(options: dict[str, Any]) -> bool:
-    return bool(options.get("output_attentions")) or any("attentions" in name for name in _collected())
+    return bool(options.get("output_attentions")) or any("attentions" in name for name in _collected.get() or ())
 
 
 def weights_of(name: str, ran: Ran) -> Tensor:
@@ -28,13 +35,3 @@ def weights_of(name: str, ran: Ran) -> Tensor:
     rows = torch.arange(queries, device=ran.queries.device)
     masked = masked_rows(ran.queries, ran.keys, ran.here, rows, range(keys), range(batch), range(heads))
     return ran.here.weights(masked).to(ran.queries.dtype)
-
-
-def _collected() -> list[str]:
-    """What transformers collects of this call: newer models are told so by nothing else."""
-    try:
-        from transformers.utils.output_capturing import _active_collector
-    except ImportError:
-        return []
-    collected: dict[str, Any] | None = _active_collector.get()  # type: ignore[no-untyped-call]
-    return list(collected or ())

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ...attention import Attention
 from ...attention.queries import of_queries
-from ...attention.values import copied
 from ..follow import follows, marks, same
 from ..growing import Growing, Part
 from ..ran import Ran
@@ -76,7 +75,7 @@ class Call(ABC):
             name=name,
             heads=ran.heads,
             dropout=ran.dropout,
-            attention=copied(ran.attention),
+            attention=ran.attention.copied(),
             size=ran.size,
             rows=None if how.queries is everyone else [],
             shape=(batch, key_heads, d_q, d_k),
@@ -123,13 +122,16 @@ class Call(ABC):
             known.append(marks(new[:, :, keys - ran.gone :]))
         self.facts.size = (queries + ran.size[0], ran.size[1])
         if ran.attention != self.attention:
-            self.facts.attention = copied(ran.attention)
+            self.facts.attention = ran.attention.copied()
 
     def _begin(self, ran: Ran) -> None:
         """By its keys a sequence is known again; by its first query too, where more of them may look at the same."""
         self._first = ran.queries[:, :, :1].detach().clone() if ran.attention.mask.keys_alone else None
-        self._known = [Growing(marks(some), 2, made_for_it=True) for some in ran.known_by]
+        self._know(ran.known_by)
         self._put(self._chosen(ran, 0), 0)
+
+    def _know(self, parts: tuple[Tensor, ...]) -> None:
+        self._known = [Growing(marks(some), 2, made_for_it=True) for some in parts]
 
     @abstractmethod
     def _put(self, ran: Ran, known: int) -> None:
@@ -191,7 +193,7 @@ class Call(ABC):
         if self._waits is not None:
             if not self._told:
                 self._waits.now()
-            self._waits.wait(*(part.tensor for part in self._parts.values()))
+            self._waits.wait(*(part.tensor for part in (*self._parts.values(), *self._known)))
             self._waits = None
 
     @property

@@ -24,6 +24,9 @@ class Summaries(Call):
         self._waits = self.how.together
         super()._begin(ran)
 
+    def _know(self, parts: tuple[Tensor, ...]) -> None:
+        super()._know(parts[1:])  # the keys are marked by who surveys them
+
     def _put(self, ran: Ran, known: int) -> None:
         if not self._parts:
             self.how.together.add(ran, partial(_tell, ref(self), ran.gone))
@@ -36,6 +39,7 @@ class Summaries(Call):
 
     def found(self, gone: int, found: Found) -> None:
         self._told, summary = True, found.summary
+        self._known.insert(0, Growing(found.keys, 2, made_for_it=True))
         self.facts.engine = found.engine
         self.facts.recorded = None if summary.map is None else (summary.map.shape[-2], summary.map.shape[-1])
         self._grow("received", summary.received, made_for_it=True)
