@@ -5,10 +5,10 @@ from difflib import get_close_matches
 
 
 def near(given: str, known: Iterable[str]) -> str | None:
-    """The known name that is most like the given one, if any is."""
-    names = {name.lower(): name for name in known}
-    found = get_close_matches(given.lower(), names, n=1, cutoff=0.5)
-    return names[found[0]] if found else None
+    """The known name that is most like the given one, if any is; or the only one that has it within."""
+    names, asked = {name.lower(): name for name in known}, given.lower()
+    found = get_close_matches(asked, names, n=1, cutoff=0.5) or [name for name in names if asked and asked in name]
+    return names[found[0]] if len(found) == 1 else None
 
 
 def hint(given: str, known: Iterable[str]) -> str:

@@ -55,6 +55,11 @@ def test_a_name_that_nobody_has(shelf):
     )
     with pytest.raises(ts.LoadError, match=r'no model "qqq"\. Shipped: translator-xx\. A folder works too\.'):
         ts.load("qqq")
+    with pytest.raises(ts.LoadError, match=r'no model "xx"; did you mean "translator-xx"\?'):
+        ts.load("xx")
+    Path("qqq.md").touch()  # no model
+    with pytest.raises(ts.LoadError, match=r'no model "qqq"\. Shipped'):
+        ts.load("qqq")
     Path("my-gpt").mkdir()
     with pytest.raises(ts.LoadError, match=r'did you mean "my-gpt"\?'):
         ts.load("my_gpt")

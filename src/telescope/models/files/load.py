@@ -62,7 +62,8 @@ def found(path: str | os.PathLike[str]) -> Path:
 
 def _nobody_has(name: str) -> LoadError:
     there = shipped()
-    meant = near(name, [*there, *paths.names(Path())])
+    here = [it for it in paths.names(Path()) if it.endswith(".bin") or Path(it).is_dir()]
+    meant = near(name, [*there, *here])
     hinted = f'; did you mean "{meant}"?' if meant else "."
     return LoadError(
         f'there is no model "{name}"{hinted} Shipped: {", ".join(there) or "none yet"}. A folder works too.'
