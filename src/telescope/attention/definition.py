@@ -15,7 +15,7 @@ from .mask import Mask, everyone
 from .normalizers import softmax
 from .pairs import Pairs
 from .scores import Score, dot
-from .values import Value, copied, moved, size, tensors
+from .values import Value, mapped, moved, size, tensors
 
 Normalizer = Callable[..., Tensor]
 
@@ -122,8 +122,8 @@ class Attention(Value):
         return next(tensors(self), None) is None
 
     def copied(self) -> "Attention":
-        """The same definition with tensors of its own, if it has any."""
-        mine: Attention = self if self.fixed else copied(self)
+        """The same with tensors of its own: masks are written again by who decodes, weights by who trains."""
+        mine: Attention = self if self.fixed else mapped(self, lambda tensor: tensor.detach().clone())
         return mine
 
     def of_last_query(self) -> "Attention":

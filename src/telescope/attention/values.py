@@ -86,11 +86,6 @@ def moved(value: Any, device: torch.device) -> Any:
     return value if all(tensor.device == device for tensor in tensors(value)) else mapped(value, lambda t: t.to(device))
 
 
-def copied(value: Any) -> Any:
-    """The same value with tensors of its own: masks are written again by who decodes, weights by who trains."""
-    return mapped(value, lambda tensor: tensor.detach().clone())
-
-
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The same value, each of its tensors changed."""
     if isinstance(value, Tensor):

@@ -5,7 +5,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..attention import Attention
@@ -104,7 +103,7 @@ class Seer:
             return
         _, before, calls = self.around.pop()
         if after is not None:
-            with torch.inference_mode(False), torch.no_grad():
+            with autocast.to_keep(after.device):
                 for call in calls:
                     call.stood_between(before, after)
 
