@@ -91,10 +91,11 @@ def _largest(device: torch.device) -> Iterator[Row]:
     model = _model("qwen2", qwen2(False), "sdpa", device, torch.bfloat16)
     length = 65_536
     while length <= model.config.max_position_embeddings:
-        watched = partial(_watched, model, _text(length, device), store="ram")
-        row = once(f"qwen2, n = {length:,}", "watched, top=8, in ram", watched, device)
+        case, ids = f"qwen2, n = {length:,}", _text(length, device)
+        row = once(case, "watched, top=8, in ram", partial(_watched, model, ids, store="ram"), device)
         yield row
         if row.ms is None:
+            yield once(case, "sdpa", partial(_read, model, ids), device)  # whether it is for the watching
             return
         length *= 2
 

@@ -27,8 +27,8 @@ def off(device: torch.device) -> AbstractContextManager[object]:
 
 def to_keep(device: torch.device) -> AbstractContextManager[object]:
     """A block in which numbers are made to be kept, however a model is run: without gradients, and nothing is cast."""
-    usual = torch.is_grad_enabled() or torch.is_inference_mode_enabled() or enabled(device)
-    return _to_keep(device) if usual else nullcontext()
+    in_the_way = torch.is_grad_enabled() or torch.is_inference_mode_enabled() or enabled(device)
+    return _to_keep(device) if in_the_way else nullcontext()
 
 
 @contextmanager
