@@ -71,6 +71,24 @@ def test_writing_is_one_growing_call(cache, store):
 
 
 @pytest.mark.parametrize("store", ["device", "ram"])
+@pytest.mark.parametrize("keep", ["summaries", "queries-keys"])
+@torch.no_grad()
+def test_heads_are_measured_where_the_model_ran(keep, store, tmp_path):
+    """What is opened again is measured by a CPU."""
+    model, ids = made("mistral").cuda(), read(600).cuda()
+    mask = torch.ones_like(ids)
+    mask[1, :150] = 0
+    with ts.watch(model, keep=keep, store=store) as recording:
+        model(ids, attention_mask=mask)
+    recording.decode = lambda numbers: "." if numbers[0] % 7 == 0 else "a"
+    recording.save(tmp_path / "run")
+    both = (recording, ts.open(tmp_path / "run"))
+    found, expected = ({(head["layer"], head["number"]): head for head in it.heads().to_dict()} for it in both)
+    for place, head in expected.items():
+        assert found[place] == pytest.approx(head, abs=1e-3)
+
+
+@pytest.mark.parametrize("store", ["device", "ram"])
 @pytest.mark.parametrize("family", KINDS)
 @pytest.mark.parametrize("at_once", [1, 2])
 @torch.no_grad()

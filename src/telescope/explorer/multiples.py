@@ -5,7 +5,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from ..observe.heads import Heads, heads_of
+from ..observe.heads import heads_of
 from ..observe.kept import Summaries
 from ..observe.tiles import BUDGET, Tiles
 from .asked import Asked
@@ -63,5 +63,5 @@ def _recorded(looked: Looked) -> Float[Tensor, "batch heads row column"]:
 
 
 def _habits(looked: Looked, which: list[int]) -> list[dict[str, Any]]:
-    measured = Heads(heads_of(looked.name, [looked.call], looked.decode)).to_dict()
+    measured = heads_of({looked.name: [looked.call]}, looked.decode).sort("number", rising=True).to_dict()
     return [{"h": said.pop("number"), **said} for said in measured if said.pop("layer") and said["number"] in which]

@@ -6,6 +6,7 @@ Shares are means over the queries that have something to choose from. Those by p
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from math import nan
 from string import punctuation
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from .kept import Call
 
 Decode = Callable[[list[int]], str]
+IsMark = Callable[[int], bool]
 FAR = 64  # tokens back, or a quarter of a shorter text
 HABITS = ("itself", "previous", "first", "same", "induction", "punctuation", "far")
 
@@ -44,40 +46,41 @@ class Measured:
     """how many were measured"""
 
 
-def measured(call: Call, decode: Decode | None) -> Measured:
-    seen = call.survey()
-    weights, keys = (tensor.cpu() for tensor in seen.top)
-    received, entropy = seen.received.cpu(), seen.entropy.cpu()
-    batch, heads, _, top = weights.shape
+def measured(call: Call, is_mark: IsMark | None) -> Measured:
+    """Where the model ran, wherever its numbers are kept: a CPU would take longer for this than a GPU for the model."""
+    seen, device = call.survey(), call.facts.device
+    weights, keys, received, entropy = (it.to(device) for it in (*seen.top, seen.received, seen.entropy))
+    batch, heads, rows, top = weights.shape
     (queries, count), across = call.size, _looks_across(call)
-    place = torch.tensor(call.rows).reshape(1, 1, -1, 1) + (count - queries)
-    first = (received.sum(1) > 0).int().argmax(-1).reshape(-1, 1, 1, 1)  # behind padding
-    chooses = (received.new_ones(batch, 1, 1, 1) > 0) if across else place > first
-    chooses = (chooses & (entropy[..., None] >= 0)).expand(batch, heads, len(call.rows), 1)
+    kept = torch.arange(queries) if call.facts.rows is None else torch.tensor(call.facts.rows)
+    place = kept.to(device).reshape(1, 1, -1, 1) + (count - queries)
+    looked_at = received.sum(1) > 0
+    first = looked_at.int().argmax(-1).reshape(-1, 1, 1, 1)  # behind padding
+    chooses = torch.ones_like(first) > 0 if across else place > first
+    chooses = (chooses & (entropy[..., None] >= 0)).expand(batch, heads, rows, 1)
     if top:
         chooses = chooses & (keys[..., :1] >= 0)
     if not across:  # padding asks too, and nobody looks at it
-        chooses = chooses & (received.sum(1) > 0)[:, place[0, 0, :, 0]][:, None, :, None]
+        chooses = chooses & looked_at[:, place[0, 0, :, 0]][:, None, :, None]
     total = chooses.sum((0, 2, 3)).clamp(min=1)
+    counted = weights * (chooses & (keys >= 0))
+    unknown = entropy.new_full((heads,), nan)
 
     def share(where: Bool[Tensor, "#batch #heads row top"]) -> Float[Tensor, " heads"]:
-        if not top:
-            return torch.full((heads,), nan)
-        return (weights * (where & chooses & (keys >= 0))).sum((0, 2, 3)) / total
+        return (counted * where).sum((0, 2, 3)) / total if top else unknown
 
-    unknown = torch.full((heads,), nan)
     tokens = _tokens(call, place[0, 0, :, 0])
-    return Measured(
-        itself=unknown if across else share(keys == place),
-        previous=unknown if across else share(keys == place - 1),
-        first=share(keys == first),
-        same=unknown if tokens is None else share(_same(keys, place, *tokens)),
-        induction=unknown if tokens is None else share(_followed(keys, place, *tokens)),
-        punctuation=_punctuation(call, received, decode),
-        far=unknown if across else share(place - keys > min(FAR, count // 4)),
-        spread=(entropy.exp()[..., None] * chooses).sum((0, 2, 3)) / total,
-        queries=int(chooses[:, :1].sum()),
-    )
+    shares = {
+        "itself": unknown if across else share(keys == place),
+        "previous": unknown if across else share(keys == place - 1),
+        "first": share(keys == first),
+        "same": unknown if tokens is None else share(_same(keys, place, *tokens)),
+        "induction": unknown if tokens is None else share(_followed(keys, place, *tokens)),
+        "punctuation": _punctuation(call, received, is_mark),
+        "far": unknown if across else share(place - keys > min(FAR, count // 4)),
+        "spread": (entropy.exp()[..., None] * chooses).sum((0, 2, 3)) / total,
+    }
+    return Measured(**{name: it.cpu() for name, it in shares.items()}, queries=int(chooses[:, :1].sum()))
 
 
 def _looks_across(call: Call) -> bool:
@@ -96,7 +99,7 @@ def _tokens(call: Call, place: Int[Tensor, " row"]) -> Tokens | None:
     """Those of the queries that were kept, and of all keys, where both are one text."""
     if _looks_across(call) or call.key_ids is None:
         return None
-    ids = call.key_ids.cpu()
+    ids = call.key_ids.to(place.device)
     return ids[:, place], ids
 
 
@@ -114,14 +117,19 @@ def _followed(keys: Tensor, place: Tensor, asking: Tensor, ids: Tensor) -> Bool[
 
 
 def _punctuation(
-    call: Call, received: Float[Tensor, "batch heads key"], decode: Decode | None
+    call: Call, received: Float[Tensor, "batch heads key"], is_mark: IsMark | None
 ) -> Float[Tensor, " heads"]:
-    if decode is None or call.key_ids is None:
-        return torch.full((received.shape[1],), nan)
-    ids = call.key_ids.cpu()
-    marks = [number for number in torch.unique(ids).tolist() if _is_mark(decode([number]))]
-    is_mark = torch.isin(ids, torch.tensor(marks, dtype=ids.dtype))
-    return (received * is_mark[:, None]).sum((0, 2)) / received.sum((0, 2)).clamp(min=1e-30)
+    if is_mark is None or call.key_ids is None:
+        return received.new_full((received.shape[1],), nan)
+    ids = call.key_ids.to(received.device)
+    marks = [number for number in torch.unique(ids).tolist() if is_mark(number)]
+    at_mark = torch.isin(ids, ids.new_tensor(marks))
+    return (received * at_mark[:, None]).sum((0, 2)) / received.sum((0, 2)).clamp(min=1e-30)
+
+
+def marks_of(decode: Decode) -> IsMark:
+    """Which tokens are punctuation. Each is decoded once, since every layer asks."""
+    return cache(lambda number: _is_mark(decode([number])))
 
 
 def _is_mark(text: str) -> bool:

@@ -1,6 +1,6 @@
 """`recording.heads()`: every head that was watched, and what kind it is."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib import import_module
 from math import isnan, nan
@@ -9,7 +9,7 @@ from typing import Any, overload
 from rich.table import Table
 
 from ..words import hint
-from .habits import HABITS, Decode, Measured, measured
+from .habits import HABITS, Decode, Measured, marks_of, measured
 from .kept import Call
 from .table import text
 
@@ -122,10 +122,14 @@ class Heads(Sequence[Head]):
         return text(self.__rich__(), width=160)
 
 
-def heads_of(layer: str, calls: Sequence[Call], decode: Decode | None) -> list[Head]:
-    """The heads of one attention, measured on all of its calls together."""
-    parts = [measured(call, decode) for call in calls if call.heads == calls[-1].heads]
-    return [_head(layer, number, place, parts) for place, number in enumerate(calls[-1].heads)] if parts else []
+def heads_of(attentions: Mapping[str, Sequence[Call]], decode: Decode | None) -> Heads:
+    """The heads of every attention, each measured on all of its calls together; the clearest of each kind first."""
+    is_mark = None if decode is None else marks_of(decode)
+    found = []
+    for layer, calls in attentions.items():
+        parts = [measured(call, is_mark) for call in calls if call.heads == calls[-1].heads]
+        found += [_head(layer, number, place, parts) for place, number in enumerate(calls[-1].heads if calls else ())]
+    return Heads(found).sort()
 
 
 def _head(layer: str, number: int, place: int, parts: list[Measured]) -> Head:

@@ -155,22 +155,20 @@ class Recording(Mapping[str, Watched]):
 
     def heads(self) -> Heads:
         """Every head and what kind it is, the clearest of each kind first."""
-        return Heads(
-            head
-            for name, watched in self.items()
-            if watched.calls
-            for head in heads_of(name, watched.calls, self.decode)
-        ).sort()
+        return heads_of(self._calls, self.decode)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """As a folder, which ts.open opens; written whole or not at all."""
-        calls = {name: watched.calls for name, watched in self.items()}
-        save_recording(path, self.model, self.keep, self.decode, calls)
+        save_recording(path, self.model, self.keep, self.decode, self._calls)
 
     @property
     def nbytes(self) -> int:
         """How much memory it takes."""
-        return sum(call.nbytes for watched in self.values() for call in watched.calls)
+        return sum(call.nbytes for calls in self._calls.values() for call in calls)
+
+    @property
+    def _calls(self) -> dict[str, list[Call]]:
+        return {name: watched.calls for name, watched in self.items()}
 
     def __rich__(self) -> Table:
         title = f'{self.model}, keep="{self.keep}": {size(self.nbytes)}'
