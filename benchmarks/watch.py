@@ -74,7 +74,9 @@ def _compared(name: str, options: dict[str, Any], length: int, device: torch.dev
     runners["watched, queries-keys"] = partial(_watched, models["sdpa"], ids, keep="queries-keys")
     runners["eager, layer by layer"] = partial(_eager, models["eager"], ids)
     runners["eager, all at once"] = partial(_read, models["eager"], ids, output_attentions=True)
-    rows = race(f"{name}, n = {length:,}", runners, device, rounds=3 if device.type == "cpu" else 11)
+    case, rounds = f"{name}, n = {length:,}", 3 if device.type == "cpu" else 11
+    rows = race(case, runners, device, rounds=rounds)
+    rows += race(case, {"heads() of the top=8": _watched(models["sdpa"], ids).heads}, device, rounds=rounds)
     return [_beside(row, rows[0]) for row in rows]
 
 
