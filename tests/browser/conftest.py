@@ -33,19 +33,20 @@ def served():
 
 @pytest.fixture(scope="session")
 def browser():
+    """No page of it is closed, nor it: Chromium does not always answer that, and whoever waits for it hangs. When
+    playwright ends, it ends, within half a minute."""
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=CHROMIUM, chromium_sandbox=False, args=["--disable-gpu", "--no-first-run"]
         )
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
 def only_page(browser, served):
     page = Page(browser, served, reduced_motion="reduce", has_touch=True)
     yield page
-    page.close()
+    page.leave()
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def hostile():
 def only_page(browser, hostile):
     page = Page(browser, hostile)
     yield page
-    page.close()
+    page.leave()
 
 
 def must_be_text(tab):
@@ -82,7 +82,6 @@ def test_a_saved_page_stays_text(page, browser, tmp_path):
     other.locator(".walk").wait_for()
     must_be_text(other)
     assert other.locator(".words button").count() == len(CORPUS)
-    other.close()
 
 
 def test_a_cell_of_a_notebook_stays_text(page, hostile):

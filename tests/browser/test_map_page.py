@@ -145,7 +145,7 @@ def test_a_long_one_opens_and_pans(browser):
     tab.locator(".quality[data-exact]:not([data-missing])").wait_for()
     assert f"y={n - 5}" in tab.url or f"y={n - 4}" in tab.url
     page.must_be_quiet()
-    page.close()
+    page.leave()
     served.stop()
 
 

@@ -47,8 +47,7 @@ def test_a_page_from_disk_has_the_same_numbers(page, browser, served, tmp_path):
     tab = page.open("walk", run, l=1, h=1, i=3, step="softmax")
     numbers = tab.locator("td[title]").evaluate_all("all => all.map(one => one.title)")
     file = save(tab, "Page that opens", tmp_path / "saved.html")
-    context = browser.new_context(offline=True)
-    tab = context.new_page()
+    tab = browser.new_page(offline=True)
     complaints, asked = [], []
     tab.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
     tab.on("pageerror", lambda problem: complaints.append(str(problem)))
@@ -71,7 +70,6 @@ def test_a_page_from_disk_has_the_same_numbers(page, browser, served, tmp_path):
     tab.locator("output", has_text="query 2").wait_for()
     weight = served.api.ask(f"/runs/{run}/cell", l=1, h=1, i=2, j=1)["p"]
     assert f"weight {weight!r} " in tab.locator("output").inner_text()
-    context.close()
     assert complaints == []
     assert [url for url in asked if not url.startswith(("file:", "blob:", "data:"))] == []
 
@@ -90,5 +88,4 @@ def test_a_page_in_a_sandboxed_frame(browser, served, tmp_path):
     frame.get_by_role("heading", name="Scores become shares").wait_for()
     frame.get_by_role("link", name="Heads").click()
     frame.get_by_role("heading", name="All heads").wait_for()
-    tab.close()
     assert complaints == []

@@ -48,8 +48,9 @@ class Measured:
 
 def measured(call: Call, is_mark: IsMark | None) -> Measured:
     """Where the model ran, wherever its numbers are kept: a CPU would take longer for this than a GPU for the model."""
-    seen, device = call.survey(), call.facts.device
-    weights, keys, received, entropy = (it.to(device) for it in (*seen.top, seen.received, seen.entropy))
+    seen, device = call.survey().summary, call.facts.device
+    weights, received, entropy = (it.to(device) for it in (seen.top_weights, seen.received, seen.entropy))
+    keys = seen.top_keys.to(device).long()
     batch, heads, rows, top = weights.shape
     (queries, count), across = call.size, _looks_across(call)
     kept = torch.arange(queries) if call.facts.rows is None else torch.tensor(call.facts.rows)
