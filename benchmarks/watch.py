@@ -76,7 +76,10 @@ def _compared(name: str, options: dict[str, Any], length: int, device: torch.dev
     runners["eager, all at once"] = partial(_read, models["eager"], ids, output_attentions=True)
     case, rounds = f"{name}, n = {length:,}", 3 if device.type == "cpu" else 11
     rows = race(case, runners, device, rounds=rounds)
-    rows += race(case, {"heads() of the top=8": _watched(models["sdpa"], ids).heads}, device, rounds=rounds)
+    heads = {"heads() of the top=8": _watched(models["sdpa"], ids).heads}
+    if device.type == "cuda":
+        heads["heads() of those in ram"] = _watched(models["sdpa"], ids, store="ram").heads
+    rows += race(case, heads, device, rounds=rounds)
     return [_beside(row, rows[0]) for row in rows]
 
 

@@ -63,5 +63,5 @@ def _recorded(looked: Looked) -> Float[Tensor, "batch heads row column"]:
 
 
 def _habits(looked: Looked, which: list[int]) -> list[dict[str, Any]]:
-    measured = heads_of({looked.name: [looked.call]}, looked.decode).sort("number", rising=True).to_dict()
+    measured = heads_of({looked.name: [looked.call]}, looked.decode).to_dict()
     return [{"h": said.pop("number"), **said} for said in measured if said.pop("layer") and said["number"] in which]

@@ -123,13 +123,14 @@ class Heads(Sequence[Head]):
 
 
 def heads_of(attentions: Mapping[str, Sequence[Call]], decode: Decode | None) -> Heads:
-    """The heads of every attention, each measured on all of its calls together; the clearest of each kind first."""
+    """The heads of every attention that was called, each measured on all of its calls together."""
     is_mark = None if decode is None else marks_of(decode)
-    found = []
+    found: list[Head] = []
     for layer, calls in attentions.items():
-        parts = [measured(call, is_mark) for call in calls if call.heads == calls[-1].heads]
-        found += [_head(layer, number, place, parts) for place, number in enumerate(calls[-1].heads if calls else ())]
-    return Heads(found).sort()
+        numbers = calls[-1].heads if calls else ()
+        parts = [measured(call, is_mark) for call in calls if call.heads == numbers]
+        found += [_head(layer, number, place, parts) for place, number in enumerate(numbers)]
+    return Heads(found)
 
 
 def _head(layer: str, number: int, place: int, parts: list[Measured]) -> Head:

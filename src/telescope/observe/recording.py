@@ -155,7 +155,7 @@ class Recording(Mapping[str, Watched]):
 
     def heads(self) -> Heads:
         """Every head and what kind it is, the clearest of each kind first."""
-        return heads_of(self._calls, self.decode)
+        return heads_of(self._calls, self.decode).sort()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """As a folder, which ts.open opens; written whole or not at all."""
