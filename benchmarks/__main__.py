@@ -1,11 +1,12 @@
-"""python -m benchmarks attend | survey | watch | train_step | decode | explore
+"""python -m benchmarks attend | survey | watch | train_step | decode | explore | fuzz
 
-    [--quick] [--json PATH] [--device cpu | cuda]
+    [--quick] [--json PATH] [--device cpu | cuda]        fuzz: [--minutes 10] [--seed 0]
 
 A benchmark is a module here with `about(device, quick)`, its sizes in one line, and `run(device, quick)`,
-which yields Rows.
+which yields Rows. `fuzz` measures nothing: it compares random attentions with float64 and exits with 1 if one is wrong.
 """
 
+import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from importlib import import_module
 from pathlib import Path
@@ -15,22 +16,34 @@ import torch
 from .measure import Row, machine, save
 
 parser = ArgumentParser(prog="python -m benchmarks", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-parser.add_argument("benchmark", choices=["attend", "survey", "watch", "train_step", "decode", "explore"])
+parser.add_argument("benchmark", choices=["attend", "survey", "watch", "train_step", "decode", "explore", "fuzz"])
 parser.add_argument("--quick", action="store_true", help="small sizes: does it run?")
 parser.add_argument("--json", type=Path, metavar="PATH", help="every figure with all its digits")
 parser.add_argument("--device", type=torch.device, default="cuda" if torch.cuda.is_available() else "cpu")
-asked = parser.parse_args()
+parser.add_argument("--minutes", type=float, default=10.0, help="of fuzz: how long it hunts")
+parser.add_argument("--seed", type=int, default=0, help="of fuzz: another seed draws other attentions")
 
-benchmark = import_module(f".{asked.benchmark}", __package__)
-header = machine(asked.device)
-about = benchmark.about(asked.device, asked.quick)
-print(*(f"{name + ':':<11}{value}" for name, value in header.items()), "", about, "", Row.heads, sep="\n")
 
-rows: list[Row] = []
-for row in benchmark.run(asked.device, asked.quick):
-    if rows and rows[-1].case != row.case:
-        print()
-    print(row, flush=True)
-    rows.append(row)
-if asked.json:
-    save(asked.json, {"benchmark": asked.benchmark, "about": about, "machine": header}, rows)
+def main() -> int:
+    asked = parser.parse_args()
+    benchmark = import_module(f".{asked.benchmark}", __package__)
+    header = machine(asked.device)
+    print(*(f"{name + ':':<11}{value}" for name, value in header.items()), "", sep="\n")
+    if asked.benchmark == "fuzz":
+        found: int = benchmark.main(asked.device, asked.minutes, asked.seed, asked.json, header)
+        return found
+    about = benchmark.about(asked.device, asked.quick)
+    print(about, "", Row.heads, sep="\n")
+    rows: list[Row] = []
+    for row in benchmark.run(asked.device, asked.quick):
+        if rows and rows[-1].case != row.case:
+            print()
+        print(row, flush=True)
+        rows.append(row)
+    if asked.json:
+        save(asked.json, {"benchmark": asked.benchmark, "about": about, "machine": header}, rows)
+    return 0
+
+
+if __name__ == "__main__":  # processes that a benchmark starts import this module again
+    sys.exit(main())
