@@ -162,12 +162,20 @@ _lock = Lock()
 
 
 def _forward(
-    implementation: str, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
+    implementation: str,
+    /,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
+    """Take the parameters of transformers' own attention functions, by their names: models pass some by keyword."""
     looking = _watched.get(id(module))
     if looking is not None and looking.eye.looks():
-        return looking.attended(implementation, module, (query, key, value), mask, options)
-    return _own(implementation, module)(module, query, key, value, mask, **options)
+        return looking.attended(implementation, module, (query, key, value), attention_mask, options)
+    return _own(implementation, module)(module, query, key, value, attention_mask, **options)
 
 
 class _WantedError(Exception):
