@@ -171,7 +171,8 @@ def test_a_map_ends_where_decoding_goes_on():
     q = torch.ones(1, 1, 3, 2)
     with ts.watch(attend, map=(2, 2)) as recording:
         attend(q[:, :, :2], q[:, :, :2], q[:, :, :2], ts.Attention(mask=ts.causal))
-        attend(q[:, :, 2:], q, q, ts.Attention(mask=ts.causal))
+        with pytest.warns(UserWarning, match="the map is dropped"):
+            attend(q[:, :, 2:], q, q, ts.Attention(mask=ts.causal))
     with pytest.raises(ValueError, match="map needs queries and keys"):
         recording["attention"].survey().map(2, 2)
 

@@ -1,6 +1,7 @@
 """What cannot be watched of transformers is refused with its name and the reason; what is not its own is not shown."""
 
 from re import escape
+from threading import Thread
 
 import pytest
 import torch
@@ -112,3 +113,93 @@ def test_a_single_token(shape):
     with ts.watch(model) as recording:
         model(IDS[:1, : shape[1]].expand(shape))
     assert recording["model.layers.0"].survey().peak.weight.flatten().tolist() == pytest.approx([1.0] * 4 * shape[0])
+
+
+def long_t5():
+    options = {"num_heads": 3, "local_radius": 3, "encoder_attention_type": "local"}
+    config = transformers.LongT5Config(**(FAMILIES["t5"].options | options))
+    return transformers.LongT5ForConditionalGeneration(config)
+
+
+def pegasus_x():
+    config = transformers.PegasusXConfig(**(FAMILIES["bart"].options | {"block_size": 4, "num_global_tokens": 2}))
+    return transformers.PegasusXForConditionalGeneration(config)
+
+
+def sam():
+    config = transformers.SamConfig(
+        vision_config={"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 32}
+        | {"patch_size": 4, "output_channels": 16, "window_size": 4, "global_attn_indexes": [1], "num_pos_feats": 8},
+        prompt_encoder_config={"hidden_size": 16, "image_size": 32, "patch_size": 4, "mask_input_channels": 4},
+        mask_decoder_config={"hidden_size": 16, "mlp_dim": 20, "num_attention_heads": 2, "iou_head_hidden_dim": 16},
+    )
+    return transformers.SamModel(config)
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (long_t5, [f"encoder.block.{i}.layer.0.LocalSelfAttention" for i in (0, 1)]),
+        (pegasus_x, [f"model.encoder.layers.{i}.self_attn" for i in (0, 1)]),
+        (sam, [f"vision_encoder.layers.{i}.attn" for i in (0, 1)]),
+    ],
+)
+def test_attentions_past_the_interface_are_named(make, names):
+    """In a warning when the block is entered, in the print, and to whoever asks for them; the others are watched."""
+    model = numbered(make()).eval()
+    given = (
+        {"pixel_values": torch.randn(1, 3, 32, 32), "input_points": torch.tensor([[[[3.0, 4.0], [9.0, 9.0]]]])}
+        if make is sam
+        else FAMILIES["bart"].inputs
+    )
+    expected = model(**given)[0]
+    with pytest.warns(UserWarning, match=escape(", ".join(names))) as said, ts.watch(model) as recording:
+        assert torch.equal(model(**given)[0], expected)
+    assert len(said) == 1
+    assert recording.left_out == tuple(names)
+    assert all(watched.calls for watched in recording.values())
+    assert repr(recording).count("not watched") == 2
+    with pytest.raises(KeyError, match=escape(f'"{names[0]}" was not watched')):
+        recording[names[0]]
+    pattern = f"{names[0].split('.0.')[0]}.*"
+    with pytest.raises(ValueError, match=escape(f'layers="{pattern}": 2 attentions')), ts.watch(model, layers=pattern):
+        pytest.fail("the block was entered")
+    with ts.watch(model, layers=recording.names[0]):  # whoever chooses is told nothing
+        pass
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_of_a_family_that_is_watched_nothing_is_left_out(family):
+    with ts.watch(FAMILIES[family].model()) as recording:
+        pass
+    assert not recording.left_out
+
+
+@pytest.mark.parametrize("part", ["q_proj", "k_proj", "v_proj"])
+def test_activations_that_are_nan_are_not_blamed_on_the_definition(part):
+    model = FAMILIES["llama"].model()
+    getattr(model.model.layers[1].self_attn, part).weight[0, 0] = torch.nan
+    with pytest.raises(ValueError, match=r'the activations of "model\.layers\.1\.self_attn" are NaN'), ts.watch(model):
+        model(IDS)
+
+
+def test_a_map_that_cannot_grow_is_not_dropped_silently():
+    model = FAMILIES["llama"].model()
+    with (
+        ts.watch(model, map=(4, 4)) as recording,
+        pytest.warns(UserWarning, match=r"watch\(map=\.\.\.\) keeps the map"),
+    ):
+        model.generate(IDS, max_new_tokens=3, do_sample=False)
+    with pytest.raises(ValueError, match='keep="queries-keys"'):
+        recording["model.layers.0"].survey().map(4, 4)
+
+
+def test_another_thread_is_named_where_nothing_was_recorded():
+    model = FAMILIES["llama"].model()
+    with ts.watch(model) as recording:
+        thread = Thread(target=lambda: model.generate(IDS, max_new_tokens=2, do_sample=False))
+        thread.start()
+        thread.join()
+    with pytest.raises(ValueError, match="ran in another thread") as problem:
+        recording["model.layers.0"].survey()
+    assert "torch.compile" not in str(problem.value)

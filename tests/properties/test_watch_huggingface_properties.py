@@ -1,14 +1,18 @@
 """Watching a model of transformers changes nothing, and nothing is left behind."""
 
+import pickle
 import threading
 import weakref
 from contextlib import nullcontext
+from copy import deepcopy
 
 import pytest
 import torch
+from torch.testing import assert_close
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 import telescope as ts
-from huggingface import transformers
+from huggingface import BERT, numbered, transformers
 from telescope.observe.huggingface import interface
 from watched import FAMILIES, IDS, PADDED_LEFT
 from watching import hooks_of
@@ -33,6 +37,8 @@ def test_the_model_is_as_it_was(family, fails):
     assert state(model) == before
     assert not interface._watched
     assert not interface._switched
+    for registry in (transformers.AttentionInterface(), ALL_MASK_ATTENTION_FUNCTIONS):
+        assert not [name for name in registry if "telescope" in name]
 
 
 @pytest.mark.parametrize("family", ["llama", "t5", "gpt-oss", "whisper"])
@@ -124,3 +130,116 @@ def test_generate_does_not_compile_what_is_watched():
     with ts.watch(model):
         assert model.generation_config.disable_compile
     assert not model.generation_config.disable_compile
+
+
+# ---------------------------------------------------------------------------------------- what is done inside the block
+
+
+@pytest.mark.parametrize("family", ["llama", "t5", "gpt-oss"])
+def test_a_copy_made_inside_the_block_attends_by_the_models_own(family):
+    model, inputs = FAMILIES[family].model(), FAMILIES[family].inputs
+    with torch.no_grad():
+        expected = model(**inputs).logits
+        with ts.watch(model) as recording:
+            copies = [deepcopy(model), pickle.loads(pickle.dumps(model))]
+            inside = [copy(**inputs).logits for copy in copies]
+            model(**inputs)
+        outside = [copy(**inputs).logits for copy in copies]
+        with ts.watch(copies[0]) as again:
+            copies[0](**inputs)
+    for copy in copies:
+        assert copy.config._attn_implementation == FAMILIES[family].own
+        assert type(copy.config._attn_implementation) is str
+    assert all(torch.equal(logits, expected) for logits in inside + outside)
+    for one in (recording, again):
+        assert all(len(watched.calls) == 1 for watched in one.values())
+
+
+@pytest.mark.parametrize("by", ["model", "config"])
+def test_an_implementation_chosen_inside_the_block_is_followed(by):
+    model = FAMILIES["llama"].model("sdpa")
+    with torch.no_grad():
+        expected = FAMILIES["llama"].model("eager")(IDS, attention_mask=PADDED_LEFT).logits
+        with ts.watch(model) as recording:
+            model(IDS)
+            if by == "model":
+                model.set_attn_implementation("eager")
+            else:
+                model.config._attn_implementation = "eager"
+            assert torch.equal(model(IDS, attention_mask=PADDED_LEFT).logits, expected)
+        with ts.watch(model) as truth:
+            model(IDS, attention_mask=PADDED_LEFT)
+    assert model.config._attn_implementation == "eager"  # as it was chosen
+    assert type(model.config._attn_implementation) is str
+    for name, watched in recording.items():
+        _, second = watched.calls
+        assert torch.equal(second.survey().entropy, truth[name].survey().entropy)
+
+
+def test_an_unknown_implementation_chosen_inside_the_block_is_refused():
+    model = FAMILIES["llama"].model("sdpa")
+    transformers.AttentionInterface.register("of my own", lambda *_, **__: None)
+    with ts.watch(model):
+        model.config._attn_implementation = "of my own"
+        with pytest.raises(ValueError, match=r'attends by "of my own" in model\.layers\.0'):
+            model(IDS)
+    assert model.config._attn_implementation == "of my own"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning:torch")
+def test_a_compiled_function_calls_a_watched_model():
+    """What is watched runs as it is written, the rest is compiled; whoever asks for one graph is told why not."""
+    config = transformers.LlamaConfig(**(FAMILIES["llama"].options | {"num_hidden_layers": 1}))
+    model = numbered(transformers.LlamaForCausalLM(config)).requires_grad_(False)
+    expected = model(IDS, use_cache=False).logits
+    compiled = torch.compile(lambda ids: model(ids, use_cache=False).logits, backend="eager")
+    compiled(IDS)  # compiled without hooks; watched, it is compiled anew
+    with ts.watch(model) as recording:
+        assert_close(compiled(IDS), expected)
+        assert all(len(watched.calls) == 1 for watched in recording.values())
+        whole = torch.compile(lambda ids: model(ids, use_cache=False).logits, backend="eager", fullgraph=True)
+        with pytest.raises(RuntimeError, match=r"watch sees nothing of what torch\.compile makes"):
+            whole(IDS)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["in the block", "after it"])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing_records_each_layer_once(reentrant, inside):
+    model = FAMILIES["llama"].model().train()
+    results = []
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    for watching in (False, True):
+        model.zero_grad()
+        with ts.watch(model) if watching else nullcontext() as recording:
+            loss = model(IDS, attention_mask=PADDED_LEFT, labels=IDS, use_cache=False).loss
+            if inside:
+                loss.backward()
+        if not inside:
+            loss.backward()
+        results.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
+    assert len(results[0]) > 10
+    assert all(map(torch.equal, *results))
+    assert [len(watched.calls) for watched in recording.values()] == [1, 1]
+
+
+def test_each_pass_through_a_shared_layer_is_an_attention_of_its_own():
+    """ALBERT's layers are one module: in the order in which they run, with the numbers of each."""
+    options = {"embedding_size": 16, "num_hidden_layers": 4, "num_hidden_groups": 2, "inner_group_num": 2}
+    model, eager = (numbered(transformers.AlbertModel(transformers.AlbertConfig(**(BERT | options)))) for _ in range(2))
+    eager.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected, truth = model(IDS), eager(IDS, output_attentions=True).attentions
+        with ts.watch(model) as recording:
+            assert torch.equal(model(IDS)[0], expected[0])
+            model(IDS.flip(1))
+    layers = [
+        f"encoder.albert_layer_groups.{group}.albert_layers.{{}}.attention{count}"
+        for group in (0, 1)
+        for count in ("", ".2")
+    ]
+    assert recording.names == tuple(layer.format(inner) for layer in layers for inner in (0, 1))
+    weights = [one for layer in truth for one in (layer if isinstance(layer, tuple) else (layer,))]
+    for watched, matrix in zip(recording.values(), weights, strict=True):
+        first, _ = watched.calls
+        assert_close(first.survey().entropy, -torch.xlogy(matrix, matrix).sum(-1), atol=1e-4, rtol=0.0)

@@ -1,8 +1,10 @@
 """Watching changes nothing: not the outputs, not the gradients, not the dice, and nothing is left behind."""
 
+import pickle
 import threading
 import weakref
 from contextlib import nullcontext, suppress
+from copy import deepcopy
 
 import pytest
 import torch
@@ -393,9 +395,47 @@ def test_what_compiles_inside_the_block_runs_as_it_is_written(unchecked):
     assert len(recording["self"].calls) == 1  # nothing comes after the block
 
 
-def test_what_is_recomputed_for_the_gradient_is_a_call_of_its_own():
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_is_recomputed_for_the_gradient_is_recorded_once(reentrant):
     layer, x = filled(MultiHeadAttention(D, 2)), sequence(3).requires_grad_()
     with ts.watch(layer, keep="steps") as recording:
-        checkpoint(layer, x, use_reentrant=False).sum().backward()
-    one, two = recording["attention"].calls
-    assert torch.equal(one.trace().weights, two.trace().weights)
+        checkpoint(layer, x, use_reentrant=reentrant).sum().backward()
+    with ts.watch(layer, keep="steps") as plain:
+        layer(x)
+    assert torch.equal(recording["attention"].trace().weights, plain["attention"].trace().weights)
+
+
+def test_a_copy_made_inside_the_block_is_not_watched():
+    model, inputs = translator()
+    with ts.watch(model, keep="steps") as recording:
+        expected = model(*inputs)
+        for other in (deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert torch.equal(other(*inputs), expected)
+    assert all(len(watched.calls) == 1 for watched in recording.values())
+    with ts.watch(other) as again:
+        other(*inputs)
+    assert all(len(watched.calls) == 1 for watched in again.values())
+
+
+def test_another_thread_is_named_where_nothing_was_recorded():
+    model, inputs = translator()
+    with ts.watch(model) as recording:
+        thread = threading.Thread(target=lambda: model(*inputs))
+        thread.start()
+        thread.join()
+    with pytest.raises(ValueError, match="ran in another thread") as problem:
+        recording["encoder.0.self"].survey()
+    assert "torch.compile" not in str(problem.value)
+
+
+def test_an_attention_of_torch_beside_ours_is_named():
+    model = nn.ModuleDict({"ours": MultiHeadAttention(D, 2), "torch's": nn.MultiheadAttention(D, 2)})
+    with (
+        pytest.warns(UserWarning, match="ModuleDict: one attention .* cannot look into: torch's"),
+        ts.watch(model) as it,
+    ):
+        recording = it
+    assert recording.left_out == ("torch's",)
+    assert "not watched" in repr(recording)
+    with ts.watch(model, layers="ours") as recording:  # who says what to watch is told nothing
+        pass

@@ -16,6 +16,31 @@ from .kept import Call
 from .ran import Ran
 from .recording import Recording
 
+COMPILED = "watch sees nothing of what torch.compile makes; inside the block, call what is not compiled"
+
+
+class Hook:
+    """A hook for one model. A copy of the model, made or pickled while the hook is there, has one that does nothing."""
+
+    def __init__(self, call: Callable[..., Any] | None = None) -> None:
+        self.call = call
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return None if self.call is None else self.call(*args, **options)
+
+    def __reduce__(self) -> tuple[type["Hook"], tuple[()]]:
+        return Hook, ()
+
+
+def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function as one that torch.compile leaves alone: compiled code calls it as it is written.
+
+    Without the compiler it stays as it is: nobody else waits for the compiler's import.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return function
+    return torch.compiler.disable(function, reason=COMPILED)  # type: ignore[no-any-return, no-untyped-call]
+
 
 class Eye:
     """One watch at work, in the thread that began it."""
@@ -23,17 +48,21 @@ class Eye:
     def __init__(self, recording: Recording, heads: tuple[int, ...] | None) -> None:
         self.recording, self.heads, self.thread = recording, heads, get_ident()
         self.fed: list[Tensor] = []  # the tokens that came in last, the latest first
-        # where a compiled model falls back to Python, what looks on is not compiled; nobody else waits for the compiler
-        self.saw: Callable[[str, Ran], Call] = partial(Eye._saw, proxy(self))  # what refers to itself stays
-        if "torch._dynamo" in sys.modules:
-            self.saw = torch.compiler.disable(self.saw)  # type: ignore[no-untyped-call]
+        self.saw: Callable[[str, Ran], Call] = uncompiled(partial(Eye._saw, proxy(self)))  # no reference to itself
 
     def looks(self) -> bool:
+        """Return whether a call that runs now is to be recorded.
+
+        What runs during a backward pass is not: gradient checkpointing computes there once more what was recorded.
+        """
         if torch.compiler.is_compiling():
-            raise RuntimeError(
-                "watch sees nothing of what torch.compile makes; inside the block, call what is not compiled"
-            )
-        return get_ident() == self.thread
+            raise RuntimeError(COMPILED)
+        if torch._C._current_graph_task_id() != -1:
+            return False
+        if get_ident() != self.thread:
+            self.recording.elsewhere.add(get_ident())
+            return False
+        return True
 
     def _saw(self, name: str, ran: Ran) -> Call:
         heads = ran.queries.shape[1]
@@ -57,11 +86,12 @@ class Eye:
         """What goes through these embeddings are the tokens."""
 
         def feed(module: nn.Module, args: Any) -> None:
-            if get_ident() == self.thread and args and isinstance(args[0], Tensor) and args[0].ndim == 2:
+            if self.looks() and args and isinstance(args[0], Tensor) and args[0].ndim == 2:
                 with torch.inference_mode(False):  # copied for all who keep it: it may be written to again
                     self.fed = [args[0].detach().clone(), *self.fed[:3]]
 
         with ExitStack() as hooks:
+            hook = Hook(uncompiled(feed))
             for embedding in embeddings:
-                hooks.callback(embedding.register_forward_pre_hook(feed).remove)
+                hooks.callback(embedding.register_forward_pre_hook(hook).remove)
             yield

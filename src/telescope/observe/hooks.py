@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..attention import Attention
 from ..engines import autocast, sdpa
 from ..layers import AddNorm, Attend
-from .eye import Eye
+from .eye import Eye, Hook
 from .fused import Fused
 from .kept import Steps
 from .names import Parts, name_of
@@ -44,13 +44,13 @@ def looking(parts: Parts, attends: Mapping[str, Attend], eye: Eye) -> Iterator[N
         for name, attend in attends.items():
             _watched.add((id(attend), eye.thread))
             hooks.callback(_watched.discard, (id(attend), eye.thread))
-            hook = partial(seer.attended, name=name)
-            hooks.callback(attend.register_forward_pre_hook(seer.attends, with_kwargs=True).remove)
-            hooks.callback(attend.register_forward_hook(hook, with_kwargs=True, always_call=True).remove)
+            before, after = Hook(seer.attends), Hook(partial(seer.attended, name=name))
+            hooks.callback(attend.register_forward_pre_hook(before, with_kwargs=True).remove)
+            hooks.callback(attend.register_forward_hook(after, with_kwargs=True, always_call=True).remove)
         for module in parts.values() if eye.recording.keep == Steps.keep else ():
             if isinstance(module, AddNorm):
-                hooks.callback(module.register_forward_pre_hook(seer.entered, with_kwargs=True).remove)
-                hooks.callback(module.register_forward_hook(seer.left, always_call=True).remove)
+                hooks.callback(module.register_forward_pre_hook(Hook(seer.entered), with_kwargs=True).remove)
+                hooks.callback(module.register_forward_hook(Hook(seer.left), always_call=True).remove)
         yield
 
 

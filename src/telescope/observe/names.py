@@ -34,14 +34,17 @@ def name_of(path: str) -> str:
     return ".".join([*where, last.removesuffix("_attention") or "attention"])
 
 
-def chosen(names: Sequence[str], layers: Layers) -> list[str]:
-    """Those that `layers` means: names, patterns such as "encoder.*", or numbers, which count in every stack."""
+def chosen(names: Sequence[str], layers: Layers, past: Sequence[str] = ()) -> list[str]:
+    """Those that `layers` means: names, patterns such as "encoder.*", or numbers, which count in every stack.
+
+    `past` are attentions that cannot be watched, so that whoever asks for one of them is told so.
+    """
     if layers is None:
         return list(names)
     wanted = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else [layers]
     if not wanted:
         raise ValueError("layers=[] leaves nothing to watch; layers=None watches every attention")
-    found = [_meant(names, one) for one in wanted]
+    found = [_meant(names, one, past) for one in wanted]
     return [name for name in names if any(name in some for some in found)]
 
 
@@ -50,11 +53,42 @@ def within(names: Iterable[str], place: str) -> list[str]:
     return [name for name in names if name.startswith(f"{place}.")]
 
 
-def _meant(names: Sequence[str], one: str | int) -> list[str]:
+def left_out(parts: Parts, watched: Iterable[nn.Module]) -> tuple[str, ...]:
+    """Return the paths of modules that are attentions by the names of their classes and are not watched.
+
+    The innermost of them alone: none that is around or within a watched attention, or around another one.
+    """
+    seen = {id(module) for module in watched}
+    paths = {path for path, module in parts.items() if id(module) in seen}
+    named = [path for path, module in parts.items() if type(module).__name__.endswith("Attention")]
+    around = {above for path in (*paths, *named) for above in _above(path)}
+    return tuple(path for path in named if path not in around and paths.isdisjoint([path, *_above(path)]))
+
+
+def not_watched(names: Sequence[str]) -> str:
+    """Say which attentions cannot be watched."""
+    rest = len(names) - 3
+    some = ", ".join(names[:3]) + (f" and {rest} more" if rest > 0 else "")
+    who = f"{len(names)} attentions compute" if len(names) > 1 else "one attention computes"
+    return f"{who} the weights by code of their own, which watch cannot look into: {some}"
+
+
+def _above(path: str) -> list[str]:
+    """The paths of the modules around this one."""
+    steps = path.split(".") if path else []
+    return [".".join(steps[:count]) for count in range(len(steps))]
+
+
+def _meant(names: Sequence[str], one: str | int, past: Sequence[str]) -> list[str]:
     if isinstance(one, str):
         found = [name for name in names if fnmatchcase(name, one)] or within(names, one)
         if not found:
-            raise ValueError(f'layers="{one}" is no attention of this model; {hint(one, names)}')
+            overlooked = [name for name in past if fnmatchcase(name, one)] or within(past, one)
+            raise ValueError(
+                f'layers="{one}": {not_watched(overlooked)}'
+                if overlooked
+                else f'layers="{one}" is no attention of this model; {hint(one, names)}'
+            )
         return found
     if not isinstance(one, int) or isinstance(one, bool):
         raise TypeError(f'layers takes names, patterns such as "encoder.*" and numbers, not {type(one).__name__}')

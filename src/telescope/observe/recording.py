@@ -1,7 +1,7 @@
 """`Recording`: what every attention of a model did while it was watched, by name."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from jaxtyping import Float
 from rich.table import Table
@@ -10,7 +10,7 @@ from torch import Tensor
 from ..words import hint, size
 from .heads import Heads, heads_of
 from .kept import KEEP, Call, Keeping, MapSize
-from .names import within
+from .names import not_watched, within
 from .ran import Ran
 from .saved.save import save_recording
 from .stores import STORES
@@ -27,16 +27,20 @@ class UnknownNameError(KeyError):
 class Watched:
     """One attention of a model. `calls` are what it did; what is asked here is asked of its only call."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, elsewhere: Collection[int] = ()) -> None:
         self.name = name
+        self.elsewhere = elsewhere  # threads that are not watched and called attentions of the model
         self.calls: list[Call] = []
 
     @property
     def call(self) -> Call:
         if not self.calls:
-            raise ValueError(
-                f'"{self.name}" was not called while it was watched; what torch.compile had made before is not seen'
+            why = (
+                "the model ran in another thread, and watch sees only the thread that entered its block: enter it there"
+                if self.elsewhere
+                else "what torch.compile had made before is not seen"
             )
+            raise ValueError(f'"{self.name}" was not called while it was watched; {why}')
         if len(self.calls) > 1:
             raise ValueError(
                 f'"{self.name}" was called {len(self.calls)} times, for sequences apart; '
@@ -81,14 +85,20 @@ class Recording(Mapping[str, Watched]):
         keep: str,
         how: Keeping = Keeping(),
         decode: Callable[[list[int]], str] | None = None,
+        left_out: Sequence[str] = (),
     ) -> None:
         self.model, self.keep, self.decode = model, keep, decode
+        self.left_out = tuple(left_out)
+        """The attentions of the model that cannot be watched."""
         self.foretold = 0
         """How many bytes the run was going to take, as told when it began."""
+        self.elsewhere: set[int] = set()
+        """The threads, by their idents, that are not watched and called attentions of the model."""
         self.each: Callable[[str], object] | None = None
         """Called with the name of every attention that ran, for whoever counts along."""
         self._how = how
-        self._watched = {name: Watched(name) for name in names}
+        self._watched = {name: Watched(name, self.elsewhere) for name in names}
+        self._last: str | None = None
         self._run = 0
         self._last_run: dict[str, int] = {}
 
@@ -100,8 +110,15 @@ class Recording(Mapping[str, Watched]):
         """Put a call to what is there: to the last call of this attention if it goes on with it, else as a new one.
 
         A run ends when an attention that was called in it starts anew. It tells one more query from another run's
-        first one where both look at the same keys.
+        first one where both look at the same keys. A name that is new, of one more pass through a shared layer, is
+        entered behind the attention that ran before it.
         """
+        if name not in self._watched:
+            names = list(self._watched)
+            names.insert(names.index(self._last) + 1 if self._last in self._watched else len(names), name)
+            self._watched[name] = Watched(name, self.elsewhere)
+            self._watched = {each: self._watched[each] for each in names}
+        self._last = name
         calls, in_one_run = self._watched[name].calls, self._last_run.get(name) == self._run
         if calls and calls[-1].goes_on_with(ran, in_one_run=in_one_run):
             calls[-1].go_on_with(ran)
@@ -142,6 +159,9 @@ class Recording(Mapping[str, Watched]):
             return self._watched[there[0]]
         if there:
             raise UnknownNameError(f'there are {len(there)} attentions in "{name}": {", ".join(there)}')
+        past = [path for path in self.left_out if path == name] or within(self.left_out, str(name))
+        if past:
+            raise UnknownNameError(f'"{name}" was not watched: {not_watched(past)}')
         raise UnknownNameError(f'no attention watched is "{name}"; {hint(str(name), self._watched)}')
 
     def __contains__(self, name: object) -> bool:
@@ -178,6 +198,8 @@ class Recording(Mapping[str, Watched]):
             drawn.add_column(column, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
         for watched in self.values():
             drawn.add_row(*_cells(watched))
+        for name in self.left_out:
+            drawn.add_row(name, "", "", "not watched: it computes its weights by code of its own", "")
         return drawn
 
     def __repr__(self) -> str:

@@ -1,5 +1,6 @@
 """`watch`: look on while a model runs, and leave it as it was."""
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +11,7 @@ from ..words import hint
 from . import hooks, huggingface, rows
 from .eye import Eye
 from .kept import KEEP, TOP, Keeping, MapSize, Summaries
-from .names import Layers, Parts, chosen, parts_of
+from .names import Layers, Parts, chosen, left_out, not_watched, parts_of
 from .recording import Recording
 from .stores import store_of
 
@@ -42,7 +43,9 @@ def watch(
     tokenizer what turns ids into text, by its decode; of our models their own
 
     The model computes what it does unwatched, bit by bit, and is as it was when the block is left. What is kept is a
-    copy without gradients. Writing token by token is one call that grows. Other threads are not watched.
+    copy without gradients. Writing token by token is one call that grows. Other threads are not watched. A layer that
+    several places of a model share is recorded once for each pass through it: its name, then its name.2, its name.3.
+    Attentions that go past what can be watched are named in a warning.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"watch takes a model, a torch.nn.Module, not {type(model).__name__}")
@@ -56,9 +59,12 @@ def watch(
             f"{type(model).__name__} holds no attention of ours: watch looks at telescope.layers.Attend, which every "
             "attention layer of telescope.layers has, and at models of transformers"
         )
-    names, numbers = chosen(list(attentions), layers), _numbers(heads)
+    overlooked = left_out(parts, attentions.values())
+    names, numbers = chosen(list(attentions), layers, overlooked), _numbers(heads)
+    if overlooked and layers is None:
+        warnings.warn(f"{type(model).__name__}: {not_watched(overlooked)}", stacklevel=3)
     decode = getattr(tokenizer or getattr(model, "tokenizer", None), "decode", None)
-    recording = Recording(type(model).__name__, names, keep, how, decode)
+    recording = Recording(type(model).__name__, names, keep, how, decode, overlooked)
     eye = Eye(recording, numbers)
     with eye.reading(side.embeddings(parts)), side.looking(parts, {name: attentions[name] for name in names}, eye):
         try:

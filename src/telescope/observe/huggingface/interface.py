@@ -1,7 +1,7 @@
 """The door: under a name of ours, transformers' attention interface has a function that looks on and calls the model's
 own, and its mask interface one that leaves masks unwritten. A missing mask function would drop the causal mask."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from inspect import unwrap
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from ..eye import Eye
+from ..eye import Eye, Hook, uncompiled
 from ..fused import Fused
-from ..names import Parts
+from ..names import Parts, within
 from .definition import Reader
 from .lazy import LazyMask
 from .place import Place
@@ -45,6 +45,10 @@ class Name(str):
 
     __hash__ = str.__hash__
 
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        """A copy of a model, made or pickled while it is watched, attends by the model's own implementation."""
+        return str, (self.implementation,)
+
 
 # ------------------------------------------------------------------------------------------------ what can be watched
 
@@ -59,7 +63,13 @@ def attentions(parts: Parts) -> dict[str, nn.Module]:
             f"{kind} does not go through transformers' attention interface: no part of it asks "
             "ALL_ATTENTION_FUNCTIONS, so nobody can look on; what ts.load reads can be watched"
         )
-    alike = {(id(module.config), type(module)): (path, module) for path, module in reversed(found.items())}
+    _must_be_known(kind, found)
+    return found
+
+
+def _must_be_known(kind: str, attentions: Mapping[str, Any]) -> None:
+    """Refuse implementations of which nobody knows here what they compute."""
+    alike = {(id(module.config), type(module)): (path, module) for path, module in reversed([*attentions.items()])}
     for path, module in reversed(alike.values()):  # the first of each
         implementation = _implementation(module)
         if implementation not in KNOWN and "flash" not in str(implementation):
@@ -72,7 +82,6 @@ def attentions(parts: Parts) -> dict[str, nn.Module]:
                 f"{kind} has no eager_attention_forward of its own in {path}, so its eager attention cannot be called; "
                 'model.set_attn_implementation("sdpa") is one that can be watched'
             )
-    return found
 
 
 def embeddings(parts: Parts) -> Iterable[nn.Module]:
@@ -132,9 +141,27 @@ def _own(implementation: str, module: nn.Module) -> Callable[..., tuple[Tensor, 
 class Looking:
     """One model that is watched."""
 
-    def __init__(self, eye: Eye, names: dict[int, str]) -> None:
-        self.eye, self.names = eye, names
+    def __init__(self, eye: Eye, attentions: Mapping[str, nn.Module], configs: Sequence[Any]) -> None:
+        self.eye, self.attentions, self.configs = eye, attentions, configs
+        self.names = {id(module): name for name, module in attentions.items()}
         self.reader, self.proofs = Reader(), Proofs()
+        self.passes: dict[int, int] = {}  # through each attention since the model around it was called
+
+    def begins(self, within: Iterable[int], model: PreTrainedModel, *_: Any) -> None:
+        """Before a model, or one within it, runs: follow its implementation, and count the passes anew."""
+        _follow(model, self.configs, self.attentions)
+        if self.eye.looks():
+            for attention in within:
+                self.passes.pop(attention, None)
+
+    def passed(self, module: nn.Module, *_: Any) -> None:
+        """Count one more call of an attention: layers that share a module, as ALBERT's do, are passes through it."""
+        if self.eye.looks():
+            self.passes[id(module)] = self.passes.get(id(module), 0) + 1
+
+    def name_of(self, module: nn.Module) -> str:
+        name, count = self.names[id(module)], self.passes.get(id(module), 1)
+        return name if count == 1 else f"{name}.{count}"
 
     def attended(
         self,
@@ -150,14 +177,14 @@ class Looking:
             output, weights = _own(implementation, module)(module, *tensors, mask, **options)
         with torch.no_grad():
             ran = self.reader.ran(implementation, module, tensors, mask, options, fused.lse)
-            name = self.names[id(module)]
+            name = self.name_of(module)
             self.proofs.add(name, module, ran, output, implementation)
             self.eye.saw(name, ran)
             return output, weights_of(name, ran) if asked and weights is None else weights
 
 
 _watched: dict[int, Looking] = {}  # by the id of an attention
-_switched: dict[int, tuple[Any, str, int]] = {}  # configs: what they said, and how many watches need them so
+_switched: dict[int, tuple[Any, int]] = {}  # configs that say our name, and how many watches need them so
 _lock = Lock()
 
 
@@ -202,24 +229,39 @@ def _mask(implementation: str, **given: Any) -> Any:
 
 @contextmanager
 def looking(parts: Parts, attentions: Mapping[str, nn.Module], eye: Eye) -> Iterator[None]:
-    mine = Looking(eye, {id(module): name for name, module in attentions.items()})
     said = [told for told in map(vars, parts.values()) if "config" in told]  # getattr would look for weights too
     configs = {id(told["config"]): told["config"] for told in said if told["config"] is not None}
     with ExitStack() as undo:
         with _lock:
             if not _watched.keys().isdisjoint(map(id, parts.values())):
                 raise ValueError(f"{type(parts['']).__name__} is being watched already; leave that block first")
+            mine = Looking(eye, attentions, [one for one in configs.values() if hasattr(one, "_attn_implementation")])
             undo.callback(_leave, mine)
             _watched.update(dict.fromkeys(mine.names, mine))
-            for config in configs.values():
-                if hasattr(config, "_attn_implementation"):
-                    _switch(config)
-                    undo.callback(_switch_back, config)
+            for config in mine.configs:
+                _switch(config)
+                undo.callback(_switch_back, config)
             for config in (told.get("generation_config") for told in said):
                 if config is not None:
                     undo.enter_context(_as_written(config))
+        undo.enter_context(_counted(parts, mine))
         yield
         mine.proofs.must_hold()
+
+
+@contextmanager
+def _counted(parts: Parts, looking: Looking) -> Iterator[None]:
+    """With the hooks by which the passes through each attention are counted."""
+    with ExitStack() as hooks:
+        for path, part in parts.items():
+            if isinstance(part, PreTrainedModel):
+                names = within(looking.attentions, path) if path else looking.attentions
+                begins = Hook(uncompiled(partial(looking.begins, [id(looking.attentions[name]) for name in names])))
+                hooks.callback(part.register_forward_pre_hook(begins).remove)
+        passed = Hook(uncompiled(looking.passed))
+        for attention in looking.attentions.values():
+            hooks.callback(attention.register_forward_pre_hook(passed).remove)
+        yield
 
 
 def _leave(looking: Looking) -> None:
@@ -229,22 +271,46 @@ def _leave(looking: Looking) -> None:
 
 def _switch(config: Any) -> None:
     """The config says our name, until the last who needs it so has gone."""
-    _, said, count = _switched.get(id(config), (config, config._attn_implementation, 0))
-    _switched[id(config)] = (config, said, count + 1)
-    if count == 0 and said is not None:
-        name = Name(said)
-        AttentionInterface.register(name, partial(_forward, said))
-        AttentionMaskInterface.register(name, partial(_mask, said))
-        config._attn_implementation_internal = name  # not by the setter, which goes to other configs too
+    _, count = _switched.get(id(config), (config, 0))
+    _switched[id(config)] = (config, count + 1)
+    _rename(config)
+
+
+def _rename(config: Any) -> None:
+    """Let a config that says the name of an implementation say ours."""
+    said = config._attn_implementation
+    if said is None or isinstance(said, Name):
+        return
+    name = Name(said)
+    AttentionInterface.register(name, uncompiled(partial(_forward, str(said))))
+    AttentionMaskInterface.register(name, uncompiled(partial(_mask, str(said))))
+    config._attn_implementation_internal = name  # not by the setter, which goes to other configs too
 
 
 def _switch_back(config: Any) -> None:
+    """Also where somebody has chosen another implementation meanwhile: it stays chosen."""
     with _lock:
-        _, said, count = _switched.pop(id(config))
+        _, count = _switched.pop(id(config))
         if count > 1:
-            _switched[id(config)] = (config, said, count - 1)
-        else:
-            config._attn_implementation_internal = said
+            _switched[id(config)] = (config, count - 1)
+        elif isinstance(config._attn_implementation, Name):
+            config._attn_implementation_internal = config._attn_implementation.implementation
+        needed = {str(config._attn_implementation) for config, _ in _switched.values()}
+        for registry in (AttentionInterface, AttentionMaskInterface):
+            for name in [name for name in registry._global_mapping if isinstance(name, Name)]:
+                if str(name) not in needed:
+                    del registry._global_mapping[name]
+
+
+def _follow(model: PreTrainedModel, configs: Sequence[Any], attentions: Mapping[str, nn.Module]) -> None:
+    """Watch an implementation that was chosen inside the block like the first one, or refuse it."""
+    said = [config._attn_implementation for config in configs]
+    if all(name is None or isinstance(name, Name) for name in said):
+        return
+    _must_be_known(type(model).__name__, attentions)
+    with _lock:
+        for config in configs:
+            _rename(config)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ...engines.exact import share_heads
@@ -33,9 +34,14 @@ class Proofs:
     def must_hold(self) -> None:
         if not self._open:
             return
-        errors = torch.stack([error.cpu() for *_, error in self._open]).tolist()
-        for (name, module, kind, definition, _), error in zip(self._open, errors, strict=True):
+        found = torch.stack([found.cpu() for *_, found in self._open]).tolist()
+        for (name, module, kind, definition, _), (error, finite) in zip(self._open, found, strict=True):
             if not error <= 1.0:
+                if not finite:
+                    raise ValueError(
+                        f'the activations of "{name}" are NaN or infinite: its queries, keys or values hold such '
+                        "numbers, and so does what was recorded of it; look at what runs before it"
+                    )
                 raise ValueError(
                     f'"{name}" computes something other than {definition}, which is what its arguments say; '
                     f"what was recorded of it is not its own (its output is off by {error:.2g} times what rounding is)"
@@ -43,18 +49,21 @@ class Proofs:
             _proved.setdefault(module, set()).add(kind)
 
 
-def _error(ran: Ran, output: Tensor, rounds_scores: bool) -> Tensor:
-    """The largest difference, in units of what rounding explains; 1 at most where all is well."""
+def _error(ran: Ran, output: Tensor, rounds_scores: bool) -> Float[Tensor, " 2"]:
+    """The largest difference, in units of what rounding explains; 1 at most where all is well. Then 1 if all that went
+    in is finite, or 0."""
     (batch, heads, queries, _), keys = ran.queries.shape, ran.keys.shape[-2]
     rows = torch.tensor(sorted({0, queries // 2, queries - 1}), device=ran.queries.device)
     some = range(0, batch, max(1, batch - 1))
     attention = ran.here
     scores = masked_rows(ran.queries, ran.keys, attention, rows, range(keys), some, range(heads))
-    seeing = (scores > -torch.inf).any(-1, keepdim=True)  # of a row that sees nothing, everyone makes something else
+    seeing = (scores != -torch.inf).any(-1, keepdim=True)  # of a row that sees nothing, everyone makes something else
     few = slice(some.start, some.stop, some.step)
     values = share_heads(ran.values[few], ran.queries[few]).to(scores.dtype)
     context = attention.weights(scores) @ values
     told = output[few][:, rows].transpose(1, 2).to(scores.dtype)
     most = scores.masked_fill(scores == -torch.inf, 0.0).abs().amax() if rounds_scores else scores.new_zeros(())
     slack = (1e-3 + (8.0 + most) * torch.finfo(ran.queries.dtype).eps) * values.abs().amax()
-    return ((context - told).abs() * seeing).amax() / slack.clamp(min=1e-30)
+    error = (context - told).abs().where(seeing, 0.0).amax() / slack.clamp(min=1e-30)
+    finite = torch.stack([part.isfinite().all() for part in (ran.queries, ran.keys, ran.values)]).all()
+    return torch.stack([error, finite.to(error.dtype)])

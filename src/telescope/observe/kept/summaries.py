@@ -1,5 +1,6 @@
 """The summary alone: numbers of each query and each key."""
 
+import warnings
 from functools import partial
 from weakref import ref
 
@@ -33,7 +34,12 @@ class Summaries(Call):
             return
         seen = read_off(ran.queries, ran.keys, ran.here, top=self.how.top, lse=ran.lse)
         self._receive(seen.summary.received, ran.gone, known)
-        self._parts.pop("map", None)  # its rows would have to be cut anew
+        if self._parts.pop("map", None) is not None:  # its rows would have to be cut anew
+            warnings.warn(
+                "watch(map=...) keeps the map of a text that is read at once; more was read or written after it, so "
+                'the map is dropped; keep="queries-keys" has maps of the whole text',
+                stacklevel=2,
+            )
         self.facts.engine, self.facts.recorded = seen.engine, None
         self._grow_by(seen.summary, ran.gone)
 
