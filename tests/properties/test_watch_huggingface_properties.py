@@ -189,17 +189,20 @@ def test_an_unknown_implementation_chosen_inside_the_block_is_refused():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning:torch")
 def test_a_compiled_function_calls_a_watched_model():
     """What is watched runs as it is written, the rest is compiled; whoever asks for one graph is told why not."""
-    config = transformers.LlamaConfig(**(FAMILIES["llama"].options | {"num_hidden_layers": 1}))
-    model = numbered(transformers.LlamaForCausalLM(config)).requires_grad_(False)
-    expected = model(IDS, use_cache=False).logits
-    compiled = torch.compile(lambda ids: model(ids, use_cache=False).logits, backend="eager")
-    compiled(IDS)  # compiled without hooks; watched, it is compiled anew
-    with ts.watch(model) as recording:
-        assert_close(compiled(IDS), expected)
-        assert all(len(watched.calls) == 1 for watched in recording.values())
-        whole = torch.compile(lambda ids: model(ids, use_cache=False).logits, backend="eager", fullgraph=True)
+    model = FAMILIES["llama"].model().requires_grad_(False)
+    attention, x = model.model.layers[0].self_attn, torch.randn(2, 8, 32)
+    turned = model.model.rotary_emb(x, torch.arange(8)[None])
+
+    def attend():  # all of a model takes dynamo half a minute
+        return attention(x, position_embeddings=turned, attention_mask=None)[0].sin()
+
+    expected = attend()
+    with ts.watch(model, layers=0) as recording:
+        assert_close(torch.compile(attend, backend="eager")(), expected)
+        assert len(recording["model.layers.0"].calls) == 1
+        torch._dynamo.reset()
         with pytest.raises(RuntimeError, match=r"watch sees nothing of what torch\.compile makes"):
-            whole(IDS)
+            torch.compile(attend, backend="eager", fullgraph=True)()
     torch._dynamo.reset()
 
 
