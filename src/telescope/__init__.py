@@ -1,5 +1,8 @@
 """Look inside attention while it runs at full speed: one definition, `Attention`, and verbs that share its meaning."""
 
+from importlib import import_module
+from typing import Any
+
 from . import decoding, layers, models
 from .attention import (
     Attention,
@@ -28,7 +31,8 @@ from .attention import (
 )
 from .engines import Plan, attend, plan
 from .models import LoadError, export, load
-from .observe import Recording, Row, Survey, Trace, open, survey, trace, watch
+from .observe import Recording, Row, Survey, Trace, survey, trace, watch
+from .observe import open as open  # not in __all__: `from telescope import *` leaves the builtin alone
 
 __version__ = "0.1.0"
 
@@ -61,7 +65,6 @@ __all__ = [
     "layers",
     "load",
     "models",
-    "open",
     "padding",
     "plan",
     "prefix",
@@ -74,3 +77,15 @@ __all__ = [
     "watch",
     "window",
 ]
+
+LATER = ("explorer", "tasks", "text", "training")  # imported when they are asked for
+
+
+def __getattr__(name: str) -> Any:
+    if name in LATER:
+        return import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *LATER})

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from operator import index
+from typing import Any
 
 
 def near(given: str, known: Iterable[str]) -> str | None:
@@ -16,6 +18,17 @@ def hint(given: str, known: Iterable[str]) -> str:
     names = list(known)
     meant = near(given, names)
     return f'did you mean "{meant}"?' if meant else f"there are {', '.join(names)}"
+
+
+def whole_number(name: str, given: Any) -> int:
+    """Return `given` as an int, whichever library's whole number it is; raise a TypeError where it is none."""
+    try:
+        number = index(given)
+    except TypeError:
+        number = None
+    if number is None or isinstance(given, bool):
+        raise TypeError(f"{name}={given!r} is {type(given).__name__}; it takes a whole number, such as {name}=1")
+    return number
 
 
 def size(bytes: float) -> str:

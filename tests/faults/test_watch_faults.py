@@ -1,5 +1,6 @@
 """Bad input to `watch` and to a recording gives one clear sentence, before anything runs where that can be."""
 
+import numpy as np
 import pytest
 import torch
 from jaxtyping import config
@@ -140,6 +141,18 @@ ASKED = {
         "kept are 1, 0",
     ),
 }
+
+
+def test_a_head_by_a_text_is_told_apart_from_one_that_was_not_kept(unchecked):
+    with pytest.raises(TypeError, match="head='1' is str; it takes a whole number"):
+        watched()["encoder.0.self"].head("1")
+
+
+def test_heads_are_any_librarys_whole_numbers():
+    numbers = np.arange(2)
+    one, other = watched(heads=numbers, layers="encoder.*"), watched(heads=torch.arange(2), layers="encoder.*")
+    assert one["encoder.0.self"].call.heads == other["encoder.0.self"].call.heads == (0, 1)
+    assert torch.equal(one["encoder.0.self"].head(numbers[1]).received, one["encoder.0.self"].head(1).received)
 
 
 @pytest.mark.parametrize("name", ASKED)

@@ -2,9 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import telescope as ts
 
@@ -139,3 +141,42 @@ def test_score_variance_before_and_after_scaling():
 
 def _numbers(saved):
     return [_numbers(part) for part in saved] if isinstance(saved, list) else float(saved)
+
+
+def test_json_is_made_of_whole_tensors():
+    """A tensor for each number would take seconds for a small trace."""
+
+    class Counting(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+            self.count += 1
+            return function(*arguments, **(keywords or {}))
+
+    q = torch.randn(1, 2, 16, 4)
+    steps = ts.trace(q, q, q, ts.Attention(mask=ts.causal))
+    with Counting() as counting:
+        told = json.loads(steps.to_json())
+    assert counting.count < 100 < steps.weights.numel()
+    masked = next(step for step in told["steps"] if step["name"] == "masked")
+    assert [[float(number) for number in row] for row in masked["numbers"][0][0]] == steps.masked[0, 0].tolist()
+    assert masked["numbers"][0][0][0][1] == "-inf"
+
+
+@pytest.mark.parametrize("number", [np.int64(1), np.uint8(1), torch.tensor(1)], ids=["int64", "uint8", "tensor"])
+def test_a_head_is_any_librarys_whole_number(number):
+    q = torch.randn(1, 2, 4, 3)
+    steps, seen = ts.trace(q, q, q), ts.survey(q, q)
+    assert_close(steps.head(number).weights, steps.weights[:, 1:])
+    assert_close(steps.row(number, head=number).context, steps.context[0, 1, 1])
+    assert_close(seen.head(number).received, seen.received[:, 1:])
+    assert_close(seen.cell(number, number), seen.cell(1, 1))
+
+
+@pytest.mark.parametrize("number", ["1", 1.0, None, True, torch.tensor(1.0)], ids=str)
+def test_what_is_no_number_of_a_head_is_said_to_be_none(unchecked, number):
+    q = torch.randn(1, 2, 4, 3)
+    steps, seen = ts.trace(q, q, q), ts.survey(q, q)
+    for ask in (steps.head, seen.head, lambda head: steps.row(0, head=head)):
+        with pytest.raises(TypeError, match=rf"head=.* is {type(number).__name__}; it takes a whole number"):
+            ask(number)

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..observe.json_numbers import plain
 from .asked import Asked
-from .numbers import plain
 from .refusal import Refusal
 from .run import Looked, Run
 from .walk import head, sequence

@@ -6,10 +6,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..observe.heads import heads_of
+from ..observe.json_numbers import plain
 from ..observe.kept import Summaries
 from ..observe.tiles import BUDGET, Tiles
 from .asked import Asked
-from .numbers import plain
 from .refusal import not_kept
 from .run import Looked
 from .walk import head, sequence

@@ -3,8 +3,8 @@
 from typing import Any
 
 from ..observe.geometry import cosines, plane
+from ..observe.json_numbers import plain
 from .asked import Asked
-from .numbers import plain
 from .run import Looked
 from .walk import sequence
 

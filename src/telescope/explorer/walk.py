@@ -5,9 +5,9 @@ from typing import Any
 import torch
 
 from ..observe.closely import Closely, closely
+from ..observe.json_numbers import number, plain
 from ..observe.one_head import OneHead
 from .asked import Asked
-from .numbers import number, plain
 from .refusal import unknown
 from .run import Looked
 

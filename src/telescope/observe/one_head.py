@@ -1,6 +1,6 @@
 """One head in one sequence: what it asked, what it was offered, and by which definition."""
 
-from typing import NamedTuple
+from typing import NamedTuple, SupportsIndex
 
 import torch
 from jaxtyping import Float
@@ -9,6 +9,7 @@ from torch import Tensor
 from ..attention import Attention
 from ..attention.heads import key_heads_of, of_heads
 from ..attention.sequences import of_sequences
+from ..words import whole_number
 from .kept import Call, Steps
 
 
@@ -26,8 +27,9 @@ class OneHead(NamedTuple):
         return self.queries.shape[-2], self.keys.shape[-2]
 
 
-def one_head(call: Call, number: int, sequence: int = 0) -> OneHead:
+def one_head(call: Call, number: SupportsIndex, sequence: SupportsIndex = 0) -> OneHead:
     """Views of what was kept of a call, so that it costs nothing; `number` is that of the head in the model."""
+    number, sequence = whole_number("head", number), whole_number("sequence", sequence)
     if number not in call.heads:
         raise ValueError(f'there is no head {number} of "{call.name}"; kept are {", ".join(map(str, call.heads))}')
     batch, heads = call.facts.shape[0], len(call.heads)

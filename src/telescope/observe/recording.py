@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import SupportsIndex
 
 from jaxtyping import Float
 from rich.table import Table
@@ -56,7 +57,7 @@ class Watched:
         """What every query looks at and what every key is given; see ts.survey."""
         return self.call.survey(top=top, map=map)
 
-    def head(self, number: int) -> Survey:
+    def head(self, number: SupportsIndex) -> Survey:
         """The survey of one head, by its number in the model."""
         return self.call.head(number)
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, SupportsIndex
 
 import torch
 from jaxtyping import Float
@@ -14,8 +14,9 @@ from ..attention.heads import key_heads_of, of_heads
 from ..engines import autocast, reference
 from ..engines.check import check
 from ..engines.exact import share_heads
-from ..words import hint
+from ..words import hint, whole_number
 from .html import html
+from .json_numbers import plain
 from .row import Row
 from .step import Step
 from .table import text
@@ -52,9 +53,9 @@ class Trace(reference.Steps):
             axes = self.axes[name]
             yield Step(name, formula, getattr(self, name), axes, tokens[axes[2]], tokens.get(axes[3]))
 
-    def row(self, query: int | str, *, head: int = 0, batch: int = 0) -> "Row":
+    def row(self, query: SupportsIndex | str, *, head: SupportsIndex = 0, batch: SupportsIndex = 0) -> "Row":
         """One query with every product written out: which numbers make its scores, and which its context."""
-        i = self.find(query)
+        i, head, batch = self.find(query), whole_number("head", head), whole_number("batch", batch)
         for name, index, count in (("batch", batch, self.queries.shape[0]), ("head", head, self.queries.shape[1])):
             if not 0 <= index < count:
                 raise ValueError(f"there is no {name} {index}; there are {count}, counted from 0")
@@ -75,9 +76,9 @@ class Trace(reference.Steps):
             context=self.context[batch, head, i],
         )
 
-    def head(self, number: int) -> "Trace":
+    def head(self, number: SupportsIndex) -> "Trace":
         """The trace of one head alone, with the keys and values that serve it."""
-        heads = self.queries.shape[1]
+        number, heads = whole_number("head", number), self.queries.shape[1]
         if not 0 <= number < heads:
             raise ValueError(f"there is no head {number}; there are {heads}, counted from 0")
         which = torch.tensor([number])
@@ -88,13 +89,14 @@ class Trace(reference.Steps):
             attention=of_heads(self.attention, which, heads),
         )
 
-    def find(self, query: int | str) -> int:
+    def find(self, query: SupportsIndex | str) -> int:
         """The position of a query, given as a number or as its token."""
         count = len(self.query_tokens)
-        if isinstance(query, int):
-            if not -count <= query < count:
-                raise ValueError(f"there is no query {query}; there are {count}, counted from 0")
-            return query % count
+        if not isinstance(query, str):
+            place = whole_number("query", query)
+            if not -count <= place < count:
+                raise ValueError(f"there is no query {place}; there are {count}, counted from 0")
+            return place % count
         lower = [token.lower() for token in self.query_tokens]
         if query.lower() not in lower:
             raise ValueError(f'no query is "{query}"; {hint(query, self.query_tokens)}')
@@ -118,7 +120,7 @@ class Trace(reference.Steps):
                     "formula": step.formula,
                     "axes": list(step.axes),
                     "dtype": str(step.numbers.dtype).removeprefix("torch."),
-                    "numbers": _plain(step.numbers.detach().double().tolist()),
+                    "numbers": plain(step.numbers),
                 }
                 for step in self.walk()
             ],
@@ -204,9 +206,3 @@ def _names(tokens: Tokens | None, queries: int, keys: int) -> tuple[tuple[str, .
             "two sequences are named by tokens=(query tokens, key tokens)"
         )
     return asking, asked
-
-
-def _plain(numbers: Any) -> Any:
-    if isinstance(numbers, list):
-        return [_plain(number) for number in numbers]
-    return numbers if torch.isfinite(torch.tensor(numbers)) else str(numbers)

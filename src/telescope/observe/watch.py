@@ -3,11 +3,11 @@
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, SupportsIndex
 
 from torch import nn
 
-from ..words import hint
+from ..words import hint, whole_number
 from . import hooks, huggingface, rows
 from .eye import Eye
 from .kept import KEEP, TOP, Keeping, MapSize, Summaries
@@ -21,7 +21,7 @@ def watch(
     model: nn.Module,
     *,
     layers: Layers = None,
-    heads: int | Sequence[int] | None = None,
+    heads: SupportsIndex | Sequence[SupportsIndex] | None = None,
     queries: int | Sequence[int] | slice | None = None,
     keep: str = "summaries",
     top: int | None = None,
@@ -84,11 +84,15 @@ def _must_not_be_compiled(parts: Parts) -> None:
             )
 
 
-def _numbers(heads: int | Sequence[int] | None) -> tuple[int, ...] | None:
+def _numbers(heads: SupportsIndex | Sequence[SupportsIndex] | None) -> tuple[int, ...] | None:
     if heads is None:
         return None
-    numbers = tuple(heads) if isinstance(heads, Iterable) else (heads,)
-    if not numbers or not all(isinstance(n, int) and n >= 0 for n in numbers) or len(set(numbers)) < len(numbers):
+    given = tuple(heads) if isinstance(heads, Iterable) else (heads,)
+    try:
+        numbers = tuple(whole_number("heads", number) for number in given)
+    except TypeError:
+        numbers = ()
+    if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
         raise ValueError(f"heads={heads!r} are not numbers of heads; they count from 0, each once, and None is all")
     return numbers
 

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, SupportsIndex
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...attention import Attention
 from ...attention.queries import of_queries
+from ...words import whole_number
 from ..follow import follows, marks, same
 from ..growing import Growing, Part
 from ..ran import Ran
@@ -173,8 +174,9 @@ class Call(ABC):
     def survey(self, *, top: int | None = None, map: MapSize | None = None) -> Survey:
         """What every query looks at and what every key is given; see ts.survey."""
 
-    def head(self, number: int) -> Survey:
+    def head(self, number: SupportsIndex) -> Survey:
         """The survey of one head, by its number in the model."""
+        number = whole_number("head", number)
         if number not in self.heads:
             raise ValueError(f'there is no head {number} of "{self.name}"; kept are {", ".join(map(str, self.heads))}')
         return self.survey().head(self.heads.index(number))

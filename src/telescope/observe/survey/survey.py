@@ -1,10 +1,9 @@
 """`survey`: what every query looks at and what every key is given, at any length, as data that can be asked further."""
 
-import operator
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import torch
 from jaxtyping import Float, Int
@@ -14,6 +13,7 @@ from ...attention import Attention, everyone, softmax
 from ...attention.heads import key_heads_of, of_heads
 from ...engines import attend, autocast
 from ...engines.check import check, check_without_values
+from ...words import whole_number
 from .beside import beside
 from .cells import Cells, grid, segments
 from .check_lse import check_lse, check_sums
@@ -105,11 +105,11 @@ class Survey:
             return self.attention.weights(self._masked(where, range(self.keys.shape[-2])))
 
     @torch.no_grad()
-    def cell(self, i: int, j: int) -> Float[Tensor, "batch heads"]:
+    def cell(self, i: SupportsIndex, j: SupportsIndex) -> Float[Tensor, "batch heads"]:
         """The weight query i gives key j, in every sequence and head."""
         self._look_further("cell")
-        (row,) = _indices("cell(i, ...)", operator.index(i), self.queries.shape[-2], "queries").tolist()
-        (column,) = _indices("cell(..., j)", operator.index(j), self.keys.shape[-2], "keys").tolist()
+        (row,) = _indices("cell(i, ...)", whole_number("i", i), self.queries.shape[-2], "queries").tolist()
+        (column,) = _indices("cell(..., j)", whole_number("j", j), self.keys.shape[-2], "keys").tolist()
         if self.lse is None:
             return self.rows(row)[:, :, 0, column]
         with autocast.off(self.queries.device):
@@ -117,9 +117,9 @@ class Survey:
             masked = self._masked(where, range(column, column + 1))[:, :, 0, 0]
         return torch.exp(masked - self.lse[:, :, row]).masked_fill(masked == -torch.inf, 0.0)
 
-    def head(self, i: int) -> "Survey":
+    def head(self, i: SupportsIndex) -> "Survey":
         """The survey of one head alone."""
-        (number,) = _indices("head", operator.index(i), self.queries.shape[1], "heads").tolist()
+        (number,) = _indices("head", whole_number("head", i), self.queries.shape[1], "heads").tolist()
         which = torch.tensor([number])
         serving = key_heads_of(which, self.queries.shape[1], self.keys.shape[1]).tolist()
         return replace(
