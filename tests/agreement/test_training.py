@@ -75,6 +75,32 @@ def test_steps_are_those_of_torch(accumulate, tmp_path):
         assert_close(mine, theirs, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("mode", [True, False], ids=["training", "eval"])
+def test_the_model_that_is_given_is_left_as_it_is(mode, tmp_path):
+    data, model = Examples(*pairs(20)), transformer().train(mode)
+    before = copy.deepcopy(model.state_dict())
+    trained, _ = learn(model, data, tmp_path, validate=validating(data))
+    assert model.training is mode
+    assert not trained.training
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not any(
+        torch.equal(tensor, before[name]) for name, tensor in trained.state_dict().items() if tensor.ndim > 1
+    )
+
+
+def test_gradients_of_before_are_not_learnt_from(tmp_path):
+    data = Examples(*pairs(20))
+    fresh, stale = transformer(), transformer()
+    for parameter in stale.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    models = [learn(model, data, tmp_path / name)[0] for name, model in (("fresh", fresh), ("stale", stale))]
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(one, other)
+    assert all(bool((parameter.grad == 1).all()) for parameter in stale.parameters())
+
+
 LEARNERS = {
     "GPT": (lambda: gpt(d_model=32), 60, 0.03),
     "GPT, rotary": (lambda: gpt(d_model=32, positions="rotary"), 120, 0.03),

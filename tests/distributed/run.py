@@ -18,14 +18,15 @@ from torch.distributed.tensor import DTensor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from learning import pairs, transformer
 from telescope import training
-from telescope.training import checkpoint
+from telescope.training import checkpoint, step
 
 torch.set_num_threads(1)
 
 
 def run(out, settings, death=""):
     """In float64: a bias of keys has no gradient but rounding, which AdamW makes as large as any other."""
-    out = Path(out)
+    out, sharded = Path(out), []
+    whole, step.shard = step.shard, lambda *given: sharded.append(whole(*given)) or sharded[0]
     prepare(*death.split())
     data, model = training.Examples(*pairs(21)), transformer(dropout=settings.pop("dropout", 0.0)).double()
     said = training.Training(**{"tokens": 96, "lr": 3e-3, "warmup": 3, "clip": 1.0, "log_every": 1} | settings)
@@ -42,7 +43,8 @@ def run(out, settings, death=""):
             if isinstance(event, training.Saved) and event.step == 2:
                 shutil.copytree(out / "checkpoints", out / "second" / "checkpoints")
             if isinstance(event, training.Finished):
-                print("sharded", sum(isinstance(parameter, DTensor) for parameter in model.parameters()), file=file)
+                parameters = [parameter for learner in sharded for parameter in learner.parameters()]
+                print("sharded", sum(isinstance(parameter, DTensor) for parameter in parameters), file=file)
         if isinstance(event, training.Logged) and death == f"training {event.step}":
             die()
 

@@ -13,6 +13,7 @@ from learning import gpt, learn, losses, luong, pairs, transformer
 from telescope import training
 from telescope.models import LoadError
 from telescope.training import Examples, Logged, Saved, Training, TrainingError, Windows
+from telescope.training.learner import Learner
 from telescope.training.shard import shard
 from telescope.training.tensorboard import tensorboard
 from telescope.training.validation import Better
@@ -99,31 +100,43 @@ def test_a_validation_without_the_figure_that_decides(tmp_path):
 # --------------------------------------------------------------------------------------------------- numbers that end
 
 
-def test_a_loss_that_is_no_number_keeps_the_last_good_checkpoint(tmp_path):
-    model, data = gpt(), Examples(pairs()[1])
+@pytest.fixture
+def learning(monkeypatch):
+    """The models that learn, which are copies of those that were given."""
+    models = []
+
+    def learner(model, *rest):
+        models.append(model)
+        return Learner(model, *rest)
+
+    monkeypatch.setattr("telescope.training.loop.Learner", learner)
+    return models
+
+
+def test_a_loss_that_is_no_number_keeps_the_last_good_checkpoint(learning, tmp_path):
+    data = Examples(pairs()[1])
 
     def poison(event):
         if event == Saved(4, tmp_path / "checkpoints" / "step-00000004"):
             with torch.no_grad():
-                model.norm.weight.fill_(torch.nan)
+                learning[0].norm.weight.fill_(torch.nan)
 
     with pytest.raises(TrainingError, match=says("at step 5 the loss is nan", "of step 4 is kept", "lower lr")):
-        learn(model, data, tmp_path, save_every=2, steps=8, tell=poison)
+        learn(gpt(), data, tmp_path, save_every=2, steps=8, tell=poison)
     _, events = learn(gpt(), data, tmp_path, save_every=2, steps=8)
     assert set(losses(events)) == {5, 6, 7, 8}
 
 
-def test_weights_that_are_no_numbers_are_not_saved(tmp_path):
+def test_weights_that_are_no_numbers_are_not_saved(learning, tmp_path):
     """Told when they are to be saved, though no loss was looked at in between."""
-    model = gpt()
 
     def poison(event):
         if isinstance(event, Saved) and event.step == 2:
             with torch.no_grad():
-                model.embedding.weight[0, 0] = torch.inf
+                learning[0].embedding.weight[0, 0] = torch.inf
 
     with pytest.raises(TrainingError, match=says("at step 3 weights are no longer numbers", "step 2 is kept")):
-        learn(model, Examples(pairs()[1]), tmp_path, save_every=1, log_every=2, steps=8, tell=poison)
+        learn(gpt(), Examples(pairs()[1]), tmp_path, save_every=1, log_every=2, steps=8, tell=poison)
     assert os.listdir(tmp_path / "checkpoints") == ["step-00000002"]
 
 

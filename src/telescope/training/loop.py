@@ -46,7 +46,9 @@ def train(
     better: str = "lowest loss",
     report: Report | None = None,
 ) -> Model:
-    """A copy of the model that has learnt, ready to be used (`eval`), on its device and in every process.
+    """Train a copy of the model, and return it ready to be used (`eval`), on the device and in every process.
+
+    The model itself is left as it is: its weights, its gradients, its device, training or not.
 
     validate  what the model is worth: validate(model) gives figures by name, such as {"loss": 1.2, "bleu": 38.0}
     better    which validation is the best, whose weights are kept: "lowest loss", "highest bleu". Without `validate`
@@ -89,16 +91,17 @@ class Run:
         self.device = self.processes.device
         self.objective, self.settings, self.out = objective, settings, out
         self.validate, self.better = validate, better
-        self.judged = deepcopy(model).eval()  # validated and returned; the one that learns is never touched by it
+        self.model = deepcopy(model).to(self.device)  # learns
+        self.model.zero_grad(set_to_none=True)  # gradients of before are no part of the first step
+        self.judged = deepcopy(self.model).eval()  # validated and returned; the one that learns is never touched by it
         self.recipe = _recipe(model, data, settings)
         _must_know_all_ids(model, data)
         self.data = data.to(self.device)
         per_epoch = -(-len(self.data.batches(settings, 0)) // settings.accumulate)
         self.steps = per_epoch * settings.epochs if settings.steps is None else settings.steps  # type: ignore[operator]
 
-        _same_everywhere(model.to(self.device))
-        self.step = Step(self.processes, Learner(model, objective, settings).train(), settings)
-        self.model = model
+        _same_everywhere(self.model)
+        self.step = Step(self.processes, Learner(self.model, objective, settings).train(), settings)
         self.average = Average(settings.average)
         self.best: dict[str, Tensor] | None = None
         self.standing, self.saved = Standing(), 0
@@ -130,7 +133,7 @@ class Run:
         kept = self.best if self.best is not None else self._candidate()
         best = self.standing.best_step
         self._tell(Finished(self.standing.step, self.standing.step if best is None else best))
-        gather.give_weights(self.judged.to(self.device), kept)
+        gather.give_weights(self.judged, kept)
         return self.judged
 
     def _epoch(self) -> None:
@@ -199,7 +202,7 @@ class Run:
         """What is said of a model with these weights; randomness is then as if nothing had happened."""
         gpus = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(gpus), torch.no_grad():
-            self.judged.to(self.device).load_state_dict(weights)
+            self.judged.load_state_dict(weights)
             return what(self.judged)
 
     def _validate(self, validate: Validate) -> None:
