@@ -51,8 +51,21 @@ def test_sentences_come_out_as_they_were_learnt(command, folder):
         assert said(command, "translate", english, "--model", folder) == f"{german}\n"
 
 
-def test_words_without_quotes_are_one_text(command, folder):
-    assert said(command, "translate", "I", "am", "tired.", "--model", folder) == "Ich bin müde.\n"
+def test_each_argument_is_a_text_of_its_own(command, folder, tmp_path):
+    file = tmp_path / "lines.txt"
+    file.write_text("How are you?\nGood morning.\n")
+    printed = said(command, "translate", "I am tired.", "", str(file), "Good morning.", "--model", folder)
+    assert printed == "Ich bin müde.\n\nWie geht es dir?\nGuten Morgen.\nGuten Morgen.\n"
+    lines = said(command, "translate", "I am tired.", "Good morning.", "--json", "--model", folder).splitlines()
+    assert [json.loads(line)["source"] for line in lines] == ["I am tired.", "Good morning."]
+
+
+def test_a_pipe_among_the_arguments(command, folder, pipe):
+    pipe("How are you?\n")
+    assert said(command, "translate", "Good morning.", "-", "--model", folder) == "Guten Morgen.\nWie geht es dir?\n"
+    code, printed, complaint = command("translate", "-", "-", "--model", folder)
+    assert (code, printed) == (2, "")
+    assert '"-" is given twice' in complaint
 
 
 def test_a_line_of_several_sentences_is_one_line(command, folder):
@@ -135,6 +148,14 @@ def test_a_document_is_read_whole(command, folder, pipe):
     assert summary["source"] == "Good\nmorning.\n"
 
 
+def test_each_document_is_summarized_alone(command, folder):
+    texts = ["Good morning.", "I am tired."]
+    alone = [said(command, "summarize", text, "--model", folder) for text in texts]
+    assert said(command, "summarize", *texts, "--model", folder) == "".join(alone)
+    lines = said(command, "summarize", *texts, "--model", folder, "--json").splitlines()
+    assert [json.loads(line)["source"] for line in lines] == texts
+
+
 def test_a_long_document_is_summarized_in_parts(command, folder, tmp_path):
     file = tmp_path / "long.txt"
     file.write_text("I am tired.\n" * 40)
@@ -157,6 +178,14 @@ def test_it_writes_on_for_longer_than_it_has_positions(command, writer):
     assert len(printed) == len("ROMEO:") + 50 + len("\n")
     assert printed == said(command, "generate", "ROMEO:", "--model", writer, "--tokens", "50", "--seed", "4")
     assert printed != said(command, "generate", "ROMEO:", "--model", writer, "--tokens", "50", "--seed", "5")
+
+
+def test_each_prompt_is_gone_on_from_alone(command, writer):
+    how = ["--model", writer, "--tokens", "9", "--seed", "4"]
+    alone = [said(command, "generate", prompt, *how) for prompt in ("ROMEO:", "O")]
+    assert said(command, "generate", "ROMEO:", "O", *how) == "".join(alone)
+    lines = said(command, "generate", "ROMEO:", "O", *how, "--json").splitlines()
+    assert [json.loads(line)["source"] for line in lines] == ["ROMEO:", "O"]
 
 
 def test_what_streams_is_what_is_written_at_once(command, writer):

@@ -84,7 +84,7 @@ def test_people_are_asked_about(data, tmp_path, command, monkeypatch):
     train(recipe(2, 90), tmp_path, data=data, report=lambda event: None)
     model = ("--model", str(tmp_path))
     assert command("recall", "Ada", *model) == (0, "Paris\n", "")
-    assert command("recall", "Where", "was", "Ben", "born?", *model) == (0, "Rome\n", "")
+    assert command("recall", "Where was Ben born?", "Ada", *model) == (0, "Rome\nParis\n", "")
     monkeypatch.setattr("sys.stdin", StringIO("Cleo\n\nDora\n"))
     assert command("recall", "-", *model) == (0, "Oslo\nBern\n", "")
     code, printed, _ = command("recall", "Emil", "--json", *model)

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 Given = Annotated[
-    list[str] | None, typer.Argument(help="a text in quotes, a file, or - for a pipe", show_default=False)
+    list[str] | None, typer.Argument(help="texts, each in quotes, files, or - for a pipe", show_default=False)
 ]
 ModelName = Annotated[str, typer.Option("--model", help="a shipped model, or a folder")]
 Beam = Annotated[int, typer.Option("--beam", help="how many texts are followed at once; 1 is greedy")]

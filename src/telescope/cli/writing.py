@@ -24,21 +24,19 @@ def translate(
     plain: Plain = False,
     device: Device = "cpu",
 ) -> None:
-    """Translate, line by line. A line of several sentences is translated sentence by sentence."""
+    """Translate each text, line by line. A line of several sentences is translated sentence by sentence."""
     from ..tasks.explaining import report
-    from ..tasks.writing.given import opened
+    from ..tasks.writing import given
     from ..tasks.writing.parts import apart
     from ..tasks.writing.rewrite import rewrite
 
-    loaded = load(model, device)
-    with opened(text or []) as stream:
-        lines = (line.rstrip("\r\n") for line in stream)
-        while some := list(islice(lines, 1 if stream.isatty() else LINES)):
-            for line, parts in zip(some, rewrite(loaded, some, apart, beams=beam, n_best=n_best), strict=True):
-                if as_json:
-                    print_json(report.to_dict(loaded, line, parts, show=show))
-                else:
-                    print_all(report.draw(loaded, parts, show=show), plain)
+    loaded, lines = load(model, device), given.lines(text or [])
+    while some := list(islice(lines, 1 if given.typed(text or []) else LINES)):
+        for line, parts in zip(some, rewrite(loaded, some, apart, beams=beam, n_best=n_best), strict=True):
+            if as_json:
+                print_json(report.to_dict(loaded, line, parts, show=show))
+            else:
+                print_all(report.draw(loaded, parts, show=show), plain)
 
 
 def summarize(
@@ -51,20 +49,18 @@ def summarize(
     plain: Plain = False,
     device: Device = "cpu",
 ) -> None:
-    """Summarize a document. One that is too long to be read at once is summarized in parts, each in a line."""
+    """Summarize each document. One that is too long to be read at once is summarized in parts, each in a line."""
     from ..tasks.explaining import report
-    from ..tasks.writing.given import opened
+    from ..tasks.writing import given
     from ..tasks.writing.parts import together
     from ..tasks.writing.rewrite import rewrite
 
-    loaded = load(model, device)
-    with opened(text or []) as stream:
-        document = stream.read()
-    (parts,) = rewrite(loaded, [document], together, beams=beam, n_best=n_best)
-    if as_json:
-        print_json(report.to_dict(loaded, document, parts, between="\n", show=show))
-    else:
-        print_all(report.draw(loaded, parts, between="\n", show=show), plain)
+    loaded, documents = load(model, device), list(given.documents(text or []))
+    for document, parts in zip(documents, rewrite(loaded, documents, together, beams=beam, n_best=n_best), strict=True):
+        if as_json:
+            print_json(report.to_dict(loaded, document, parts, between="\n", show=show))
+        else:
+            print_all(report.draw(loaded, parts, between="\n", show=show), plain)
 
 
 def generate(
@@ -82,45 +78,43 @@ def generate(
     plain: Plain = False,
     device: Device = "cpu",
 ) -> None:
-    """Write on from a prompt, for as long as you like."""
+    """Write on from each prompt, for as long as you like."""
     from ..tasks.explaining import report
-    from ..tasks.writing import write_on
-    from ..tasks.writing.given import opened
+    from ..tasks.writing import given, write_on
     from ..tasks.writing.rewrite import Part
 
-    loaded, text = load(model, device), ""
-    if prompt or not sys.stdin.isatty():
-        with opened(prompt or []) as stream:
-            text = stream.read()
+    loaded = load(model, device)
     how: dict[str, Any] = {"max_new_tokens": tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-    if beam is not None:
-        found = write_on.search(loaded, text, max_new_tokens=tokens, beams=beam, n_best=n_best)
-    elif n_best > 1 or as_json or show:
-        found = [write_on.draw(loaded, text, seed=seed + i, **how) for i in range(n_best)]
-    else:
-        written = write_on.write_on(loaded, text, seed=seed, **how)
-        for said in chain([text], (token.text or "" for token in written), ["\n"]):
-            print(said, end="", flush=True)
-        return
-    if as_json:
-        print_json(report.to_dict(loaded, text, [Part(text, found)], show=show))
-    else:
-        print_all(report.draw(loaded, [Part(text, found)], before=text, show=show), plain)
+    for text in given.documents(prompt or []) if prompt or not sys.stdin.isatty() else [""]:
+        if beam is not None:
+            found = write_on.search(loaded, text, max_new_tokens=tokens, beams=beam, n_best=n_best)
+        elif n_best > 1 or as_json or show:
+            found = [write_on.draw(loaded, text, seed=seed + i, **how) for i in range(n_best)]
+        else:
+            written = write_on.write_on(loaded, text, seed=seed, **how)
+            for said in chain([text], (token.text or "" for token in written), ["\n"]):
+                print(said, end="", flush=True)
+            continue
+        if as_json:
+            print_json(report.to_dict(loaded, text, [Part(text, found)], show=show))
+        else:
+            print_all(report.draw(loaded, [Part(text, found)], before=text, show=show), plain)
 
 
 def recall(
     model: Annotated[str, typer.Option(help="a folder that telescope train made by one of recipes/recall-*.toml")],
-    name: Annotated[list[str] | None, typer.Argument(help="of a person, a file of names, or - for a pipe")] = None,
+    name: Annotated[
+        list[str] | None, typer.Argument(help="of persons, each in quotes, a file of names, or - for a pipe")
+    ] = None,
     as_json: AsJson = False,
     device: Device = "cpu",
 ) -> None:
     """Where was NAME born? As far as a model that was trained to recall has read about it."""
     from ..tasks.learning.recall.answers import about, answers
-    from ..tasks.writing.given import opened
+    from ..tasks.writing import given
 
     loaded = load(model, device)
-    with opened(name or []) as stream:
-        questions = [about(line.strip()) for line in stream if line.strip()]
+    questions = [about(line.strip()) for line in given.lines(name or []) if line.strip()]
     for question, answer in zip(questions, answers(loaded, questions), strict=True):
         if as_json:
             print_json({"question": question, "answer": answer})
