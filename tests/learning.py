@@ -2,6 +2,7 @@
 
 import torch
 
+import telescope as ts
 from telescope import training
 from telescope.models import GPT, GPTConfig, LuongConfig, LuongTranslator, Transformer, TransformerConfig
 
@@ -16,10 +17,16 @@ def pairs(count=12, seed=5, longest=9):
     return sources, [[START, *reversed(source), END] for source in sources]
 
 
-def transformer(**fields):
+def learned():
+    """A definition with a tensor that is learnt and one that is not."""
+    table = torch.nn.Parameter(torch.linspace(-0.2, 0.2, 10).reshape(2, 5))
+    return ts.Attention(bias=ts.relative(table), sink=torch.tensor([0.25, -0.5]))
+
+
+def transformer(attention=ts.Attention(), **fields):
     torch.manual_seed(3)
     shape = {"encoder_blocks": 1, "decoder_blocks": 1, "d_hidden": 32, "dropout": 0.0}
-    return Transformer(TransformerConfig(**SMALL | shape | fields))
+    return Transformer(TransformerConfig(**SMALL | shape | fields), attention=attention)
 
 
 def gpt(**fields):

@@ -16,7 +16,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from learning import pairs, transformer
+import telescope as ts
+from learning import learned, pairs, transformer
 from telescope import training
 from telescope.training import checkpoint, step
 
@@ -28,7 +29,9 @@ def run(out, settings, death=""):
     out, sharded = Path(out), []
     whole, step.shard = step.shard, lambda *given: sharded.append(whole(*given)) or sharded[0]
     prepare(*death.split())
-    data, model = training.Examples(*pairs(21)), transformer(dropout=settings.pop("dropout", 0.0)).double()
+    attention = learned() if settings.pop("learned", False) else ts.Attention()
+    model = transformer(attention, dropout=settings.pop("dropout", 0.0)).double()
+    data = training.Examples(*pairs(21))
     said = training.Training(**{"tokens": 96, "lr": 3e-3, "warmup": 3, "clip": 1.0, "log_every": 1} | settings)
 
     def validate(model):

@@ -47,9 +47,17 @@ def assert_same(actual, expected):
 def test_two_processes_are_one(tmp_path):
     """By DDP and by FSDP: an odd number of rows, several batches a step, clipping. What they save one process loads."""
     settings = {"steps": 5, "accumulate": 2, "save_every": 2}
-    start((tmp_path / "ddp", settings), (tmp_path / "fsdp", settings | {"shard": True}), launcher=TWO)
+    learned = settings | {"learned": True}
+    start(
+        (tmp_path / "ddp", settings),
+        (tmp_path / "fsdp", settings | {"shard": True}),
+        (tmp_path / "learned-ddp", learned),
+        launcher=TWO,
+    )
     run.run(tmp_path / "alone", dict(settings))
+    run.run(tmp_path / "learned", dict(learned))
     assert_same(tmp_path / "ddp", tmp_path / "alone")
+    assert_same(tmp_path / "learned-ddp", tmp_path / "learned")
     assert_same(tmp_path / "fsdp", tmp_path / "alone")
     sharded = [int(re.search(r"sharded (\d+)", (tmp_path / name / "told").read_text())[1]) for name in ("ddp", "fsdp")]
     assert sharded == [0, len(weights(tmp_path / "alone"))]

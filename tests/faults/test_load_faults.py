@@ -126,7 +126,7 @@ def edit(saved, **fields):
         ("[1, 2]", ["config.json holds a JSON list"]),
         ('{"telescope": 1, "telescope": 1}', ['"telescope" is there twice']),
         ("[" * 100_000, ["config.json is not JSON", "nested too deep"]),
-        ('{"telescope": 2}', ["config.json is of format 2", "reads 1"]),
+        ('{"telescope": 3}', ["config.json is of format 3", "reads 1 and 2"]),
         ('{"telescope": 1}', ['should say "telescope", "model", "config" and "special"']),
         (
             '{"telescope": 1, "model": "GTP", "config": {}, "special": {}}',

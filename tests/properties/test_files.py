@@ -382,11 +382,13 @@ def test_files_can_be_read_by_whom_the_folder_can(tmp_path):
 # --------------------------------------------------------------------------------------- models that are more than this
 
 
-def test_attention_that_the_config_does_not_say_is_not_saved(tmp_path):
+def test_attention_that_the_config_does_not_say_is_not_exported(tmp_path):
     model = GPT(small().config, attention=ts.Attention(mask=ts.causal, softcap=30.0))
-    for write in (model.save, lambda path: ts.export(model, path)):
-        with pytest.raises(ValueError, match=r"blocks.0.self_attention.attention is .*softcap=30.0.* by its config"):
-            write(tmp_path / "saved")
+    with pytest.raises(ValueError, match=r"attention is .*softcap=30.0.* by its config"):
+        ts.export(model, tmp_path / "saved")
+    model.blocks[1].self_attention.attention = ts.Attention(mask=ts.causal)  # not that of all blocks any more
+    with pytest.raises(ValueError, match=r"blocks.1.self_attention.attention is .* by its config, .*softcap=30.0"):
+        model.save(tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
 
 

@@ -21,7 +21,7 @@ from telescope.attention.written import WrittenMask, written
 from telescope.engines.choose import ENGINES
 from telescope.engines.exact import share_heads
 from telescope.models import GPT, GPTConfig
-from telescope.observe.saved.definitions import meant, told
+from telescope.models.files.definitions import meant, told
 
 # ------------------------------------------------------------------------------ of somebody's own: every number counts
 

@@ -67,6 +67,17 @@ def leaves(value: Any) -> Iterator[Any]:
         yield from leaves(content)
 
 
+def named_leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The leaves in the same order, each with its path: ("bias", "table")."""
+    if not isinstance(value, Value | tuple):
+        yield path, value
+        return
+    kind: Any = type(value)
+    names = map(str, range(len(value))) if isinstance(value, tuple) else _names(kind)
+    for name, content in zip(names, value if isinstance(value, tuple) else _contents(value), strict=True):
+        yield from named_leaves(content, (*path, name))
+
+
 def tensors(value: Any) -> Iterator[Tensor]:
     """Every tensor a value is made of."""
     return (leaf for leaf in leaves(value) if isinstance(leaf, Tensor))

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from ..attention import Attention, Mask, Score, additive, dot, general
 from . import check
 from .attend import Attend
+from .definition import Defined
 
 
-class LuongAttention(nn.Module):
+class LuongAttention(Defined):
     """c_i = Σ_j α_ij h_j, α_i = softmax(e_i), e_ij = similarity(s_i, h_j): h_j is both key and value.
 
     score     "dot" s·h, "general" s·W·h, "concat" v·tanh(s W_q + h W_k)

@@ -9,13 +9,14 @@ from ..attention.positions import Rotary
 from . import check
 from .attend import Attend
 from .cache import Place, Room
+from .definition import Defined
 from .heads import join_heads, split_heads
 from .stack import Affine, Stack
 
 KeysAndValues = tuple[Float[Tensor, "sources key_heads key d_k"], Float[Tensor, "sources key_heads key d_v"]]
 
 
-class MultiHeadAttention(nn.Module):
+class MultiHeadAttention(Defined):
     """Y = [Y_1 … Y_T] W_O, Y_s = softmax(Q_s K_sᵀ / √d_k) V_s, with Q_s = X W_q, K_s = M W_k, V_s = M W_v of head s.
 
     The memory M is X itself (self-attention), or another sequence of width d_memory (encoder-decoder attention).

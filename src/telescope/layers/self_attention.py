@@ -6,9 +6,10 @@ from torch import Tensor, nn
 from ..attention import Attention, Mask
 from . import check
 from .attend import Attend
+from .definition import Defined
 
 
-class SelfAttention(nn.Module):
+class SelfAttention(Defined):
     """Z = softmax(Q Kᵀ / √d_k) V with Q = X W_q, K = X W_k, V = X W_v.
 
     d_k is d_model, and d_v is d_k, unless given.

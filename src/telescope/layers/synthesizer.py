@@ -9,10 +9,11 @@ from ..attention import Attention, Mask, causal
 from . import check
 from .attend import Attend
 from .cache import Place, Room
+from .definition import Defined
 from .heads import join_heads, split_heads
 
 
-class SynthesizerAttention(nn.Module):
+class SynthesizerAttention(Defined):
     """Y = [Y_1 … Y_T] W_O, Y_i = softmax(ReLU(X A_i + b1) B_i + b2) (X V_i), for sequences of at most `block` tokens.
 
     It is a dot product all the same, so fused kernels run it: the queries are ReLU(X A + b1) with a 1 as one more

@@ -1,7 +1,7 @@
 """The encoder alone: blocks that look both ways, and one vector for a whole sentence (Devlin et al. 2019)."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -13,7 +13,7 @@ from ..layers.feed_forward import Activation
 from . import config as fits
 from .config import Config
 from .model import Model
-from .parts import Norm, check_ids, normaliser, real_tokens
+from .parts import Norm, check_ids, normaliser, real_tokens, to_initialise
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,11 @@ class Encoder(Model):
         self.pooler = nn.Linear(config.d_model, config.d_model) if config.pooling == "bert" else None
         self._initialise()
 
+    @property
+    def attention(self) -> Attention:
+        """The definition that its blocks were made with."""
+        return cast(MultiHeadAttention, cast(EncoderBlock, self.blocks[0]).self_attention).attention
+
     def forward(
         self,
         ids: Int[Tensor, "batch n"],
@@ -110,7 +115,7 @@ class Encoder(Model):
 
     def _initialise(self) -> None:
         """N(0, 0.02) (Devlin et al. 2019's code truncates it at two deviations; so does this)."""
-        for module in self.modules():
+        for _, module in to_initialise(self):
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.trunc_normal_(module.weight, std=0.02, a=-0.04, b=0.04)
             if isinstance(module, nn.Linear) and module.bias is not None:

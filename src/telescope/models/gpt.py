@@ -27,7 +27,7 @@ from . import config as fits
 from .config import Config
 from .loss import Reduction, cross_entropy
 from .model import Model
-from .parts import Norm, check_ids, normaliser
+from .parts import Norm, check_ids, normaliser, to_initialise
 
 
 @dataclass(frozen=True)
@@ -146,6 +146,11 @@ class GPT(Model):
         self.norm = norm(config.d_model)
         self.head = None if config.tied else nn.Linear(config.d_model, config.vocabulary, bias=False)
         self._initialise()
+
+    @property
+    def attention(self) -> Attention:
+        """The definition that its blocks were made with."""
+        return self._attentions()[0].attention
 
     # ------------------------------------------------------------------------------------------- from ids to logits
 
@@ -271,7 +276,7 @@ class GPT(Model):
     def _initialise(self) -> None:
         """N(0, 0.02), and the projections into the residual stream smaller by √(2 · blocks): its variance stays the
         same however many add to it (Radford et al. 2018, 4.1; Radford et al. 2019, 2.3)."""
-        for name, module in self.named_modules():
+        for name, module in to_initialise(self):
             if isinstance(module, nn.Linear | nn.Embedding):
                 into_stream = name.endswith(("W_O", "W_2"))
                 nn.init.normal_(module.weight, std=0.02 / (sqrt(2 * self.config.blocks) if into_stream else 1.0))

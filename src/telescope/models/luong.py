@@ -15,7 +15,7 @@ from . import config as fits
 from .config import Config
 from .loss import Reduction, cross_entropy
 from .model import Model
-from .parts import check_ids, real_tokens
+from .parts import check_ids, real_tokens, to_initialise
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,14 @@ class LuongTranslator(Model):
         self.W_c = nn.Linear(2 * d, d, bias=False)
         self.dropout = nn.Dropout(config.dropout)
         self.head = nn.Linear(d, self.vocabulary, bias=False)
-        for parameter in self.parameters():
-            nn.init.uniform_(parameter, -0.1, 0.1)  # Luong et al. 2015, section 4.1
+        for _, module in to_initialise(self):
+            for parameter in module.parameters(recurse=False):
+                nn.init.uniform_(parameter, -0.1, 0.1)  # Luong et al. 2015, section 4.1
+
+    @property
+    def attention(self) -> Attention:
+        """The definition that it was made with."""
+        return self.cross_attention.attention
 
     # -------------------------------------------------------------------------------------------- source to logits
 

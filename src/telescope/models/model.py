@@ -5,6 +5,7 @@ import os
 from tokenizers import Tokenizer
 from torch import nn
 
+from ..attention import Attention
 from .config import Config
 from .special import Special
 
@@ -15,6 +16,11 @@ class Model(nn.Module):
     config: Config
     tokenizer: Tokenizer | None = None
     special: Special = Special()
+
+    @property
+    def attention(self) -> Attention:
+        """The definition that its layers were made with."""
+        raise NotImplementedError(f"{type(self).__name__} does not say with which definition it was made")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write config.json, model.safetensors and, if there is a tokenizer, tokenizer.json into the folder `path`.

@@ -1,6 +1,6 @@
 """What the models have in common: their normalisers, and a look at the ids and masks they are given."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Literal
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..attention import Mask
 from ..attention.values import has_numbers
+from ..layers.definition import Definition
 
 Norm = Literal["layer", "rms"]
 
@@ -17,6 +18,12 @@ Norm = Literal["layer", "rms"]
 def normaliser(norm: Norm, eps: float, bias: bool = True) -> Callable[[int], nn.Module]:
     """What makes the normaliser of a width."""
     return partial(nn.RMSNorm, eps=eps) if norm == "rms" else partial(nn.LayerNorm, eps=eps, bias=bias)
+
+
+def to_initialise(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules of a model by name, without those of a definition: these come with numbers of their own."""
+    given = {id(part) for module in model.modules() if isinstance(module, Definition) for part in module.modules()}
+    return ((name, module) for name, module in model.named_modules() if id(module) not in given)
 
 
 def check_ids(name: str, ids: Tensor, vocabulary: int) -> None:

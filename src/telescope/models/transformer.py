@@ -30,7 +30,7 @@ from . import config as fits
 from .config import Config
 from .loss import Reduction, cross_entropy
 from .model import Model
-from .parts import Norm, check_ids, normaliser
+from .parts import Norm, check_ids, normaliser, to_initialise
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,11 @@ class Transformer(Model):
         self.head = None if config.tied else nn.Linear(config.d_model, self.vocabulary, bias=False)
         self.head_bias = nn.Parameter(torch.zeros(self.vocabulary)) if config.head_bias else None
         self._initialise()
+
+    @property
+    def attention(self) -> Attention:
+        """The definition that its blocks were made with: the encoder has it as it is."""
+        return cast(MultiHeadAttention, cast(EncoderBlock, self.encoder[0]).self_attention).attention
 
     # -------------------------------------------------------------------------------------------- source to logits
 
@@ -294,7 +299,7 @@ class Transformer(Model):
     def _initialise(self) -> None:
         """Xavier's uniform for every matrix (Glorot & Bengio 2010), N(0, 1/d_model) for embeddings, which are then
         scaled by √d_model (Vaswani et al. 2017, 3.4; tensor2tensor)."""
-        for module in self.modules():
+        for _, module in to_initialise(self):
             if isinstance(module, Stack):
                 for name in module.widths:
                     nn.init.xavier_uniform_(module[name].weight)

@@ -10,7 +10,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ..layers.definition import Defined
 from ..models import Model
+from ..models.files.definitions import must_be_savable, told
+from ..models.files.save import own_definition
 from . import checkpoint, gather, random
 from .average import Average
 from .batch import Data
@@ -94,6 +97,7 @@ class Run:
         self.model = deepcopy(model).to(self.device)  # learns
         self.model.zero_grad(set_to_none=True)  # gradients of before are no part of the first step
         self.judged = deepcopy(self.model).eval()  # validated and returned; the one that learns is never touched by it
+        _must_be_savable(model)
         self.recipe = _recipe(model, data, settings)
         _must_know_all_ids(model, data)
         self.data = data.to(self.device)
@@ -224,7 +228,8 @@ class Run:
 
     def _weights(self) -> dict[str, Tensor]:
         weights = gather.weights(self.model)
-        finite = all(bool(tensor.isfinite().all()) for tensor in weights.values())
+        learnt = dict(self.model.named_parameters(remove_duplicate=False))  # a mask as a buffer may well have -inf
+        finite = all(bool(tensor.isfinite().all()) for name, tensor in weights.items() if name in learnt)
         self._must_be_finite(finite, "weights are no longer numbers")
         return weights
 
@@ -291,7 +296,9 @@ def _recipe(model: Model, data: Data, settings: Training) -> dict[str, Any]:
     """What makes a run this run."""
     training = {name: value for name, value in settings.to_dict().items() if name not in FREE}
     config = {"kind": type(model).__name__, **model.config.to_dict()}
-    return {"training": training, "model": config, "data": data.describe()}
+    attention = own_definition(model)
+    own = {} if attention is None else {"attention": told(attention, {})}
+    return {"training": training, "model": config | own, "data": data.describe()}
 
 
 def _must_know_all_ids(model: Model, data: Data) -> None:
@@ -299,6 +306,13 @@ def _must_know_all_ids(model: Model, data: Data) -> None:
     vocabulary = max((size for size in known if size is not None), default=None)
     if vocabulary is not None and data.largest >= vocabulary:
         raise ValueError(f"the data has the id {data.largest}; the vocabulary is 0 to {vocabulary - 1}")
+
+
+def _must_be_savable(model: Model) -> None:
+    """Said before the training, not after it."""
+    for name, module in model.named_modules():
+        if isinstance(module, Defined):
+            must_be_savable(f"{name}.attention", module.attention)
 
 
 def _same_everywhere(model: Model) -> None:

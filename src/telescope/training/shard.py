@@ -6,6 +6,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from ..layers import DecoderBlock, EncoderBlock
+from ..layers.definition import Definition
 
 
 def shard(learner: nn.Module, device: torch.device) -> nn.Module:
@@ -13,6 +14,10 @@ def shard(learner: nn.Module, device: torch.device) -> nn.Module:
     for module in learner.modules():
         if isinstance(module, nn.RNNBase):
             raise ValueError(f"shard=True does not fit a model with a {type(module).__name__}; leave it out")
+        if isinstance(module, Definition) and next(module.parameters(), None) is not None:
+            raise ValueError(  # blocks share one tensor, and a block is what is sharded
+                "shard=True does not fit a definition of attention with learned tensors; leave it out"
+            )
     mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
     for module in list(learner.modules()):
         if isinstance(module, EncoderBlock | DecoderBlock):

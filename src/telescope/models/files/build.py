@@ -9,16 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ...attention import Attention
 from ..config import Config
 from ..model import Model
 from .errors import LoadError
 from .tensors import Tensors
 
 
-def empty(kind: type[Model], config: Config) -> Model:
-    """On "meta", where tensors have a shape and take no memory."""
+def empty(kind: type[Model], config: Config, attention: Attention | None = None) -> Model:
+    """On "meta", where tensors have a shape and take no memory; a definition of its own has its tensors already."""
     with torch.device("meta"), _NothingDrawn():
-        return kind(config)
+        return kind(config) if attention is None else kind(config, attention=attention)
 
 
 class _NothingDrawn(TorchFunctionMode):
@@ -30,7 +31,13 @@ class _NothingDrawn(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def described(kind: type[Model], config: Callable[[], Config], file: Path, tensors: Tensors) -> Model:
+def described(
+    kind: type[Model],
+    config: Callable[[], Config],
+    file: Path,
+    tensors: Tensors,
+    attention: Attention | None = None,
+) -> Model:
     """The model that a config.json describes, if it describes one that these tensors could be."""
     try:
         says = config()
@@ -42,7 +49,7 @@ def described(kind: type[Model], config: Callable[[], Config], file: Path, tenso
         if name.endswith(("blocks", "layers")) and count > len(tensors):
             raise LoadError(f"{file}: {name}={count}, but {tensors.source} holds only {len(tensors)} tensors")
     try:
-        return empty(kind, says)
+        return empty(kind, says, attention)
     except (ValueError, TypeError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise LoadError(f"{file} does not describe a model that can be built: {reason}") from None

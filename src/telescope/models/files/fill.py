@@ -86,7 +86,7 @@ def _assign(model: nn.Module, filled: Mapping[str, Tensor]) -> None:
     """In place of the empty tensors; what is shared stays shared."""
     full = {id(empty): _like(empty, filled[name]) for name, empty in weights_of(model).items()}
     everywhere = model.state_dict(keep_vars=True)
-    model.load_state_dict({name: full[id(empty)] for name, empty in everywhere.items()}, assign=True)
+    model.load_state_dict({name: full.get(id(there), there) for name, there in everywhere.items()}, assign=True)
     for module in model.modules():
         if isinstance(module, nn.RNNBase):
             module.flatten_parameters()  # side by side in memory, as a GPU wants them

@@ -14,4 +14,5 @@ CONFIGS: dict[type[Model], type[Config]] = {
     LuongTranslator: LuongConfig,
 }
 KINDS = {kind.__name__: kind for kind in CONFIGS}
-FORMAT = 1  # of config.json; a later one is refused by name
+# Of config.json; a later one is refused by name. DEFINED also says the definition of the model's attention.
+FORMAT, DEFINED = 1, 2

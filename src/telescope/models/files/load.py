@@ -7,14 +7,16 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
+from ...attention import Attention, values
 from ...words import hint, near
 from ..model import Model
 from ..shipped import by_name, shipped
 from . import huggingface, llama2c, paths, tensors
 from .build import described
+from .definitions import meant, must_be_savable
 from .errors import LoadError
 from .fill import fill
-from .kinds import CONFIGS, FORMAT, KINDS
+from .kinds import CONFIGS, DEFINED, FORMAT, KINDS
 from .special import special
 from .table import same
 
@@ -74,20 +76,46 @@ def _ours(
     folder: Path, config: dict[str, Any], *, device: torch.device | str | None, dtype: torch.dtype | None
 ) -> Model:
     file = folder / "config.json"
-    if config.get("telescope") != FORMAT:
-        raise LoadError(f"{file} is of format {config['telescope']!r}; this version of Telescope reads {FORMAT}")
+    if config.get("telescope") not in (FORMAT, DEFINED):
+        raise LoadError(
+            f"{file} is of format {config['telescope']!r}; this version of Telescope reads {FORMAT} and {DEFINED}"
+        )
+    parts = {"telescope", "model", "config", "special"} | ({"attention"} if config["telescope"] == DEFINED else set())
     match config:
-        case {"model": str(name), "config": dict(fields), "special": dict(ids)} if len(config) == 4:
+        case {"model": str(name), "config": dict(fields), "special": dict(ids)} if set(config) == parts:
             pass
         case _:
-            raise LoadError(f'{file} should say "telescope", "model", "config" and "special", and nothing else')
+            own = ' and "attention"' if "attention" in parts else ""
+            raise LoadError(f'{file} should say "telescope", "model", "config" and "special"{own}, and nothing else')
     if name not in KINDS:
         raise LoadError(f'{file}: there is no model "{name}"; {hint(name, KINDS)}')
     there = tensors.in_folder(folder)
-    model = described(KINDS[name], lambda: CONFIGS[KINDS[name]].from_dict(fields), file, there)
+    attention, used = None, set[str]()
+    if "attention" in config:
+        attention, used = _definition(config["attention"], file, there, device=device, dtype=dtype)
+    model = described(KINDS[name], lambda: CONFIGS[KINDS[name]].from_dict(fields), file, there, attention)
     model.special = special(ids, file)
-    fill(model, there, same(model), device=device, dtype=dtype)
+    fill(model, there, same(model), unused=used, device=device, dtype=dtype)
     return model
+
+
+def _definition(
+    said: Any, file: Path, there: tensors.Tensors, *, device: torch.device | str | None, dtype: torch.dtype | None
+) -> tuple[Attention, set[str]]:
+    """A definition of the model's own, and the names of its tensors in the files."""
+    with there.opened() as read:
+        numbers = {name: read(name).to(device) for name in there if name.startswith("attention.")}
+    if dtype is not None:
+        numbers = {name: it.to(dtype) if it.is_floating_point() else it for name, it in numbers.items()}
+    attention = meant(said, numbers, str(file))
+    if not isinstance(attention, Attention):
+        raise LoadError(f'{file}: "attention" is no definition of an attention')
+    try:
+        must_be_savable("attention", attention)
+    except ValueError as problem:
+        raise LoadError(f"{file}: {problem}") from None
+    used = {id(tensor) for tensor in values.tensors(attention)}
+    return attention, {name for name, tensor in numbers.items() if id(tensor) in used}
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:

@@ -5,24 +5,33 @@ from dataclasses import asdict
 
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
+from torch import Tensor
 
+from ...attention import Attention
 from ..model import Model
 from .build import empty
-from .kinds import FORMAT, KINDS
+from .definitions import must_be_savable, told
+from .kinds import DEFINED, FORMAT, KINDS
 from .table import weights_of
 from .tensors import SINGLE
 from .whole import WRITTEN_BY, write_json, written_whole
 
 
 def save(model: Model, path: str | os.PathLike[str]) -> None:
-    must_be_its_config(model)
+    attention = own_definition(model)
+    must_be_its_config(model, attention)
     weights = {name: tensor.detach().contiguous() for name, tensor in weights_of(model).items()}
     config = {
-        "telescope": FORMAT,
+        "telescope": FORMAT if attention is None else DEFINED,
         "model": type(model).__name__,
         "config": model.config.to_dict(),
         "special": asdict(model.special),
     }
+    if attention is not None:
+        must_be_savable("attention", attention)
+        tensors: dict[str, Tensor] = {}
+        config["attention"] = told(attention, tensors)
+        weights |= {name: tensor.detach().clone() for name, tensor in tensors.items()}  # two may be views of one
     with written_whole(path) as folder:
         write_json(folder / "config.json", config)
         save_file(weights, folder / SINGLE, metadata=WRITTEN_BY)
@@ -36,12 +45,25 @@ def write_tokenizer(model: Model, folder: os.PathLike[str]) -> None:
         raise TypeError(f"model.tokenizer is a {type(model.tokenizer).__name__}; a tokenizers.Tokenizer can be saved")
 
 
-def must_be_its_config(model: Model) -> None:
-    """What is loaded again is built from the config: refuse a model that is anything more."""
+def own_definition(model: Model) -> Attention | None:
+    """The definition that a model was made with, if it is not its config's. None of another kind of model."""
+    kind = KINDS.get(type(model).__name__)
+    if kind is not type(model):
+        return None
+    usual = empty(kind, model.config).attention
+    return None if model.attention == usual else model.attention
+
+
+def must_be_its_config(model: Model, attention: Attention | None = None) -> None:
+    """What is loaded again is built from the config and the definition: refuse a model that is anything more."""
     kind = KINDS.get(type(model).__name__)
     if kind is not type(model):
         raise TypeError(f"{type(model).__name__} is not a model that can be loaded again; there are {', '.join(KINDS)}")
-    twin = empty(kind, model.config)
+    twin = empty(kind, model.config, attention)
+    if attention is None and model.attention != twin.attention:
+        raise ValueError(
+            f"attention is {model.attention!r}; by its config, {twin.attention!r} is what would be loaded again"
+        )
     weights, usual = weights_of(model), weights_of(twin)
     parts, usual_parts = dict(model.named_modules()), dict(twin.named_modules())
     for name in (*(weights.keys() ^ usual.keys()), *(parts.keys() ^ usual_parts.keys())):
@@ -54,4 +76,7 @@ def must_be_its_config(model: Model) -> None:
         for what in ("attention", "rotary"):
             given, said = (getattr(module, what, None) for module in (part, usual_parts[name]))
             if given != said:
-                raise ValueError(f"{name}.{what} is {given!r}; by its config, {said!r} is what would be loaded again")
+                numbers = " of other numbers" if repr(given) == repr(said) else ""
+                raise ValueError(
+                    f"{name}.{what} is {given!r}; by its config, {said!r}{numbers} is what would be loaded again"
+                )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
+from ...layers.definition import Definition
 from ...layers.stack import Stack
 
 
@@ -56,10 +57,12 @@ def rows_for(table: Iterable[Row], model: nn.Module) -> list[Row]:
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Every tensor that is kept, once: what is shared has the first of its names."""
+    """Every tensor that is kept, once: what is shared has the first of its names. Those of definitions are left out."""
+    defined = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, Definition))
     once: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        once.setdefault(id(tensor), (name, tensor))
+        if not name.startswith(defined):
+            once.setdefault(id(tensor), (name, tensor))
     return dict(once.values())
 
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from ...attention import Attention
 from ...models.files import paths
+from ...models.files.definitions import meant
 from ...models.files.errors import LoadError
 from ...models.files.tensors import BYTES, header
 from ..growing import Part
 from ..kept import KEEP, Call
 from ..recording import Recording
-from .definitions import meant
 from .manifest import FILE, KIND, VERSION, facts_of_json, must_be_told_right
 
 

@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ...models.files.definitions import told
 from ...models.files.errors import LoadError
 from ...models.files.paths import read_json
 from ...models.files.whole import write_json, written_whole
 from ..kept import Call
-from .definitions import told
 from .manifest import FILE, KIND, VERSION, facts_to_json
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...attention import (
     Attention,
@@ -25,7 +25,7 @@ from ...attention import (
     written,
 )
 from ...attention.values import Value
-from ...models.files.errors import LoadError
+from .errors import LoadError
 
 _PARTS = (mask, masks, biases, scores, numbering, heads, queries, sequences, later, written)
 KINDS: dict[str, type[Value]] = {
@@ -68,11 +68,12 @@ def _untold(what: str, name: str) -> ValueError:
 
 
 def told(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """As JSON; the tensors it is made of are put to `tensors`."""
+    """As JSON; the tensors it is made of are put to `tensors`, each once."""
     if isinstance(value, Tensor):
-        name = f"attention.{len(tensors)}"
+        known = (name for name, tensor in tensors.items() if tensor is value)
+        name = next(known, f"attention.{len(tensors)}")
         tensors[name] = value
-        return {"tensor": name}
+        return {"tensor": name} | ({"parameter": True} if isinstance(value, nn.Parameter) else {})
     if isinstance(value, tuple):
         return [told(part, tensors) for part in value]
     if value is None or isinstance(value, bool | int | float | str):
@@ -91,9 +92,39 @@ def told(value: Any, tensors: dict[str, Tensor]) -> Any:
     raise ValueError(f"{value!r} in a definition is a function or of a class of your own, which cannot be saved")
 
 
+def must_be_savable(name: str, attention: Attention) -> None:
+    """Raise a ValueError where a part of a definition is a function: a folder holds numbers, and nothing executable."""
+    try:
+        unknown = _unsaid(told(attention, {}))
+    except ValueError as problem:
+        unknown = str(problem)
+    if unknown is not None:
+        raise ValueError(
+            f"{name}: {unknown}, so the model could not be saved; a tensor can be: ts.from_additive(tensor), "
+            "ts.relative(table), mask=ts.from_tensor(tensor)"
+        )
+
+
+def _unsaid(said: Any) -> str | None:
+    """The first part of which only the name was written."""
+    match said:
+        case {"untold": what, "name": name}:
+            return f"its {what} is {name}, a function or of a class of your own"
+        case dict() | list():
+            parts = map(_unsaid, said.values() if isinstance(said, dict) else said)
+            return next((part for part in parts if part is not None), None)
+    return None
+
+
 def meant(said: Any, tensors: dict[str, Tensor], where: str) -> Any:
     """What the JSON says."""
     match said:
+        case {"tensor": str(name), "parameter": True} if name in tensors:
+            if not isinstance(tensors[name], nn.Parameter):  # the next one of this name is the same parameter
+                if not tensors[name].is_floating_point():
+                    raise LoadError(f'{where}: its tensor "{name}" is {tensors[name].dtype}, which cannot be learnt')
+                tensors[name] = nn.Parameter(tensors[name])
+            return tensors[name]
         case {"tensor": str(name)} if name in tensors:
             return tensors[name]
         case {"normalizer": str(name)} if name in NORMALIZERS:
