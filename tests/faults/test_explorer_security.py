@@ -344,3 +344,48 @@ def test_no_model_no_sentence():
     answer = asked.answer("POST", "/runs", {}, b'{"text": "hi"}')
     assert (answer.status, json.loads(answer.body)["error"]["code"]) == (422, "text")
     assert json.loads(asked.answer("GET", "/models", {}).body) == {"models": [], "default": None, "longest": 4096}
+
+
+HALVES = {
+    "a text": {"text": "Good \ud800morning."},
+    "a target": {"text": "Good morning.", "target": "\udfff"},
+    "two the wrong way round": {"text": "\ude00\ud83d"},
+}
+
+
+@pytest.mark.parametrize("case", HALVES)
+@pytest.mark.parametrize("raw", [False, True], ids=["escaped", "raw"])
+def test_half_of_a_character_is_no_text(client, case, raw):
+    body = json.dumps(HALVES[case], ensure_ascii=not raw).encode("utf-8", "surrogatepass")
+    headers = KEY | {"Content-Type": "application/json"}
+    response = client.post("/api/v1/runs", headers=headers, content=body)
+    assert (response.status_code, code(response)) == (400, "bad-json")
+    assert "half of a character" in response.json()["error"]["message"]
+    both = client.post("/api/v1/runs", headers=headers, content=b'{"text": "Good \\ud83d\\ude00 morning."}')
+    assert both.status_code == 201  # two halves are one
+
+
+@pytest.mark.parametrize("place", ["/runs?x={}", "/runs/{}", "/runs/run/tokens?l={}", "/runs/run/tokens?l=0&axis={}"])
+def test_half_of_a_character_in_an_address(client, place):
+    response = client.get("/api/v1" + place.format("%ED%A0%80"), headers=KEY)
+    assert response.status_code in (200, 400, 404)
+    response.json()
+
+
+def test_half_of_a_character_as_a_name_of_a_model(client):
+    headers, body = KEY | {"Content-Type": "application/json"}, json.dumps({"text": "hi", "model": "\ud800"})
+    response = client.post("/api/v1/runs", headers=headers, content=body)
+    assert (response.status_code, code(response)) == (404, "unknown")
+
+
+def test_half_of_a_character_as_a_token_is_saved_and_shown(tmp_path):
+    recorded(12, tokens=["\ud800", "a"]).save(tmp_path / "run.telescope")
+    library = Library({})
+    run = library.open(tmp_path / "run.telescope")
+    assert run.looked[0].tokens("q", 0, [0, 1]) == ["\ud800", "a"]
+    asked = Api(library)
+    assert got(asked, f"/runs/{run.name}/tokens", l=0, axis="q")["tokens"][:2] == ["?", "a"]
+    for how in ("html", "json"):
+        answer = asked.answer("GET", f"/runs/{run.name}/export", {"l": "0", "h": "0", "i": "0", "format": how})
+        assert answer.status == 200
+        answer.body.decode("utf-8")

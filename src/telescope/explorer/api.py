@@ -82,7 +82,8 @@ GET  /runs/{run}/export         ?l&h&i&b&format=html|json   a file with everythi
 
 Errors are {"error": {"code": "unknown-run", "message": "one sentence"}}:
     400 bad-parameter, bad-json     401 no-token     403 bad-host, bad-origin     404 unknown-run, unknown, no-tile
-    405 method     409 not-kept, too-long     413 too-large    415 not-json     422 text     503 busy (with Retry-After)
+    405 method     408 slow     409 not-kept, too-long     413 too-large    415 not-json     422 text
+    503 busy (with Retry-After)
 """
 
 import json

@@ -1,6 +1,6 @@
 """The explorer over HTTP: the page, its files, and the API, each asked through the same guard."""
 
-from anyio import CapacityLimiter, to_thread
+from anyio import CapacityLimiter, fail_after, to_thread
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -13,9 +13,10 @@ from .pages import files, kind_of
 from .refusal import Refusal
 
 WAITING = 128  # answers that wait to be computed
+BODY = 10.0  # seconds in which the body of a request has to come
 
 
-def app(api: Api, guard: Guard, at_once: int = 2) -> ASGIApp:
+def app(api: Api, guard: Guard, at_once: int = 2, body_seconds: float = BODY) -> ASGIApp:
     limiter, waiting = CapacityLimiter(at_once), [0]
 
     async def index(request: Request) -> Response:
@@ -34,23 +35,31 @@ def app(api: Api, guard: Guard, at_once: int = 2) -> ASGIApp:
         return Response(b"ok\n", media_type="text/plain")
 
     async def answer(request: Request) -> Response:
-        """In a thread, some at a time. Who has gone away while waiting is not computed for."""
+        """In a thread, some at a time. Who has gone away while waiting is not computed for.
+
+        Only whole requests take a place among those that wait: a body that does not come shuts nobody out.
+        """
         path, method = request.scope["path"].removeprefix("/api/v1"), request.method
         if method == "POST" and request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             return refused(Refusal(415, "not-json", "a POST is of content type application/json"))
+        try:
+            with fail_after(body_seconds):
+                body = await request.body() if method == "POST" else b""
+        except TimeoutError:
+            said = f"the body did not come within {body_seconds:g} seconds; send it at once"
+            return refused(Refusal(408, "slow", said), {"Connection": "close"})
+        except ClientDisconnect:
+            return Response(status_code=499)
         if waiting[0] >= WAITING:
             return refused(Refusal(503, "busy", "too many ask at once; ask again in a second"), {"Retry-After": "1"})
         waiting[0] += 1
         try:
-            body = await request.body() if method == "POST" else b""
             async with limiter:
                 if await request.is_disconnected():
                     return Response(status_code=499)
                 made = await to_thread.run_sync(
                     api.answer, "GET" if method == "HEAD" else method, path, dict(request.query_params), body
                 )
-        except ClientDisconnect:
-            return Response(status_code=499)
         finally:
             waiting[0] -= 1
         return _response(request, made)

@@ -1,5 +1,6 @@
 """A sentence of one's own: a model reads it, a translator writes too, and every step of every attention is kept."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
@@ -21,6 +22,10 @@ LONGEST = 4096  # tokens of a text that is typed in; what is longer is for `tele
 
 def name_of(model: str, text: str, target: str | None) -> str:
     """The same sentence is the same run, whenever it is asked for."""
+    for what, given in (("text", text), ("model", model), ("target", target or "")):
+        if (half := re.search("[\ud800-\udfff]", given)) is not None:
+            said = f"the {what} has {half[0]!r} at {half.start()}, half of a character; no text has that"
+            raise Refusal(400, "bad-json", said)
     return "s" + sha256("\0".join((model, text, target or "")).encode()).hexdigest()[:12]
 
 

@@ -12,11 +12,13 @@ from urllib.parse import quote
 
 import torch
 import uvicorn
+from starlette.types import ASGIApp
 
 from ..models.files import paths
 from ..observe.saved.manifest import FILE
 from .api import Api
 from .app import app
+from .connections import Connection
 from .guard import Guard
 from .library import Library
 from .refusal import Refusal
@@ -52,17 +54,7 @@ def serve(
     torch.set_num_threads(
         max(1, (os.cpu_count() or 1) // at_once)
     )  # tiles side by side: threads of one wait for others
-    config = uvicorn.Config(
-        app(Api(library), guard, at_once),
-        log_config=None,  # to set up logging would close what others have set up for theirs
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        ws="none",
-        lifespan="off",
-        timeout_graceful_shutdown=1,
-        timeout_keep_alive=30,
-    )
+    config = configured(app(Api(library), guard, at_once))
     say(link)
     if browse:
         webbrowser.open(link)
@@ -72,6 +64,21 @@ def serve(
         pass
     finally:
         bound.close()
+
+
+def configured(served: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        served,
+        http=Connection,
+        log_config=None,  # to set up logging would close what others have set up for theirs
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ws="none",
+        lifespan="off",
+        timeout_graceful_shutdown=1,
+        timeout_keep_alive=30,
+    )
 
 
 def recordings(place: Path) -> list[Path]:

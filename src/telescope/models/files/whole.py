@@ -50,7 +50,9 @@ def written_whole(path: str | os.PathLike[str], must_be_ours: Callable[[Path], N
 
 
 def write_json(file: Path, contents: object) -> None:
-    file.write_text(json.dumps(contents, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    """Half of a character, which UTF-8 cannot have and a token may be, is written as JSON's own \\ud800."""
+    text = json.dumps(contents, indent=2, ensure_ascii=False) + "\n"
+    file.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def _must_be_ours(place: Path) -> None:
