@@ -85,6 +85,21 @@ def test_a_recording_opens_at_once_and_a_link_leads_to_it(folder, bench):
         assert (run["title"], run["attentions"][0]["n_q"]) == ("long", 3000)
 
 
+def test_a_broken_recording_is_named_and_the_others_are_served(tmp_path, command, monkeypatch):
+    for name in ("one", "broken", ".one.new-0123abcd"):
+        recorded(12).save(tmp_path / f"{name}.telescope")
+    (tmp_path / "broken.telescope" / "0.safetensors").unlink()
+    (tmp_path / ".one.new-0123abcd.telescope" / "0.safetensors").unlink()
+    monkeypatch.setattr("telescope.explorer.server.serve", lambda library, **_: print(list(library.recordings)))
+    code, told, said = command("serve", str(tmp_path))
+    assert (code, told) == (0, "['one']\n")
+    assert said.count("\n") == 1
+    assert "broken.telescope/0.safetensors does not exist" in said
+    code, told, said = command("serve", str(tmp_path / "broken.telescope"))
+    assert (code, told) == (2, "")
+    assert "broken.telescope/0.safetensors does not exist" in said
+
+
 def test_a_port_that_is_taken(folder, command):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

@@ -1,7 +1,12 @@
 """What is saved is what is loaded, bit by bit; what is broken is a LoadError; what was there before is never lost."""
 
+import os
 import shutil
+import signal
 import struct
+import subprocess
+import sys
+import threading
 
 import jaxtyping
 import pytest
@@ -23,6 +28,7 @@ from telescope.models import (
     Transformer,
     TransformerConfig,
 )
+from telescope.models.files.whole import recover, written_whole
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -318,9 +324,95 @@ def test_interrupted_save_leaves_what_was_there(tmp_path, monkeypatch, error, st
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
 
 
+@pytest.fixture(params=[True, False], ids=["names are exchanged", "two renames"])
+def exchange(request, monkeypatch):
+    """Linux and macOS exchange two names in one step; elsewhere, and on some disks, there are two renames."""
+    if not request.param:
+        monkeypatch.setattr("telescope.models.files.whole._exchange", lambda one, other: False)
+    elif sys.platform not in ("linux", "darwin"):
+        pytest.skip("this system cannot exchange two names")
+    return request.param
+
+
+def test_replaced_in_one_step(tmp_path, exchange):
+    """A reader finds the old model or the new one at any moment, if names can be exchanged."""
+    small().save(tmp_path / "saved")
+    missed, done = [], threading.Event()
+
+    def look():
+        while not done.is_set():
+            if not os.path.exists(tmp_path / "saved" / "model.safetensors"):
+                missed.append(1)
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    for _ in range(20):
+        small().save(tmp_path / "saved")
+    done.set()
+    reader.join()
+    assert not (exchange and missed)
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
+KILLED = """
+import os, signal, sys
+from telescope.models.files import whole
+place, moment = sys.argv[1:]
+def killed(*_, **__): os.kill(os.getpid(), signal.SIGKILL)
+if moment == "between":
+    whole._exchange = lambda one, other: False
+    rename = whole.Path.rename
+    whole.Path.rename = lambda old, new: killed() if ".new-" in old.name else rename(old, new)
+else:
+    whole.shutil.rmtree = killed
+with whole.written_whole(place, lambda _: None) as folder:
+    (folder / "number").write_text("2")
+    if moment == "before":
+        killed()
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGKILL")
+@pytest.mark.parametrize(("moment", "number"), [("before", "1"), ("after", "2"), ("between", "1")])
+def test_killed_while_saving(tmp_path, moment, number):
+    """What is there is whole, and the next save to the same place removes what the killed one left behind."""
+    place = tmp_path / "saved"
+    with written_whole(place, lambda _: None) as folder:
+        (folder / "number").write_text("1")
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(place), moment], capture_output=True, timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 2
+    recover(place)
+    assert (place / "number").read_text() == number
+    with written_whole(place, lambda _: None) as folder:
+        (folder / "number").write_text("3")
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+    assert (place / "number").read_text() == "3"
+
+
+def test_what_another_process_is_writing_is_left_alone(tmp_path):
+    with written_whole(tmp_path / "saved", lambda _: None) as folder:
+        with written_whole(tmp_path / "saved", lambda _: None) as second:
+            (second / "number").write_text("1")
+        assert folder.exists()
+        (folder / "number").write_text("2")
+    assert (tmp_path / "saved" / "number").read_text() == "2"
+
+
+def test_where_folders_cannot_be_locked_what_is_old_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr("telescope.models.files.whole._lock", lambda folder: None)
+    new, old = (tmp_path / f".saved.new-0000000{number}" for number in range(2))
+    for folder in (new, old):
+        folder.mkdir()
+    os.utime(old, (0, 0))
+    recover(tmp_path / "saved")
+    assert list(tmp_path.iterdir()) == [new]
+
+
 def test_save_that_fails_at_the_last_moment_puts_the_old_one_back(tmp_path, monkeypatch):
     first = small()
     first.save(tmp_path / "saved")
+    monkeypatch.setattr("telescope.models.files.whole._exchange", lambda one, other: False)
     rename, path = type(tmp_path).rename, tmp_path / "saved"
 
     def fails(source, target):

@@ -135,9 +135,21 @@ def serve(
     open_page: Annotated[bool, typer.Option("--open", help="in a browser")] = False,
 ) -> None:
     """Serve the explorer: the recordings given, and any sentence, on a page for this machine. Ctrl-C ends it."""
+    from ..models import LoadError
+
     explorer = _explorer()
     library = explorer.Library(None if model is None else {name: name for name in model})
-    opened = [library.open(folder) for some in runs or () for folder in explorer.recordings(some)]
+    folders = [folder for some in runs or () for folder in explorer.recordings(some)]
+    opened, broken = [], []
+    for folder in folders:
+        try:
+            opened.append(library.open(folder))
+        except LoadError as problem:
+            broken.append(problem)
+    if broken and not opened:
+        raise broken[0]
+    for reason in broken:
+        print(f"telescope: a recording is left out: {reason}", file=sys.stderr)
     path = f"/s/{opened[0].name}/heads" if opened else "/"
     explorer.serve(library, host=host, port=port, path=path, browse=open_page)
 

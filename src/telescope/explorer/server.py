@@ -82,11 +82,11 @@ def configured(served: ASGIApp) -> uvicorn.Config:
 
 
 def recordings(place: Path) -> list[Path]:
-    """The folder itself where it is a recording; otherwise those in it."""
+    """The folder itself where it is a recording; otherwise those in it. Hidden ones are skipped."""
     there = paths.existing(place)
     if not there.is_dir() or (there / FILE).is_file():
         return [there]
-    found = sorted(folder for folder in there.iterdir() if (folder / FILE).is_file())
+    found = sorted(name for name in there.iterdir() if name.name[0] != "." and (name / FILE).is_file())
     if not found:
         raise ValueError(
             f"{place} is no recording and holds none; telescope watch --out {place}/run.telescope makes one"
