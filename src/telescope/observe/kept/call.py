@@ -176,10 +176,14 @@ class Call(ABC):
 
     def head(self, number: SupportsIndex) -> Survey:
         """The survey of one head, by its number in the model."""
+        return self.survey().head(self._place(number))
+
+    def _place(self, number: SupportsIndex) -> int:
+        """Where the head of this number stands among those that were kept."""
         number = whole_number("head", number)
         if number not in self.heads:
             raise ValueError(f'there is no head {number} of "{self.name}"; kept are {", ".join(map(str, self.heads))}')
-        return self.survey().head(self.heads.index(number))
+        return self.heads.index(number)
 
     def trace(self, tokens: Tokens | None = None) -> Trace:
         """Every step; see ts.trace. A training step's dropout, thrown by dice, is left out of it."""

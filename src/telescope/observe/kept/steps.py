@@ -1,9 +1,12 @@
 """Queries and keys, or everything that the steps are made of."""
 
+from typing import SupportsIndex
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ...attention.heads import key_heads_of, of_heads
 from ...engines import autocast
 from ..ran import Ran
 from ..survey import Survey, survey
@@ -17,9 +20,10 @@ class QueriesKeys(Call):
 
     keep = "queries-keys"
     _surveys: dict[tuple[int, Size], Survey] | None = None
+    _heads: dict[int, Survey] | None = None
 
     def _put(self, ran: Ran, known: int) -> None:
-        self._surveys = None
+        self._surveys = self._heads = None
         if ran.lse is not None and ("lse" in self._parts or "queries" not in self._parts):
             self._grow("lse", ran.lse)
         else:  # of some queries it would be of no use
@@ -42,6 +46,20 @@ class QueriesKeys(Call):
             seen = survey(queries, keys, self.kept_attention(), top=wanted[0], map=map)
         self._surveys = {**(self._surveys or {}), wanted: seen}
         return seen
+
+    def head(self, number: SupportsIndex) -> Survey:
+        """The survey of one head, by its number in the model. The other heads are not computed."""
+        place, heads = self._place(number), len(self.heads)
+        if self._surveys and (TOP, self.size) in self._surveys:
+            return self._surveys[TOP, self.size].head(place)
+        if self._heads is None or place not in self._heads:
+            which = torch.tensor([place])
+            serving = key_heads_of(which, heads, self.keys.shape[1]).tolist()
+            queries, keys = self._where_it_ran(self.queries[:, [place]]), self._where_it_ran(self.keys[:, serving])
+            with autocast.off(queries.device):
+                seen = survey(queries, keys, of_heads(self.kept_attention(), which, heads), top=TOP)
+            self._heads = {**(self._heads or {}), place: seen}
+        return self._heads[place]
 
     @property
     def queries(self) -> Float[Tensor, "batch heads query d_q"]:
