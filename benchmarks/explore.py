@@ -72,7 +72,7 @@ def recorded(n: int, place: Path, *, sums: bool) -> Path:
     recording = Recording("Made", ["blocks.0.self"], "queries-keys", Keeping(), lambda ids: f"w{ids[0]}")
     ran = Ran(queries[None, None], keys[None, None], keys[None, None, :, :1], attention, (0,), 0.0, query_ids=ids[None])
     recording.record("blocks.0.self", ran._replace(lse=torch.cat(parts)[None, None] if sums else None))
-    recording.save(place)
+    recording.save(place, replace=True)
     return place
 
 

@@ -49,6 +49,21 @@ def test_a_text_is_read(folder, command, name, layer):
     assert recording.heads()[0].punctuation >= 0
 
 
+def test_a_recording_is_not_replaced_unless_asked(folder, command):
+    out = folder / "run.telescope"
+    given = ("watch", "--model", f"{folder / 'ours'}", "--text", f"{folder / 'text.txt'}", "--out", f"{out}")
+    assert command(*given)[0] == 0
+    before = (out / "recording.json").read_bytes()
+    code, told, complaint = command(*given, "--keep", "steps")
+    assert (code, told) == (2, "")
+    assert complaint.count("\n") == 1
+    assert "holds a recording already, of GPT" in complaint
+    assert complaint.endswith("--replace replaces it\n")
+    assert (out / "recording.json").read_bytes() == before
+    assert command(*given, "--keep", "steps", "--replace")[0] == 0
+    assert ts.open(out).keep == "steps"
+
+
 def test_it_goes_on_writing(folder, command):
     code, told, _ = command(
         "watch", "--model", f"{folder / 'llama'}", "--text", f"{folder / 'text.txt'}", "--write", "4", "--json"

@@ -2,6 +2,7 @@
 
 import json
 import os
+from random import Random
 
 import pytest
 import torch
@@ -88,7 +89,7 @@ def test_saving_is_whole_or_not_at_all(tmp_path, monkeypatch):
     before = sorted(os.listdir(folder))
     monkeypatch.setattr(save, "write_json", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        run(keep="steps").save(folder)
+        run(keep="steps").save(folder, replace=True)
     assert sorted(os.listdir(folder)) == before
     assert os.listdir(tmp_path) == ["run.telescope"]
     assert ts.open(folder).keep == "summaries"
@@ -99,7 +100,7 @@ def test_saving_is_whole_or_not_at_all(tmp_path, monkeypatch):
 
 def test_a_recording_takes_the_place_of_a_recording_alone(tmp_path):
     folder = saved(tmp_path)
-    run(keep="steps").save(folder)
+    run(keep="steps").save(folder, replace=True)
     assert ts.open(folder).keep == "steps"
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
@@ -108,14 +109,103 @@ def test_a_recording_takes_the_place_of_a_recording_alone(tmp_path):
         with pytest.raises(ValueError, match="is no recording, so it is left alone"):
             run().save(tmp_path / name)
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+    (folder / "notes.txt").write_text("what I saw")
+    with pytest.raises(ValueError, match=r"holds notes\.txt beside a recording, which would be lost"):
+        run().save(folder, replace=True)
+
+
+def test_a_recording_is_replaced_only_if_somebody_says_so(tmp_path):
+    folder = saved(tmp_path, keep="steps")
+    with pytest.raises(ValueError, match=r"holds a recording already, of Translator, keep='steps'.*replace=True"):
+        run().save(folder)
+    assert ts.open(folder).keep == "steps"
+    run().save(folder, replace=True)
+    assert ts.open(folder).keep == "summaries"
+    (tmp_path / "empty").mkdir()
+    run().save(tmp_path / "empty")
+
+
+# ---------------------------------------------------------------------------------------------------------- checksums
+
+
+def flipped(file, at):
+    contents = bytearray(file.read_bytes())
+    contents[at] ^= 0x10
+    file.write_bytes(contents)
+
+
+@pytest.mark.parametrize("keep", KEEPS)
+def test_every_byte_of_a_recording_counts(tmp_path, keep):
+    """A flipped byte is found when the numbers are read, wherever in a file it is."""
+    folder, dice = saved(tmp_path, keep=keep), Random(0)
+    for name in sorted(os.listdir(folder)):
+        file = folder / name
+        whole = file.read_bytes()
+        for at in [*dice.sample(range(len(whole)), 12), len(whole) - 1]:
+            if name == "recording.json" and whole[at : at + 1].isspace():
+                continue
+            flipped(file, at)
+            with pytest.raises(ts.LoadError) as problem:
+                everything(ts.open(folder))
+            assert "\n" not in str(problem.value)
+            file.write_bytes(whole)
+    everything(ts.open(folder))
+
+
+def everything(recording):
+    return {name: [part.tensor for part in watched.call.parts.values()] for name, watched in recording.items()}
+
+
+def test_what_nobody_asks_for_is_not_read(tmp_path):
+    """Opening checks the manifest alone; a tensor is compared with its checksum when it is read."""
+    folder = saved(tmp_path, keep="queries-keys")
+    flipped(folder / "1.safetensors", -1)
+    opened = ts.open(folder)
+    opened[opened.names[0]].survey()
+    with pytest.raises(ts.LoadError, match=r'1\.safetensors: tensor "\w+" is not what was saved, by its checksum'):
+        opened[opened.names[1]].survey()
+
+
+def test_a_recording_without_checksums_still_opens(tmp_path):
+    """Those that earlier versions wrote."""
+    folder = saved(tmp_path)
+    manifest(lambda said: None)(folder)
+    assert "crc32" not in (folder / "recording.json").read_text()
+    assert len(everything(ts.open(folder))) == 6
+
+
+def test_a_head_is_surveyed_alone(tmp_path, monkeypatch):
+    """`head` of queries and keys computes that head and no other."""
+    opened, other = (ts.open(saved(tmp_path / name, keep="queries-keys")) for name in "ab")
+    heads = []
+
+    def counted(queries, *rest, **options):
+        heads.append(queries.shape[1])
+        return ts.survey(queries, *rest, **options)
+
+    monkeypatch.setattr("telescope.observe.kept.steps.survey", counted)
+    for name, watched in opened.items():
+        for number in watched.call.heads:
+            one, of_all = watched.head(number), other[name].survey().head(number)
+            for numbers in ("lse", "received", "entropy", "top_weights"):
+                assert_close(getattr(one.summary, numbers), getattr(of_all.summary, numbers))
+            assert torch.equal(one.top.keys, of_all.top.keys)
+            assert_close(one.map(1, 2), of_all.map(1, 2))
+            assert watched.head(number) is one
+    assert set(heads) == {1, 4, 2}
+    assert heads.count(1) == sum(len(watched.call.heads) for watched in opened.values())
 
 
 # ------------------------------------------------------------------------------------------------------ what is refused
 
 
 def manifest(change):
+    """Change recording.json; as it has no checksums then, the change itself is what is found."""
+
     def spoil(folder):
         said = json.loads((folder / "recording.json").read_text())
+        for part in (said, *(call for attention in said["attentions"] for call in attention["calls"])):
+            part.pop("crc32", None)
         change(said)
         (folder / "recording.json").write_text(json.dumps(said))
 

@@ -79,6 +79,7 @@ def watch(
     ],
     text: Annotated[Path, typer.Option(help="the text that it reads")],
     out: Annotated[Path | None, typer.Option(help="where the recording is saved, for ts.open and the explorer")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="where --out holds a recording, replace it")] = False,
     layers: Annotated[str | None, typer.Option(help='which attentions: a name, "decoder.*", or a number')] = None,
     keep: Annotated[str, typer.Option(help="summaries, queries-keys or steps")] = "summaries",
     store: Annotated[str, typer.Option(help="where it is kept meanwhile: device, ram or disk")] = "device",
@@ -89,6 +90,7 @@ def watch(
     plain: Plain = False,
 ) -> None:
     """Let a model read a text, look at every head, and say what kind each is."""
+    from ..observe.saved.save import must_be_free
     from ..tasks.look import look, to_json
     from ..words import size
 
@@ -96,6 +98,8 @@ def watch(
         contents = text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
         raise ValueError(f"--text {text} cannot be read: {problem}") from None
+    if out is not None:  # said before the text is read, which may take long
+        must_be_free(out, replace=replace, way="--replace replaces it")
     chosen = int(layers) if layers is not None and layers.lstrip("-").isdecimal() else layers
     with Progress(console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("reading", total=None)
@@ -112,7 +116,7 @@ def watch(
         )
     recording = reading.recording
     if out is not None:
-        recording.save(out)
+        recording.save(out, replace=replace)
     if as_json:
         print(to_json(reading))
         return

@@ -82,7 +82,7 @@ GET  /runs/{run}/export         ?l&h&i&b&format=html|json   a file with everythi
 
 Errors are {"error": {"code": "unknown-run", "message": "one sentence"}}:
     400 bad-parameter, bad-json     401 no-token     403 bad-host, bad-origin     404 unknown-run, unknown, no-tile
-    405 method     408 slow     409 not-kept, too-long     413 too-large    415 not-json     422 text
+    405 method     408 slow     409 not-kept, too-long, damaged     413 too-large    415 not-json     422 text
     503 busy (with Retry-After)
 """
 
@@ -93,6 +93,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+from ..models import LoadError
 from .asked import Asked
 from .between import alignment, sharpest
 from .export import exported, page
@@ -139,6 +140,9 @@ class Api:
         began = perf_counter()
         try:
             answered = self._answer(method, path, parameters, body)
+        except LoadError as problem:
+            said = {"error": {"code": "damaged", "message": str(problem)}}
+            return Answer(409, _json(said))
         except Refusal as refusal:
             said = {"error": {"code": refusal.code, "message": refusal.message}}
             return Answer(refusal.status, _json(said))

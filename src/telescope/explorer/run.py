@@ -93,7 +93,7 @@ class Looked:
         if max(self.size) > 2 * ALIGNED or max(rows, columns) > ALIGNED:
             lacking.setdefault("alignment", f"{rows:,} x {columns:,} words are too many for ribbons; see the map")
         stream = self.call.parts.get("before")
-        if stream is None or stream.tensor.shape[1] != self.call.size[0]:
+        if stream is None or stream.shape[1] != self.call.size[0]:
             lacking["geometry"] = (
                 f'the residual stream around "{self.name}" was not kept; keep="steps" has it of our models'
             )
@@ -117,7 +117,7 @@ class Looked:
             "n_q": queries,
             "n_k": keys,
             "d_k": facts.shape[3],
-            "d_v": self.call.values.shape[-1] if isinstance(self.call, Steps) else None,
+            "d_v": self.call.parts["values"].shape[-1] if isinstance(self.call, Steps) else None,
             "formula": self.call.attention.formula(facts.shape[3]),
             "mask": repr(self.call.attention.mask),
             "has": {what: what not in self.why_not for what in has},

@@ -17,6 +17,11 @@ class Part(ABC):
     def tensor(self) -> Shaped[Tensor, "..."]: ...
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Known without reading a file."""
+        return tuple(self.tensor.shape)
+
+    @property
     @abstractmethod
     def nbytes(self) -> int: ...
 

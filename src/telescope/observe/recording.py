@@ -178,9 +178,10 @@ class Recording(Mapping[str, Watched]):
         """Every head and what kind it is, the clearest of each kind first."""
         return heads_of(self._calls, self.decode).sort()
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """As a folder, which ts.open opens; written whole or not at all."""
-        save_recording(path, self.model, self.keep, self.decode, self._calls)
+    def save(self, path: str | os.PathLike[str], *, replace: bool = False) -> None:
+        """Write a folder, which ts.open opens, whole or not at all. A recording that is there already stays, and is a
+        ValueError, unless it is to be replaced."""
+        save_recording(path, self.model, self.keep, self.decode, self._calls, replace=replace)
 
     @property
     def nbytes(self) -> int:

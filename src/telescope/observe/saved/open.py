@@ -18,26 +18,31 @@ from ...models.files.tensors import BYTES, header
 from ..growing import Part
 from ..kept import KEEP, Call
 from ..recording import Recording
+from . import checksums
 from .manifest import FILE, KIND, VERSION, facts_of_json, must_be_told_right
 
 
 class Filed(Part):
-    """Numbers in a file, read when they are asked for."""
+    """Numbers in a file, read when they are asked for, and then compared with their checksum, where there is one."""
 
-    def __init__(self, file: Path, name: str, size: int) -> None:
-        self.file, self.name, self.size = file, name, size
+    def __init__(self, file: Path, name: str, kind: str, shape: tuple[int, ...], checksum: int | None) -> None:
+        self.file, self.name, self.kind, self.size, self.checksum = file, name, kind, shape, checksum
 
     @property
     def tensor(self) -> Shaped[Tensor, "..."]:
         return self._read
 
     @property
-    def nbytes(self) -> int:
+    def shape(self) -> tuple[int, ...]:
         return self.size
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.size) * BYTES[self.kind]
 
     @cached_property
     def _read(self) -> Tensor:
-        return _read(self.file, self.name)
+        return _read(self.file, self.name, self.checksum)
 
 
 def open_recording(path: str | os.PathLike[str]) -> Recording:
@@ -53,6 +58,8 @@ def open_recording(path: str | os.PathLike[str]) -> Recording:
             f"{where} is of version {said.get('version')!r}, and this Telescope reads version {VERSION}; "
             "open it with the one that wrote it"
         )
+    if "crc32" in said and said["crc32"] != checksums.of_manifest(said):
+        raise LoadError(f"{where} is not what was saved, by its checksum: it was damaged, or changed by hand")
     match said:
         case {"model": str(model), "keep": str(keep), "tokens": dict(texts), "attentions": [*attentions]} if (
             keep in KEEP and all(isinstance(text, str) for text in texts.values())
@@ -82,24 +89,40 @@ def _call(folder: Path, keep: str, name: str, said: Any, where: str) -> Call:
     if not isinstance(file, str) or {"/", "\\", "\0"} & set(file) or not file.endswith(".safetensors"):
         raise LoadError(f"{where} names {file!r}, which is no safetensors file in the same folder")
     described = header(folder / file)
-    tensors = {it: _read(folder / file, it) for it in described if it.startswith("attention.")}
+    sums = _checksums(said.get("crc32"), where)
+    tensors = {it: _read(folder / file, it, sums.get(it)) for it in described if it.startswith("attention.")}
     attention = meant(said.get("attention"), tensors, where)
     if not isinstance(attention, Attention):
         raise LoadError(f"{where} has no definition")
     facts = facts_of_json(name, said, attention, where)
     must_be_told_right(keep, facts, described, str(folder / file))
+    if sums and (differ := sorted(sums.keys() ^ described.keys())):
+        raise LoadError(f'{where} has a checksum or {file} a tensor "{differ[0]}", and not both')
     parts = {
-        it: Filed(folder / file, it, prod(shape) * BYTES[kind])
+        it: Filed(folder / file, it, kind, shape, sums.get(it))
         for it, (kind, shape) in described.items()
         if not it.startswith("attention.")
     }
     return KEEP[keep].opened(facts, parts)
 
 
-def _read(file: Path, name: str) -> Tensor:
+def _checksums(said: Any, where: str) -> dict[str, int]:
+    """Of every tensor of a file; recordings of earlier versions have none."""
+    if said is None:
+        return {}
+    if not isinstance(said, dict) or not said or not all(type(it) is int for it in said.values()):
+        raise LoadError(f"{where} has checksums that are no numbers: {str(said)[:80]}")
+    return said
+
+
+def _read(file: Path, name: str, checksum: int | None) -> Tensor:
     try:
         with safe_open(file, "pt") as opened:
             tensor: Tensor = opened.get_tensor(name)
     except (SafetensorError, OSError) as problem:
         raise LoadError(f'{file}: tensor "{name}" cannot be read: {problem}') from None
+    if checksum not in (None, checksums.of_tensor(tensor)):
+        raise LoadError(
+            f'{file}: tensor "{name}" is not what was saved, by its checksum: the file was damaged or changed'
+        )
     return tensor
