@@ -2,15 +2,23 @@
 
 import json
 import os
+from functools import reduce
 from random import Random
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 import telescope as ts
+from strategies import definitions, shapes
+from telescope.attention.heads import of_heads
+from telescope.attention.later import of_later_keys
+from telescope.attention.sequences import of_sequences
 from telescope.layers import Attend
+from telescope.models.files.definitions import meant, told
 from telescope.observe.saved import save
 from watching import KEEPS, Museum, Translator, filled, sequence
 
@@ -141,7 +149,7 @@ def test_every_byte_of_a_recording_counts(tmp_path, keep):
     for name in sorted(os.listdir(folder)):
         file = folder / name
         whole = file.read_bytes()
-        for at in [*dice.sample(range(len(whole)), 12), len(whole) - 1]:
+        for at in [*dice.sample(range(len(whole)), 5), len(whole) - 1]:
             if name == "recording.json" and whole[at : at + 1].isspace():
                 continue
             flipped(file, at)
@@ -268,6 +276,76 @@ SPOILT = {
     "two of one name": (manifest(lambda said: said["attentions"].append(said["attentions"][0])), "two attentions"),
     "keep that is none": (manifest(lambda said: said.update(keep="all")), "lacks its model, keep"),
 }
+
+
+HOSTILE = {
+    "a text for a mask": ("mask", "causal", "field \"mask\" of Attention is 'causal', which is of another type"),
+    "a mask for a score": ("score", {"is": "Causal"}, 'field "score" of Attention'),
+    "a function for a bias": ("bias", {"normalizer": "softmax"}, 'field "bias" of Attention'),
+    "a base": ("mask", {"is": "Mask"}, "no part of one"),
+    "a truth for a number": ("scale", True, 'field "scale" of Attention'),
+    "a number of 1,300 bits": ("scale", 10**400, 'field "scale" of Attention'),
+    "a window of a third": ("mask", {"is": "Window", "size": 1 / 3}, 'field "size" of Window'),
+    "no masks together": ("mask", {"is": "Both", "masks": []}, "combines no masks"),
+    "a field too much": ("mask", {"is": "Window", "sizes": 3}, 'Window has no field "sizes"; did you mean "size"?'),
+    "a field too few": ("mask", {"is": "Window"}, 'Window lacks its field "size"'),
+    "a mask nested deep": (
+        "mask",
+        reduce(lambda mask, _: {"is": "Opposite", "mask": mask}, range(300), {"is": "Causal"}),
+        "nested more than 32 deep",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_definition_is_of_the_types_that_its_classes_declare(name, tmp_path):
+    field, value, word = HOSTILE[name]
+    folder = saved(tmp_path)
+    manifest(lambda said: call_of(said)["attention"].__setitem__(field, value))(folder)
+    with pytest.raises(ts.LoadError) as problem:
+        ts.open(folder)
+    assert word in str(problem.value)
+    assert "\n" not in str(problem.value)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_every_definition_comes_back(data):
+    """As it was, whatever it is made of; of some heads, some sequences and later keys, too."""
+    shape = data.draw(shapes())
+    attention = data.draw(definitions(shape))
+    for part in (
+        attention,
+        of_heads(attention, torch.tensor([shape.heads - 1]), shape.heads),
+        of_sequences(attention, torch.tensor([shape.batch - 1]), shape.batch),
+        of_later_keys(attention, 3),
+    ):
+        tensors = {}
+        said = json.loads(json.dumps(told(part, tensors)))
+        assert meant(said, tensors, "here") == part or "untold" in str(said)
+
+
+@pytest.mark.parametrize("name", ["recording.json", "0.safetensors"])
+def test_a_file_of_a_recording_is_no_link_out_of_it(name, tmp_path):
+    folder = saved(tmp_path)
+    (folder / name).rename(tmp_path / "secret")
+    (folder / name).symlink_to(tmp_path / "secret")
+    with pytest.raises(ts.LoadError, match=r"is a link to .*secret, out of the recording"):
+        ts.open(folder)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(ts.LoadError, match=r"is not a file"):
+        ts.open(folder)
+
+
+def test_keys_that_are_none_are_refused_when_they_are_read(tmp_path):
+    folder = saved(tmp_path)
+    manifest(lambda said: None)(folder)
+    tensors = load_file(folder / "0.safetensors")
+    tensors["top_keys"][0, 0, 0, 0] = 10**6
+    save_file(tensors, folder / "0.safetensors")
+    with pytest.raises(ts.LoadError, match=r'"top_keys" names keys beyond the 5'):
+        ts.open(folder).heads()
 
 
 @pytest.mark.parametrize("name", SPOILT)

@@ -172,8 +172,10 @@ def _times(scale: float | None, d_k: int | str) -> str:
         return f" / √{d_k}"
     if scale == 1.0:
         return ""
-    square = 1.0 / scale**2 if scale > 0 else 0.0
-    return f" / √{round(square)}" if square >= 1 and abs(square - round(square)) < 1e-6 * square else f" · {scale:g}"
+    root = 1.0 / scale if scale > 0 else 0.0
+    square = root * root  # infinite for a tiny scale, where root**2 would raise
+    known = 1 <= square < 2**53 and abs(square - round(square)) < 1e-6 * square
+    return f" / √{round(square)}" if known else f" · {scale:g}"
 
 
 def _differs(attention: Attention, field: Any) -> bool:

@@ -76,6 +76,10 @@ class Mask(Value):
 class Combination(Mask):
     masks: tuple[Mask, ...]
 
+    def __post_init__(self) -> None:
+        if not self.masks:
+            raise ValueError(f"{type(self).__name__} combines no masks; it takes one at least")
+
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
         for mask in self.masks:
             mask.check(batch=batch, heads=heads, queries=queries, keys=keys)

@@ -1,9 +1,13 @@
 """A definition of an attention as JSON, its tensors beside it, and back."""
 
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from jaxtyping import Bool, Float
+import torch
+from jaxtyping import AbstractArray, Bool, Float, jaxtyped
 from torch import Tensor, nn
 
 from ...attention import (
@@ -24,7 +28,9 @@ from ...attention import (
     softmax,
     written,
 )
+from ...attention.numbering import Numbering
 from ...attention.values import Value
+from ...words import hint
 from .errors import LoadError
 
 _PARTS = (mask, masks, biases, scores, numbering, heads, queries, sequences, later, written)
@@ -34,7 +40,11 @@ KINDS: dict[str, type[Value]] = {
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Value) and kind.__module__ == module.__name__
 } | {"Attention": Attention}
+for _ in ("Mask", "Combination", "Bias", "Score", "Numbering", "OfPositions"):  # bases, and what a function is put into
+    del KINDS[_]
 NORMALIZERS = {"softmax": softmax, "by_sum": by_sum}
+DEEPEST = 32  # levels of a definition; what is saved has a handful
+LARGEST = 2**62  # of a whole number: two of them still add up to one that a tensor can hold
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,8 +126,10 @@ def _unsaid(said: Any) -> str | None:
     return None
 
 
-def meant(said: Any, tensors: dict[str, Tensor], where: str) -> Any:
-    """What the JSON says."""
+def meant(said: Any, tensors: dict[str, Tensor], where: str, depth: int = 0) -> Any:
+    """What the JSON says: every field of it is of the type that its class declares."""
+    if depth > DEEPEST:
+        raise LoadError(f"{where}: its definition is nested more than {DEEPEST} deep")
     match said:
         case {"tensor": str(name), "parameter": True} if name in tensors:
             if not isinstance(tensors[name], nn.Parameter):  # the next one of this name is the same parameter
@@ -134,13 +146,70 @@ def meant(said: Any, tensors: dict[str, Tensor], where: str) -> Any:
         case {"untold": "bias", "name": str(name)}:
             return UntoldBias(name)
         case {"is": str(name)} if name in KINDS:
-            given = {str(part): meant(it, tensors, where) for part, it in said.items() if part != "is"}
+            kind: Any = KINDS[name]
+            kinds = _fields_of(kind)
+            given = {part: meant(it, tensors, where, depth + 1) for part, it in said.items() if part != "is"}
+            for part, value in given.items():
+                if part not in kinds:
+                    raise LoadError(f'{where}: {name} has no field "{part}"; {hint(part, kinds)}')
+                if not _is(value, kinds[part]):
+                    raise LoadError(f'{where}: field "{part}" of {name} is {_short(value)}, which is of another type')
+            lacking = [field.name for field in fields(kind) if field.default is MISSING and field.name not in given]
+            if lacking:
+                raise LoadError(f'{where}: {name} lacks its field "{lacking[0]}"')
             try:
-                return KINDS[name](**given)
-            except (TypeError, ValueError, AttributeError) as problem:
+                made = kind(**given)
+            except (TypeError, ValueError) as problem:
                 raise LoadError(f"{where}: its {name} is none: {problem}") from None
+            if isinstance(made, Numbering):
+                _must_be_numbers_of_the_whole(made, where)
+            return made
         case list():
-            return tuple(meant(part, tensors, where) for part in said)
+            return tuple(meant(part, tensors, where, depth + 1) for part in said)
         case None | bool() | int() | float() | str():
             return said
     raise LoadError(f"{where}: its definition holds {str(said)[:80]}, which is no part of one")
+
+
+@cache
+def _fields_of(kind: Any) -> dict[str, Any]:
+    """The fields of a class, and the type of each."""
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """Whether a value is of the type that a field declares. A function is none but where nothing else is possible."""
+    options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return any(_is_one(value, option, alone=len(options) == 1) for option in options)
+
+
+def _is_one(value: Any, kind: Any, alone: bool) -> bool:
+    if kind in (int, float) and type(value) is int:
+        return abs(value) < LARGEST
+    if get_origin(kind) is tuple:
+        kinds = get_args(kind)
+        kinds = kinds[:1] * len(value) if kinds[1:] == (...,) and isinstance(value, tuple) else kinds
+        return type(value) is tuple and len(value) == len(kinds) and all(map(_is, value, kinds))
+    if get_origin(kind) is Callable:
+        return alone and value in NORMALIZERS.values()
+    if kind is NoneType or not issubclass(kind, AbstractArray):
+        return isinstance(value, kind) and not isinstance(value, bool)
+    if not isinstance(value, Tensor):
+        return False
+    whole = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+    with jaxtyped("context"):  # the axes of other tensors may be named alike
+        return isinstance(value.long() if whole else value, kind)  # unsigned ones are whole numbers too
+
+
+def _must_be_numbers_of_the_whole(numbering: Numbering, where: str) -> None:
+    """What is taken from a whole is a part of it."""
+    of, which = getattr(numbering, "of", None), getattr(numbering, "which", None)
+    whole = of[0] if isinstance(of, tuple) else of
+    right = which is None or whole is None or not which.numel() or (which.min() >= 0 and which.max() < whole)
+    if not right or getattr(numbering, "gone", 0) < 0:
+        raise LoadError(f"{where}: its {type(numbering).__name__} numbers what is not in the whole")
+
+
+def _short(value: Any) -> str:
+    return f"a tensor of {value.dtype}, {list(value.shape)}" if isinstance(value, Tensor) else repr(value)[:80]

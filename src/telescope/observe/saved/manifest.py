@@ -1,17 +1,29 @@
 """What recording.json says of a call, and which tensors it must then have."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from ...attention import Attention
+from ...attention import Attention, Bias, Mask
+from ...attention.heads import SomeHeads
+from ...attention.mask import Combination, Opposite
+from ...attention.numbering import Numbering, Renumbered, RenumberedBias
+from ...attention.queries import SomeQueries
+from ...attention.sequences import SomeSequences
 from ...models.files.errors import LoadError
+from ...models.files.tensors import DTYPES
 from ..kept import Facts
 
 FILE = "recording.json"
 KIND, VERSION = "telescope recording", 1
 
 Shape = tuple[int | None, ...]  # None is any
+IDS = ("top_keys", "query_ids", "key_ids")  # whole numbers; all else is floating-point
+LARGEST = 2**31  # of a size: tensors of such sizes can still be described
+
+
+FLOATS = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
 
 
 def must_have(keep: str, facts: Facts) -> dict[str, Shape]:
@@ -65,21 +77,22 @@ def facts_of_json(name: str, said: Any, attention: Attention, where: str) -> Fac
         case {
             "heads": [*heads],
             "dropout": int() | float() as dropout,
-            "queries": int(queries),
-            "keys": int(keys),
+            "queries": queries,
+            "keys": keys,
             "rows": None | list() as rows,
-            "batch": int(batch),
-            "key_heads": int(key_heads),
-            "d_q": int(d_q),
-            "d_k": int(d_k),
+            "batch": batch,
+            "key_heads": key_heads,
+            "d_q": d_q,
+            "d_k": d_k,
             "dtype": str(dtype),
             "engine": None | str() as engine,
-            "map": None | [int(), int()] as pooled,
+            "map": None | [_, _] as pooled,
         } if (
-            all(type(number) is int and number >= 0 for number in heads)
-            and min(queries, keys, batch, key_heads, d_q, d_k) >= 0
-            and isinstance(getattr(torch, dtype, None), torch.dtype)
-            and all(type(row) is int and 0 <= row < queries for row in rows or ())
+            all(_is_size(number) for number in (*heads, queries, keys, batch, key_heads, d_q, d_k, *(pooled or ())))
+            and 0 <= dropout <= 1
+            and len(set(heads)) == len(heads)
+            and dtype in FLOATS
+            and all(_is_size(row) and row < queries for row in rows or ())
         ):
             pass
         case _:
@@ -92,17 +105,50 @@ def facts_of_json(name: str, said: Any, attention: Attention, where: str) -> Fac
         size=(queries, keys),
         rows=rows,
         shape=(batch, key_heads, d_q, d_k),
-        dtype=getattr(torch, dtype),
+        dtype=FLOATS[dtype],
         device=torch.device("cpu"),
         engine=engine,
         recorded=None if pooled is None else (pooled[0], pooled[1]),
     )
-    sizes = {"batch": batch, "heads": len(heads), "queries": queries, "keys": keys, "d_q": d_q, "d_k": d_k}
+    if len(heads) % max(key_heads, 1) or (heads and not key_heads):
+        raise LoadError(f"{where}: key_heads={key_heads} does not divide its {len(heads)} heads")
+    if batch * max(len(heads), 1) * max(queries, keys, 1) * max(d_q, d_k, 1) >= LARGEST**2:
+        raise LoadError(f"{where} speaks of more numbers than a tensor can hold")
+    sizes = {"batch": batch, "heads": len(heads), "queries": queries, "keys": keys}
     try:
-        attention.check(**sizes)
+        attention.check(**sizes, d_q=d_q, d_k=d_k)
+        for part in (attention.mask, attention.bias):
+            _check_numbers(part, **sizes)
     except (TypeError, ValueError) as problem:
         raise LoadError(f"{where}: its definition does not fit it: {problem}") from None
     return facts
+
+
+def _is_size(number: object) -> bool:
+    return type(number) is int and 0 <= number < LARGEST
+
+
+def _check_numbers(part: object, **size: int) -> None:
+    """Raise a ValueError where a mask or a bias of a whole is asked about another part than it was made for."""
+    for inner in _inside(part):
+        _check_numbers(inner, **size)
+    if not isinstance(part, Renumbered | RenumberedBias):
+        return
+    axes: dict[type[Numbering], str] = {SomeHeads: "heads", SomeQueries: "queries", SomeSequences: "batch"}
+    axis, numbering = axes.get(type(part.numbering)), part.numbering
+    which: Any = getattr(numbering, "which", ())
+    if axis is not None and len(which) != size[axis]:
+        raise ValueError(f"{type(numbering).__name__} numbers {len(which)} of {axis}, and there are {size[axis]}")
+    if isinstance(numbering, SomeQueries) and numbering.of[1] != size["keys"]:
+        raise ValueError(f"{type(numbering).__name__} is of {numbering.of[1]} keys, and there are {size['keys']}")
+    _check_numbers(part.mask if isinstance(part, Renumbered) else part.bias, **numbering.whole(**size))
+
+
+def _inside(part: object) -> Iterator[Mask | Bias]:
+    if isinstance(part, Combination):
+        yield from part.masks
+    elif isinstance(part, Opposite):
+        yield part.mask
 
 
 def must_be_told_right(keep: str, facts: Facts, header: dict[str, tuple[str, tuple[int, ...]]], where: str) -> None:
@@ -112,11 +158,20 @@ def must_be_told_right(keep: str, facts: Facts, header: dict[str, tuple[str, tup
         if name not in header:
             raise LoadError(f'{where} has no tensor "{name}", which keep="{keep}" keeps')
         _must_fit(name, header[name][1], shape, where)
-    for name, (_, shape) in header.items():
+    for name, (kind, shape) in header.items():
+        if name.startswith("attention."):
+            continue
         if name in possible:
             _must_fit(name, shape, possible[name], where)
-        elif name not in needed and not name.startswith("attention."):
+        elif name not in needed:
             raise LoadError(f'{where} has a tensor "{name}", which no recording has')
+        if (kind[0] == "I") != (name in IDS) or (name not in IDS and kind not in DTYPES):
+            right = "whole numbers" if name in IDS else f"one of {', '.join(DTYPES)}"
+            raise LoadError(f'{where}: tensor "{name}" is {kind}, and {right} would be right')
+    if keep == "summaries" and header["top_keys"][1] != header["top_weights"][1]:
+        raise LoadError(f'{where}: tensors "top_keys" and "top_weights" have different shapes')
+    if (facts.recorded is None) != ("map" not in header):
+        raise LoadError(f"{where} has a map and {FILE} says none, or the other way round")
 
 
 def _must_fit(name: str, shape: tuple[int, ...], wanted: Shape, where: str) -> None:

@@ -25,8 +25,12 @@ from .manifest import FILE, KIND, VERSION, facts_of_json, must_be_told_right
 class Filed(Part):
     """Numbers in a file, read when they are asked for, and then compared with their checksum, where there is one."""
 
-    def __init__(self, file: Path, name: str, kind: str, shape: tuple[int, ...], checksum: int | None) -> None:
+    def __init__(
+        self, file: Path, name: str, kind: str, shape: tuple[int, ...], checksum: int | None, keys: int
+    ) -> None:
         self.file, self.name, self.kind, self.size, self.checksum = file, name, kind, shape, checksum
+        self.keys = keys
+        """How many there are, which is what a tensor of keys may name."""
 
     @property
     def tensor(self) -> Shaped[Tensor, "..."]:
@@ -42,7 +46,10 @@ class Filed(Part):
 
     @cached_property
     def _read(self) -> Tensor:
-        return _read(self.file, self.name, self.checksum)
+        numbers = _read(self.file, self.name, self.checksum)
+        if self.name == "top_keys" and numbers.numel() and not (numbers.min() >= -1 and numbers.max() < self.keys):
+            raise LoadError(f'{self.file}: tensor "top_keys" names keys beyond the {self.keys:,} that there are')
+        return numbers
 
 
 def open_recording(path: str | os.PathLike[str]) -> Recording:
@@ -50,7 +57,7 @@ def open_recording(path: str | os.PathLike[str]) -> Recording:
     folder = paths.existing(path)
     if not paths.is_folder(folder) or FILE not in paths.names(folder):
         raise LoadError(f"{folder} is no recording: it is no folder with a {FILE}")
-    said, where = paths.read_json(folder / FILE), str(folder / FILE)
+    said, where = paths.read_json(_inside(folder, FILE)), str(folder / FILE)
     if said.get("is") != KIND:
         raise LoadError(f'{where} is not of a recording: it says it is {said.get("is")!r}, and "{KIND}" would be right')
     if said.get("version") != VERSION:
@@ -88,7 +95,7 @@ def _call(folder: Path, keep: str, name: str, said: Any, where: str) -> Call:
     file = said.get("file") if isinstance(said, dict) else None
     if not isinstance(file, str) or {"/", "\\", "\0"} & set(file) or not file.endswith(".safetensors"):
         raise LoadError(f"{where} names {file!r}, which is no safetensors file in the same folder")
-    described = header(folder / file)
+    described = header(_inside(folder, file))
     sums = _checksums(said.get("crc32"), where)
     tensors = {it: _read(folder / file, it, sums.get(it)) for it in described if it.startswith("attention.")}
     attention = meant(said.get("attention"), tensors, where)
@@ -99,11 +106,19 @@ def _call(folder: Path, keep: str, name: str, said: Any, where: str) -> Call:
     if sums and (differ := sorted(sums.keys() ^ described.keys())):
         raise LoadError(f'{where} has a checksum or {file} a tensor "{differ[0]}", and not both')
     parts = {
-        it: Filed(folder / file, it, kind, shape, sums.get(it))
+        it: Filed(folder / file, it, kind, shape, sums.get(it), facts.size[1])
         for it, (kind, shape) in described.items()
         if not it.startswith("attention.")
     }
     return KEEP[keep].opened(facts, parts)
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """A file of the folder; a link may not lead out of it, to what its reader can read and its maker cannot."""
+    file = paths.existing(folder / name)
+    if file.resolve().parent != folder.resolve():
+        raise LoadError(f"{file} is a link to {file.resolve()}, out of the recording; a recording holds its own files")
+    return file
 
 
 def _checksums(said: Any, where: str) -> dict[str, int]:
