@@ -6,6 +6,9 @@ from operator import index
 from typing import Any
 
 
+LONGEST = 1000  # characters of an error
+
+
 def near(given: str, known: Iterable[str]) -> str | None:
     """The known name that is most like the given one, if any is; or the only one that has it within."""
     names, asked = {name.lower(): name for name in known}, given.lower()
@@ -29,6 +32,12 @@ def whole_number(name: str, given: Any) -> int:
     if number is None or isinstance(given, bool):
         raise TypeError(f"{name}={given!r} is {type(given).__name__}; it takes a whole number, such as {name}=1")
     return number
+
+
+def one_line(sentence: str) -> str:
+    """A sentence that may quote a file: on one line, and not too long, whatever the file holds."""
+    cut = sentence if len(sentence) <= LONGEST else f"{sentence[:LONGEST]} …"
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in cut)
 
 
 def size(bytes: float) -> str:

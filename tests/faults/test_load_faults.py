@@ -160,7 +160,7 @@ def test_config_that_is_not_text(saved):
         ({"heads": 3}, ["d_model=8 cannot be split into heads=3"]),
         ({"norm": "leyer"}, ['did you mean "layer"?']),
         ({"blocks": 10**12}, ["blocks=1000000000000", "holds only", "tensors"]),
-        ({"vocabulary": 10**30}, ["does not describe a model that can be built"]),
+        ({"vocabulary": 10**30}, ["vocabulary is a whole number of 100 bits; at most 63 can be"]),
         ({"d_model": 2 * 10**9, "d_hidden": 2 * 10**9}, ["does not describe a model that can be built"]),
         ({"d_hidden": 2 * 10**9}, ["feed_forward.W_1.weight", "[2000000000, 8]"]),
     ],

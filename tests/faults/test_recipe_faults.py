@@ -1,5 +1,9 @@
 """A recipe, data or a folder that does not fit is one sentence that says what, where, and the way out."""
 
+import gzip
+import json
+import os
+
 import pytest
 
 import corpora
@@ -47,6 +51,20 @@ def refused(call, *said):
         ('target = "de"', "", "[data]: "),
         ("beams = 5", "beams = 0", "[decoding]: beams=0 must be at least 1"),
         ("lr = 0.004", "lr = ", "is not a recipe that can be read"),
+        ('task = "translate"', 'task = ["generate"]', "there is no task=['generate']"),
+        ('task = "translate"', 'task = "translate"\nname = 3', "name=3 is no name"),
+        ('kind = "Transformer"', "kind = ['GPT']", "[model]: kind=['GPT'] is no model"),
+        ("lr = 0.004", "seed = 99999999999999999999999", "[training]: seed is a whole number of 77 bits; at most 63"),
+        ("lr = 0.004", "seed = 9999999999999999", "[training]: seed=9999999999999999 is too large"),
+        ("lr = 0.004", "lr = 1" + "0" * 400, "[training]: lr is a whole number of 1329 bits"),
+        (
+            "decoder_blocks = 4",
+            "decoder_blocks = 100000000",
+            "[model]: decoder_blocks=100000000 is too large; at most 4,096",
+        ),
+        ('source = "en"\ntarget = "de"', "", '[data]: Translations needs "source" and "target", which nothing says'),
+        ('kind = "multi30k"', "size = 10000000000", "[tokenizer]: size=10000000000 is no size of a vocabulary"),
+        ("lr = 0.004", f"lr = {'[' * 5000}", "is not a recipe that can be read"),
     ],
 )
 def test_a_recipe(tmp_path, old, new, said):
@@ -55,6 +73,20 @@ def test_a_recipe(tmp_path, old, new, said):
     file = tmp_path / "mine.toml"
     file.write_text(text.replace(old, new))
     refused(lambda: read(file), "mine", said)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no pipes in folders")
+def test_a_recipe_that_is_no_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe.toml")
+    refused(lambda: read(tmp_path / "pipe.toml"), "pipe.toml is not a recipe that can be read", "is not a file")
+    (tmp_path / "link.toml").symlink_to("/dev/zero")
+    refused(lambda: read(tmp_path / "link.toml"), "link.toml is not a recipe that can be read", "is not a file")
+    (tmp_path / "large.toml").write_bytes(b"#" * 2_000_000)
+    refused(lambda: read(tmp_path / "large.toml"), "larger than 1,000,000 bytes")
+
+
+def test_batches_that_are_too_large():
+    refused(lambda: small(read(TINY)).training_with(tokens=None, rows=10**10), "rows=10000000000 is too large")
 
 
 def test_a_recipe_that_is_not_there():
@@ -94,6 +126,8 @@ def test_data_that_are_missing(tmp_path, name, folder):
             "line 1: is not an object that says",
         ),
         ("debian-synopsis", "debian_synopsis/train.jsonl", b'{"document"\n', "line 1: is not JSON"),
+        ("samsum", "samsum/val.json", b'{"dialogue": "", "summary": ""}', "is not a list of records"),
+        ("samsum", "samsum/val.json", b"[" * 100_000, "nested too deep"),
         ("samsum", "samsum/val.json", b'[{"dialogue": 3, "summary": ""}]', "record 1: is not an object that says"),
     ],
 )
@@ -104,6 +138,14 @@ def test_data_that_are_broken(tmp_path, name, file, contents, said):
     languages = ("en", "de") if name in TRANSLATIONS else ()
     read = (TRANSLATIONS | SUMMARIES)[name]
     refused(lambda: read(tmp_path, "train", *languages), file.removesuffix(".gz"), said)
+
+
+def test_a_packed_file_that_unpacks_to_gigabytes(tmp_path, monkeypatch):
+    monkeypatch.setattr("telescope.text.corpora.files.LARGEST", 1 << 24)
+    packed = tmp_path / "tatoeba_de_en" / "deu.txt.gz"
+    packed.parent.mkdir()
+    packed.write_bytes(gzip.compress(bytes(1 << 20)) * 4096)
+    refused(lambda: TRANSLATIONS["tatoeba"](tmp_path, "train", "en", "de"), "holds more than 16,777,216 bytes of text")
 
 
 def test_a_file_that_is_missing(tmp_path):
@@ -173,3 +215,21 @@ def test_commands_that_fit(command, tmp_path, monkeypatch):
     assert printed.splitlines()[2].startswith("mean of 2 runs   bleu ")
     assert command("evaluate", "run", "--out", "elsewhere", "--recipe", "mine.toml")[0] == 0
     assert (tmp_path / "elsewhere/test.json").read_text() == (tmp_path / "run/evaluation/test.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "answer", "said"),
+    [
+        ("multi30k-tiny", {"prediction": 3, "references": ["a"]}, 'answer 1 says "prediction": 3'),
+        ("multi30k-tiny", {"prediction": "a", "references": [3]}, '"references" holds something else than texts'),
+        ("multi30k-tiny", {"prediction": "a", "references": []}, "no references"),
+        ("recall-causal", {"places": ["Rome"]}, 'answer 1 says "answer": None'),
+        ("shakespeare-char", {"loss": 1.5}, 'answer 1 says "tokens": None'),
+        ("shakespeare-char", {"loss": 1e300, "tokens": 1, "characters": 1}, "a loss of 1e+300 nats"),
+        ("shakespeare-char", [], "line 1: is not an object"),
+    ],
+)
+def test_answers_that_are_none(tmp_path, recipe, answer, said):
+    (tmp_path / "evaluation").mkdir()
+    (tmp_path / "evaluation/test.jsonl").write_text(json.dumps(answer) + "\n")
+    refused(lambda: score(tmp_path, recipe=TINY.with_stem(recipe)), said)

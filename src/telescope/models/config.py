@@ -1,12 +1,14 @@
 """What all configs share: flat, frozen, checked when made, and as JSON."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from types import NoneType, UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from ..layers.check import groups, one_of, per_head
 from ..words import hint
+
+LARGEST = 2**63  # of whole numbers: tensors cannot count further
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,11 @@ class Config:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
-        """A config from JSON. What is left out has its default."""
+        """A config from JSON. What is left out has its default, if there is one."""
+        needed = [field.name for field in fields(cls) if field.default is MISSING and field.default_factory is MISSING]
+        missing = [f'"{name}"' for name in needed if name not in given]
+        if missing:
+            raise ValueError(f"{cls.__name__} needs {' and '.join(missing)}, which nothing says")
         return cls(**given)
 
     def to_dict(self) -> dict[str, Any]:
@@ -49,6 +55,13 @@ def probabilities(config: Config, *names: str) -> None:
         p = getattr(config, name)
         if p is not None and not 0.0 <= p < 1.0:
             raise ValueError(f"{name}={p} is a probability: from 0, below 1")
+
+
+def at_most(config: Config, most: int, *names: str) -> None:
+    for name in names:
+        size = getattr(config, name)
+        if size is not None and size > most:
+            raise ValueError(f"{name}={size} is too large; at most {most:,} can be")
 
 
 def positive(config: Config, *names: str) -> None:
@@ -75,3 +88,5 @@ def _must_be(name: str, value: Any, hint: Any) -> None:
     if not any(type(value) in plain.get(kind, ()) for kind in kinds):
         wanted = [*words, *(plain[kind][0].__name__.replace("NoneType", "None") for kind in kinds if kind in plain)]
         raise TypeError(f"{name}={value!r} is {type(value).__name__}; it takes {' or '.join(wanted)}")
+    if type(value) is int and abs(value) >= LARGEST:
+        raise ValueError(f"{name} is a whole number of {value.bit_length()} bits; at most 63 can be")

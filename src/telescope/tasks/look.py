@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .. import decoding
 from ..models import GPT, Encoder, Model, Transformer, load
 from ..models.files import paths
-from ..models.files.load import found
+from ..models.files.load import found, read_tokenizer
 from ..observe import Recording, watch
 
 Progress = Callable[[str, int, int], object]  # what is done, how much of it, of how much
@@ -66,7 +66,7 @@ def opened(folder: Path) -> tuple[nn.Module, Tokenizer]:
     config = paths.read_json(folder / "config.json")
     if "tokenizer.json" not in paths.names(folder):
         raise ValueError(f"{folder} has no tokenizer.json, so it cannot read a text")
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer = read_tokenizer(folder / "tokenizer.json")
     tokenizer.no_padding()
     tokenizer.no_truncation()
     if "telescope" in config or find_spec("transformers") is None:

@@ -12,7 +12,14 @@ from ..models import Special
 
 PAD, UNKNOWN, START, END = "<pad>", "<unk>", "<s>", "</s>"
 IDS = {PAD: 0, UNKNOWN: 1, START: 2, END: 3}
+MOST = 10_000_000  # pieces
 WORD_END = "</w>"  # subword-nmt's mark behind a piece that ends a word
+
+
+def check_size(size: int) -> None:
+    """Raise a ValueError where no vocabulary can be as large: memory for all of it is taken before it is learnt."""
+    if not 0 < size <= MOST:
+        raise ValueError(f"size={size} is no size of a vocabulary; 1 to {MOST:,} pieces can be")
 
 
 def bpe(texts: Iterable[str], size: int, *, lower: bool = False, special: bool = True) -> Tokenizer:
@@ -22,6 +29,7 @@ def bpe(texts: Iterable[str], size: int, *, lower: bool = False, special: bool =
     Without `special` ids a text is kept to the letter, to be written on; with them its spaces are tidied, and it gets
     one in front, so that the first word is the same piece as any other.
     """
+    check_size(size)
     least = len(IDS) * special + 256
     if size < least:
         raise ValueError(f"size={size} is too small for BPE: its bytes and special ids alone are {least}")

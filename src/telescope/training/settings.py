@@ -6,6 +6,9 @@ from typing import Literal
 from ..models import config as fits
 from ..models.config import Config
 
+MOST_ROWS, MOST_TOKENS = 2**20, 2**26  # of a batch: the places of all its rows are drawn at once
+LARGEST_SEED = 2**40  # times a million, to tell epochs apart, it is still a number of 63 bits
+
 
 @dataclass(frozen=True)
 class Training(Config):
@@ -52,6 +55,10 @@ class Training(Config):
     def check(self) -> None:
         fits.at_least_one(self, "steps", "epochs", "tokens", "rows", "accumulate", "decay", "average", "average_every")
         fits.at_least_one(self, "validate_every", "patience", "log_every", "save_every")
+        fits.at_most(self, MOST_ROWS, "rows")
+        fits.at_most(self, MOST_TOKENS, "tokens")
+        if abs(self.seed) > LARGEST_SEED:
+            raise ValueError(f"seed={self.seed} is too large; at most {LARGEST_SEED:,} can be")
         fits.positive(self, "lr", "eps")
         fits.probabilities(self, "floor", "beta_1", "beta_2", "label_smoothing")
         for one, other in (("steps", "epochs"), ("tokens", "rows")):

@@ -1,6 +1,6 @@
 """What is said when a model cannot be loaded."""
 
-LONGEST = 1000
+from ...words import one_line
 
 
 class LoadError(ValueError):
@@ -8,5 +8,4 @@ class LoadError(ValueError):
 
     def __init__(self, sentence: str) -> None:
         """On one line, whatever the names in a file are made of."""
-        cut = sentence if len(sentence) <= LONGEST else f"{sentence[:LONGEST]} …"
-        super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in cut))
+        super().__init__(one_line(sentence))

@@ -48,7 +48,7 @@ def load(
     config = paths.read_json(place / "config.json")
     loaded = _ours if "telescope" in config else huggingface.load
     model = loaded(place, config, device=device, dtype=dtype)
-    model.tokenizer = _tokenizer(place)
+    model.tokenizer = read_tokenizer(place / "tokenizer.json") if "tokenizer.json" in paths.names(place) else None
     return model.eval()
 
 
@@ -118,10 +118,8 @@ def _definition(
     return attention, {name for name, tensor in numbers.items() if id(tensor) in used}
 
 
-def _tokenizer(folder: Path) -> Tokenizer | None:
-    if "tokenizer.json" not in paths.names(folder):
-        return None
-    file = paths.file(folder / "tokenizer.json")
+def read_tokenizer(file: Path) -> Tokenizer:
+    """The tokenizer of a tokenizer.json."""
     try:
         return Tokenizer.from_str(paths.read(file, at_most=1_000_000_000).decode("utf-8"))
     except Exception as error:  # the tokenizers library raises nothing narrower

@@ -15,7 +15,7 @@ from ...models import load
 from ...models.files.load import found
 from ...models.shipped import by_name
 from ...text.corpora import Split, data_folder
-from ...text.corpora.files import lines
+from ...text.corpora.files import lines, parsed
 from .known import TASKS, read
 from .task import Answer
 from .train import RECIPE
@@ -96,7 +96,8 @@ def _file(folder: Place, split: str, out: Place | None) -> Path:
 def _answers(file: Path) -> list[Answer]:
     if not file.exists():
         raise ValueError(f"there is no {file} to score; telescope evaluate --predict writes it")
-    try:
-        return [json.loads(line) for line in lines(file)]
-    except ValueError as error:
-        raise ValueError(f"{file} cannot be read: {error}") from None
+    said = [parsed(line, f"{file}, line {number}") for number, line in enumerate(lines(file), 1)]
+    for number, answer in enumerate(said, 1):
+        if not isinstance(answer, dict):
+            raise ValueError(f"{file}, line {number}: is not an object, which an answer is")
+    return said

@@ -11,10 +11,12 @@ from ...layers.check import one_of
 from ...models import GPTConfig, Model
 from ...models.config import Config
 from ...text.corpora import TEXTS, Split
-from ...text.tokenizer import bpe, characters
+from ...text.tokenizer import bpe, characters, check_size
 from ...training import Training, Windows, language, mean_loss
 from .recipe import Recipe, Shape
-from .task import Answer, Stage, Task, Work
+from .task import Answer, Stage, Task, Work, must_say
+
+LARGEST_LOSS = 700.0  # nats of a token, whose perplexity is still a number
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,9 @@ class Pieces(Config):
 
     kind: Literal["characters", "bpe"] = "characters"
     size: int = 1024
+
+    def check(self) -> None:
+        check_size(self.size)
 
     def learn(self, data: Path, corpus: Running) -> Tokenizer:
         if self.kind == "bpe":
@@ -80,8 +85,13 @@ def answer(recipe: GenerateRecipe, model: Model, data: Path, split: Split) -> li
 
 def score(recipe: GenerateRecipe, answers: list[Answer]) -> dict[str, float]:
     """The loss of a token in nats, and of a character, which can be compared between tokenizers."""
+    if len(answers) != 1:
+        raise ValueError(f"there are {len(answers)} answers; a text that is written on has one, its loss")
+    must_say(answers, loss=(float, int), tokens=int, characters=int)
     (it,) = answers
     loss = it["loss"]
+    if not 0 <= loss < LARGEST_LOSS or min(it["tokens"], it["characters"]) < 1:
+        raise ValueError(f"the answer says a loss of {loss} nats of {it['tokens']} tokens, which none is")
     return {"loss": loss, "perplexity": exp(loss), "per_character": loss * it["tokens"] / it["characters"]}
 
 

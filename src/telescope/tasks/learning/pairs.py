@@ -12,12 +12,13 @@ from ...models import config as fits
 from ...models.config import Config
 from ...text.corpora import Pair
 from ...text.pieces import other_pieces
-from ...text.tokenizer import bpe, encode, special
+from ...text.tokenizer import bpe, check_size, encode, special
 from ...training import Examples, Gapped, Training, mean_loss, translation
 from .recipe import Recipe, Shape
-from .task import Answer, Stage, Work
+from .task import Answer, Stage, Work, must_say
 
 Ids = list[list[int]]
+MOST_AGAIN = 1000  # times that all is learnt from once more
 DROPOUT = 0.1  # of the merges of words that are learnt in other pieces
 
 
@@ -44,6 +45,8 @@ class Pieces(Config):
     again: int = 0  # how often all is learnt from once more, its words in other pieces
 
     def check(self) -> None:
+        check_size(self.size)
+        fits.at_most(self, MOST_AGAIN, "again")
         if self.again < 0:
             raise ValueError(f"again={self.again} must not be below 0, which is never")
 
@@ -167,4 +170,7 @@ def _write(model: Model, sources: Ids, decoding: Decoding, beams: int) -> list[s
 
 
 def predictions(answers: Sequence[Answer]) -> tuple[list[str], list[list[str]]]:
+    must_say(answers, prediction=str, references=list)
+    if not answers or not all(it["references"] for it in answers):
+        raise ValueError("there are no answers, or one of them has no references to be compared with")
     return [it["prediction"] for it in answers], [it["references"] for it in answers]

@@ -9,9 +9,12 @@ from typing import Any, Protocol, Self, get_args, get_type_hints
 import torch
 
 from ...models import Config, Model
+from ...models import config as fits
 from ...models.files.kinds import CONFIGS, KINDS
 from ...training import Training
 from ...words import hint
+
+MOST_BLOCKS = 4096
 
 
 class Table(Protocol):
@@ -34,11 +37,14 @@ class Shape:
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
         rest = dict(given)
         name = rest.pop("kind", None)
-        if name not in KINDS:
+        if not isinstance(name, str) or name not in KINDS:
             raise ValueError(f"kind={name!r} is no model; {hint(str(name), KINDS)}")
         if "vocabulary" in rest:
             raise ValueError(f"vocabulary={rest['vocabulary']} is what the tokenizer says; leave it out")
-        return cls(KINDS[name], CONFIGS[KINDS[name]].from_dict(rest))
+        config = CONFIGS[KINDS[name]].from_dict(rest)
+        counts = [field.name for field in fields(config) if field.name.endswith(("blocks", "layers"))]
+        fits.at_most(config, MOST_BLOCKS, *counts)
+        return cls(KINDS[name], config)
 
     def to_dict(self) -> dict[str, Any]:
         fields = asdict(self.config)
@@ -48,7 +54,11 @@ class Shape:
     def build(self, vocabulary: int, seed: int) -> Model:
         """A new model, the same for the same seed."""
         torch.manual_seed(seed)
-        return self.kind(replace(self.config, vocabulary=vocabulary))  # type: ignore[call-arg]
+        try:
+            return self.kind(replace(self.config, vocabulary=vocabulary))  # type: ignore[call-arg]
+        except (RuntimeError, MemoryError) as problem:
+            reason = str(problem).partition("\n")[0] or "there is not enough memory"
+            raise ValueError(f"[model]: a {self.kind.__name__} of this size cannot be built: {reason}") from None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from ...models.config import Config
 from ...text.corpora import SUMMARIES, Pair, Split
 from ...text.corpora.samsum import renamed
 from . import metrics
-from .pairs import Column, PairsRecipe, answers, predictions, work
+from .pairs import MOST_AGAIN, Column, PairsRecipe, answers, predictions, work
 from .task import Answer, Task, Work
 
 
@@ -28,6 +28,7 @@ class Documents(Config):
     def check(self) -> None:
         fits.at_least_one(self, "longest", "longest_summary")
         one_of("corpus", self.corpus, SUMMARIES)
+        fits.at_most(self, MOST_AGAIN, "renamed")
         if self.renamed < 0:
             raise ValueError(f"renamed={self.renamed} must not be below 0, which is never")
 

@@ -1,6 +1,6 @@
 """What the name of a task in a recipe stands for: how it is learnt, and how it is measured."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -11,10 +11,24 @@ from ...models import Model
 from ...text.corpora import Split
 from ...training import Data, Objective, Training
 from ...training.validation import Validate
+from ...words import one_line
 from .recipe import Recipe
 
 R = TypeVar("R", bound=Recipe)
 Answer = dict[str, Any]  # what a model answered to one question, beside what is right; a line of JSON
+
+
+def must_say(answers: Sequence[Answer], **kinds: type | tuple[type, ...]) -> None:
+    """Raise a ValueError where one of the answers, which come from a file, does not say these fields."""
+    for number, answer in enumerate(answers, 1):
+        for name, kind in kinds.items():
+            said = answer.get(name)
+            if not isinstance(said, kind) or isinstance(said, bool):
+                raise ValueError(
+                    f'answer {number} says "{name}": {one_line(repr(said)[:80])}, which is of another type'
+                )
+            if isinstance(said, list) and not all(isinstance(text, str) for text in said):
+                raise ValueError(f'answer {number}: "{name}" holds something else than texts')
 
 
 @dataclass(frozen=True)

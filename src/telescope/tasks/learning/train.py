@@ -4,10 +4,9 @@ import os
 import shutil
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from ... import training
 from ...models import Model
+from ...models.files.load import read_tokenizer
 from ...text.corpora import data_folder
 from ...training.extra import needed
 from .known import TASKS, read
@@ -39,7 +38,7 @@ def train(
     place = Path(out)
     _must_be_free(place, recipe)
     learnt = place / "tokenizer.json"  # once: a run that goes on must have the same ids
-    tokenizer = Tokenizer.from_file(str(learnt)) if learnt.exists() else None
+    tokenizer = read_tokenizer(learnt) if learnt.exists() else None
     work = TASKS[recipe.task].prepare(recipe, data_folder(data), tokenizer)
     if first_process():
         place.mkdir(parents=True, exist_ok=True)

@@ -3,11 +3,13 @@
 import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 Split = Literal["train", "validation", "test"]
+LARGEST = 1 << 28  # bytes of a file, unpacked: a small one may unpack to any size
 USUAL = ("data", "shared/data", "../shared/data")  # in the current folder, or beside the checkout
 
 
@@ -29,13 +31,19 @@ def set_folder(data: Path, name: str, source: str) -> Path:
 def read(file: Path) -> str:
     """The text of a file, or of the same file with .gz behind its name."""
     packed = file.with_name(f"{file.name}.gz")
+    there = packed if packed.exists() else file
+    if not there.exists():
+        raise ValueError(f"there is no {file}, and no {packed.name} beside it")
+    if not there.is_file():
+        raise ValueError(f"{there} cannot be read: it is not a file")  # a pipe would be waited for
     try:
-        contents = gzip.decompress(packed.read_bytes()) if packed.exists() else file.read_bytes()
+        with gzip.open(there) if there is packed else there.open("rb") as opened:
+            contents = opened.read(LARGEST + 1)
+        if len(contents) > LARGEST:
+            raise ValueError(f"{there} holds more than {LARGEST:,} bytes of text, more than a set of data does")
         return contents.decode("utf-8")
-    except FileNotFoundError:
-        raise ValueError(f"there is no {file}, and no {packed.name} beside it") from None
-    except (OSError, EOFError) as error:  # cut off, or not packed at all
-        raise ValueError(f"{packed if packed.exists() else file} cannot be read: {error}") from None
+    except (OSError, EOFError, zlib.error) as error:  # cut off, or not packed at all
+        raise ValueError(f"{there} cannot be read: {error}") from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise ValueError(f"{file}, line {line}: is not UTF-8") from None
@@ -59,9 +67,11 @@ def columns(file: Path, count: int) -> Iterator[list[str]]:
 def records(file: Path, *fields: str) -> Iterator[tuple[str, ...]]:
     """Texts of JSON objects, one of them a line (.jsonl) or all in one list (.json)."""
     if file.suffix == ".jsonl":
-        numbered = ((f"{file}, line {i}", _json(line, f"{file}, line {i}")) for i, line in enumerate(lines(file), 1))
+        numbered = ((f"{file}, line {i}", parsed(line, f"{file}, line {i}")) for i, line in enumerate(lines(file), 1))
     else:
-        several = _json(read(file), str(file))
+        several = parsed(read(file), str(file))
+        if not isinstance(several, list):
+            raise ValueError(f"{file}: is not a list of records")
         numbered = ((f"{file}, record {i}", record) for i, record in enumerate(several, 1))
     for where, record in numbered:
         texts = [record.get(field) for field in fields] if isinstance(record, dict) else []
@@ -79,8 +89,10 @@ def side_by_side(left: Path, right: Path) -> list[tuple[str, str]]:
     return list(zip(ours, theirs, strict=True))
 
 
-def _json(text: str, where: str) -> Any:
+def parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
+    except RecursionError:
+        raise ValueError(f"{where}: is JSON that is nested too deep") from None
     except ValueError as error:
         raise ValueError(f"{where}: is not JSON: {error}") from None

@@ -13,7 +13,7 @@ from ....text.corpora import Pair, Split
 from ....text.corpora.births import people, questions
 from ....training import Training, language
 from ..recipe import Recipe, Shape
-from ..task import Answer, Stage, Task, Work
+from ..task import Answer, Stage, Task, Work, must_say
 from .answers import answers
 from .data import Lines, Questions
 from .vocabulary import SPECIAL, TAKEN, encode, vocabulary
@@ -28,6 +28,8 @@ class Corruption(Config):
 
     def check(self) -> None:
         fits.at_least_one(self, "draws")
+        fits.at_most(self, 1000, "draws")
+        fits.at_most(self, 2**16, "block")
         if self.block < 8:
             raise ValueError(f"block={self.block} is too short for a line and two ⁇; 8 is the shortest")
 
@@ -79,6 +81,9 @@ def answered(model: Model, pairs: Sequence[Pair]) -> list[Answer]:
 
 def score(recipe: RecallRecipe, answers: list[Answer]) -> dict[str, float]:
     """Of a hundred answers, how many are the place to the letter."""
+    must_say(answers, answer=str, places=list)
+    if not answers:
+        raise ValueError("there are no answers to score")
     if not all(it["places"] for it in answers):
         raise ValueError("the places of the test questions were never published; --split validation can be scored")
     return {"accuracy": 100 * sum(it["answer"] in it["places"] for it in answers) / len(answers)}
