@@ -5,7 +5,6 @@ from difflib import get_close_matches
 from operator import index
 from typing import Any
 
-
 LONGEST = 1000  # characters of an error
 
 
