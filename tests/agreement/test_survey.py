@@ -1,6 +1,7 @@
 """Every engine of `survey` gives the numbers of its `reference` in float64, and those are the formulas, by hand."""
 
 import math
+from collections import Counter
 from contextlib import contextmanager
 from itertools import product
 
@@ -27,6 +28,7 @@ def blocks_of(most, group=2):
     """Blocks of one row or few, of several heads, or of everything; groups of two keys, so that there are many."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(chunked.SCORES, "cpu", most)
+        patch.setattr(blocks, "ROWS", 3 if most < 2**20 else blocks.ROWS)
         for module in (blocks, chunked, scores):
             patch.setattr(module, "GROUP", group)
         yield
@@ -152,17 +154,47 @@ def test_engines_agree(engine, data):
 
 
 @on_all
-@given(st.data())
-@settings(max_examples=25)
-def test_by_sum(engine, data):
-    """Numbers above zero, whose sums mean something."""
-    shape = data.draw(shapes())
-    attention = ts.Attention(scale=1.0, normalize=ts.by_sum, mask=ts.causal & ts.window(4))
-    q, k, _ = (tensor.abs() + 0.1 for tensor in tensors(shape, data.draw(seeds)))
-    if ENGINES[engine].cannot(q, k, attention) is None:
-        with blocks_of(data.draw(block_sizes)):
+def test_by_sum(engine):
+    """Weights of both signs, of rows whose sums are far from zero: every second key counts a tenth, and negative."""
+    ran = Counter()
+
+    @given(st.data())
+    @settings(max_examples=40)
+    def compare(data):
+        shape = data.draw(shapes())
+        mask = data.draw(st.sampled_from([ts.everyone, ts.causal, ts.causal & ts.window(4)]))
+        attention = ts.Attention(scale=1.0, normalize=ts.by_sum, mask=mask)
+        q, k, _ = (tensor.abs().clamp(0.5, 1.0) for tensor in tensors(shape, data.draw(seeds)))
+        k[..., 1::2, :] *= -0.1
+        size = data.draw(block_sizes)
+        with blocks_of(size):
             assert ENGINES[engine].summarize(q, k, attention, None, 2, None).lse is None
             agree(engine, (q, k), attention, cells=data.draw(maps(shape)))
+            agree(engine, (q, k), attention, cells=by_sign(shape))
+            first_rows = {block.rows.start for block in blocks.blocks(q, k, attention, size)}
+        ran["several blocks feed a row of the map"] += len(first_rows) > 1
+
+    compare()
+    assert min(ran.values()) >= 8, ran
+
+
+def by_sign(shape):
+    """A row for all queries; a column for the keys that count, and one for those that count against."""
+    ids, size = (torch.arange(shape.queries) * 0, torch.arange(shape.keys) % 2), (shape.queries, shape.keys)
+    return segments(ids, "share", of=size, batch=shape.batch, device=torch.device("cpu"))
+
+
+@on_all
+def test_a_map_of_negative_weights_sums_over_blocks(engine):
+    """By hand: scores 1, 2 and -1 sum to 2, so each of 600 queries gives its keys 1/2, 1 and -1/2."""
+    q, k = torch.ones(1, 2, 600, 1), torch.tensor([1.0, 2.0, -1.0])[None, None, :, None].expand(1, 2, 3, 1)
+    got = ts.survey(q, k, ts.Attention(scale=1.0, normalize=ts.by_sum), engine=engine, map=(1, 3))
+    weights = torch.tensor([0.5, 1.0, -0.5]).expand(1, 2, 1, 3)
+    assert_close(got.map(1, 3), weights)  # the recorded one
+    assert_close(got.map(2, 3), weights.expand(1, 2, 2, 3))
+    assert_close(got.map(segments=([0] * 600, [0, 1, 1])), torch.tensor([0.5, 0.5]).expand(1, 2, 1, 2))
+    assert_close(got.head(1).map(2, 3), weights[:, :1].expand(1, 1, 2, 3))
+    assert_close(got.map(1, 3, how="max"), weights)
 
 
 @on_all

@@ -66,7 +66,7 @@ def _summarize(
     entropy = sink.new_zeros(batch, heads, rows)
     top_weights = sink.new_zeros(batch, heads, rows, top)
     top_keys = torch.full((batch, heads, rows, top), -1, dtype=torch.int32, device=device)
-    pooled = None if cells is None else sink.new_full((batch, heads, cells.rows, cells.columns), -torch.inf)
+    pooled = None if cells is None else _empty_map(sink, batch, cells)
 
     scores = Scores(queries, keys, attention)
     for block in blocks(queries, keys, attention, most):
@@ -86,8 +86,7 @@ def _summarize(
             _pool(pooled, read, cells, block)
 
     if cells is not None and pooled is not None:
-        pooled = pooled.masked_fill(pooled == -torch.inf, 0.0)
-        pooled = cells.averaged(pooled) if cells.how == "share" else pooled
+        pooled = cells.averaged(pooled) if cells.how == "share" else pooled.masked_fill(pooled == -torch.inf, 0.0)
     lse = logs if attention.normalize is softmax else None
     return Summary(lse, received.to(sink.dtype), entropy, top_weights, top_keys, pooled)
 
@@ -190,8 +189,13 @@ def _largest(
 # ------------------------------------------------------------------------------------------------------------- a map
 
 
+def _empty_map(sink: Float[Tensor, "heads 1 1"], batch: int, cells: Cells) -> Float[Tensor, "batch heads rows columns"]:
+    """Return a map that no block has been put into: 0 begins a sum, -inf a maximum."""
+    return sink.new_full((batch, len(sink), cells.rows, cells.columns), 0.0 if cells.how == "share" else -torch.inf)
+
+
 def _pool(pooled: Float[Tensor, "batch heads rows columns"], read: Reading, cells: Cells, block: Block) -> None:
-    """Put a block into the map: first its queries together, then its keys. A cell that nothing is put into is -inf."""
+    """Put a block into the map: first its queries together, then its keys. A weight may be below zero (by_sum)."""
     here, real = pooled[block.sequences, block.heads], block.columns.stop - block.columns.start
     (batch, heads, _, columns), powers = here.shape, read.powers[..., :real]
     of_queries, of_keys = (
@@ -203,9 +207,7 @@ def _pool(pooled: Float[Tensor, "batch heads rows columns"], read: Reading, cell
     if cells.how == "share":
         member = row[:, None] == torch.arange(len(rows), device=row.device)[:, None]
         summed = (member[:, None] * read.share.mT) @ powers
-        here[:, :, rows] = here[:, :, rows].clamp(min=0.0) + here.new_zeros(
-            batch, heads, len(rows), columns
-        ).scatter_add(3, across, summed)
+        here.index_add_(2, rows, here.new_zeros(batch, heads, len(rows), columns).scatter_add(3, across, summed))
     else:
         down = row[:, None, :, None].expand(powers.shape)
         lowest = here.new_full((batch, heads, len(rows), real), -torch.inf)
