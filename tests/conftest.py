@@ -3,12 +3,16 @@
 import gc
 import os
 import sys
+from contextlib import nullcontext
 from inspect import unwrap
+from pathlib import Path
 from types import FunctionType
 
 import pytest
 import torch
 from jaxtyping import config, install_import_hook
+
+from small_blocks import LADDER, small_blocks
 
 # not normalizers: softmax is told apart by identity, which `unchecked` would change under those who hold it
 ATTENTION = [
@@ -67,6 +71,20 @@ install_import_hook(HOOKED, "checking.typechecker")
 torch.set_num_threads(1)  # the tests run side by side
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels run without a GPU, if slowly
+
+
+def pytest_generate_tests(metafunc):
+    """Run the ladder twice: with blocks as they are, and with blocks of a few rows and keys."""
+    place = metafunc.definition.path.relative_to(Path(__file__).parent).as_posix()
+    if place in LADDER:
+        kinds = [pytest.param(nullcontext, id=pytest.HIDDEN_PARAM), pytest.param(small_blocks, id="small blocks")]
+        metafunc.parametrize("sizes_of_blocks", kinds, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def sizes_of_blocks(request):
+    with getattr(request, "param", nullcontext)():
+        yield
 
 
 @pytest.fixture

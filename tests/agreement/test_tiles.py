@@ -1,6 +1,7 @@
 """The map: every tile against the whole matrix in float64, at every level, for any definition."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import cache
 from math import log2
 from threading import get_ident
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import telescope as ts
+from small_blocks import small_blocks
 from strategies import Shape, definitions, normal, seeds, shapes, tensors
 from telescope.observe.growing import Growing
 from telescope.observe.kept import Facts, QueriesKeys
@@ -138,6 +140,11 @@ def test_every_tile_of_4096_tokens_is_the_matrix(z):
 @settings(max_examples=60)
 def test_any_head_of_any_definition(data, shape, seed, dtype):
     """One head of one sequence of a call, whatever its masks, biases and scores differ in; tiles of 4 x 4."""
+    with small_blocks() if data.draw(st.booleans()) else nullcontext():
+        tiles_are_the_matrix(data, shape, seed, dtype)
+
+
+def tiles_are_the_matrix(data, shape, seed, dtype):
     attention = data.draw(definitions(shape))
     q, k, _ = tensors(shape, seed, dtype)
     number, sequence = data.draw(st.integers(0, shape.heads - 1)), data.draw(st.integers(0, shape.batch - 1))

@@ -1,0 +1,57 @@
+"""Blocks of a few rows and keys, so that a small attention is cut into many.
+
+Work is cut into blocks of hundreds of rows and millions of scores. A test of a dozen tokens fits one of them, and sees
+nothing of a fault in how blocks are put together. So the tests of LADDER are run once more with these sizes.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+SIZES: dict[str, dict[str, Any]] = {  # each module that reads a size, since a size is imported by value
+    "telescope.engines.choose": {"SMALL": 8},  # more scores than this are not left to `reference`
+    "telescope.engines.chunked": {"SCORES": {"cpu": 60}, "FEW": 2},
+    "telescope.engines.sdpa": {"ROWS": 3},
+    "telescope.observe.follow": {"KEYS": 3},
+    "telescope.observe.huggingface.biases": {"ROWS": 3},
+    "telescope.observe.survey.blocks": {"ROWS": 3, "GROUP": 2},
+    "telescope.observe.survey.chunked": {"SCORES": {"cpu": 60}, "GROUP": 2},
+    "telescope.observe.survey.rows": {"KEYS": 3},
+    "telescope.observe.survey.scores": {"GROUP": 2},
+    "telescope.observe.tiles.learnt": {"ROWS": 3},
+    "telescope.observe.tiles.scores": {"ROWS": 3, "BLOCK": 12},
+}
+OTHERS = {  # sizes by these names that are not shrunk here, and why
+    "telescope.decoding.top": "tests/properties/test_decoding.py crosses it: 64 words of a vocabulary",
+    "telescope.models.loss_kernel": "tests/agreement/test_loss.py shrinks its BLOCK; a program reads one row of logits",
+    "telescope.observe.html": "rows of a page",
+    "telescope.observe.survey.check_lse": "how many rows are looked at, not how many at a time",
+    "telescope.observe.survey.launch": "tests/agreement/test_survey_kernels.py shrinks BM, BN and BLOCK",
+    "telescope.observe.table": "rows of a page",
+}
+LADDER = {  # what reads off a matrix block by block; engines, kernels and tiles shrink theirs in their own tests
+    "agreement/test_together.py",
+    "agreement/test_torch_sdpa.py",
+    "agreement/test_watch.py",
+    "golden/test_survey_golden.py",
+    "golden/test_watch_golden.py",
+    "properties/test_survey_properties.py",
+}
+
+
+@contextmanager
+def small_blocks() -> Iterator[None]:
+    """Cut all work into blocks of the sizes above. A size that was renamed is an AttributeError."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, sizes in SIZES.items():
+            module = import_module(name)
+            for size, small in sizes.items():
+                if isinstance(small, dict):
+                    for device, count in small.items():
+                        patch.setitem(getattr(module, size), device, count)
+                else:
+                    patch.setattr(module, size, small)
+        yield
