@@ -30,8 +30,6 @@ from strategies import (
 )
 from telescope.engines import chunked, reference, sdpa, spans
 
-pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # torch, on a CPU that has no bfloat16
-
 ENGINES = ["sdpa", "chunked", "reference"]
 on_every_engine = pytest.mark.parametrize("engine", ENGINES)
 

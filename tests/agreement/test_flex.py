@@ -16,8 +16,6 @@ import telescope as ts
 from strategies import Shape, assert_near, gradients, learnable, masks, normal, shapes, tensors
 from telescope.engines import flex, reference
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch, while it traces
-
 
 @pytest.fixture
 def uncompiled(unchecked, monkeypatch):

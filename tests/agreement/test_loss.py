@@ -135,7 +135,6 @@ def test_a_small_gradient_survives_float16():
     assert_close(weight.grad[63], torch.full((4,), 1.0 / 64), rtol=1e-2, atol=0.0)
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, while it traces
 @pytest.mark.usefixtures("unchecked", "aligned")
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_compiled(monkeypatch, smoothing):
@@ -214,7 +213,6 @@ def test_the_kernel_differentiates_in_place(bias, smoothing, ignore, monkeypatch
     assert not given[:, words:].any()
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, while it traces
 @pytest.mark.usefixtures("unchecked")
 def test_the_kernel_is_part_of_a_compiled_step(monkeypatch):
     pytest.importorskip("triton")

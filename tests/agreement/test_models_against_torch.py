@@ -47,7 +47,6 @@ def later(n):
 # ------------------------------------------------------------------------------------------------- nn.Transformer
 
 
-@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")  # nn.Transformer has no way to say False
 @pytest.mark.parametrize("pre_norm", [False, True], ids=["post", "pre"])
 @pytest.mark.parametrize("positions", ["sinusoidal", "sinusoidal_halves", "learned"])
 @pytest.mark.parametrize("apart", [False, True], ids=["shared", "apart"])

@@ -16,8 +16,6 @@ from strategies import Shape, assert_near, composite, definitions, dtypes, layou
 from telescope.observe.survey import ENGINES, blocks, chunked, reference, scores
 from telescope.observe.survey.cells import grid, segments
 
-pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # torch, on a CPU that has no bfloat16
-
 FAST = ["chunked"]
 on_every_engine = pytest.mark.parametrize("engine", FAST)
 on_all = pytest.mark.parametrize("engine", [*FAST, "reference"])

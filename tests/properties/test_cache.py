@@ -162,7 +162,6 @@ def test_a_step_works_on_one_token():
     assert seen == [(4, 4), (1, 5), (1, 6), (1, 7)]
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("kind", ["learned", "window"])
 def test_a_fixed_step_is_one_graph_for_all_lengths(kind):

@@ -158,7 +158,6 @@ def test_a_model_learns(name):
     assert losses[-1] < 0.35 < 2.5 < losses[0]
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, while it traces
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", ["llama", "transformer"])
 def test_training_compiles_whole(name):

@@ -55,7 +55,6 @@ def test_a_recording_that_is_dropped_is_gone(family, no_collector):
     "context", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)]
 )
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # of a CPU without bfloat16
 def test_the_same_bits_in_every_mode(family, context):
     model = FAMILIES[family].model()
     with context():
