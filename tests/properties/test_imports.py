@@ -1,29 +1,105 @@
-"""No two files of the explorer name each other, not by way of others either, nor inside of a function."""
+"""Imports go one way: a room of the house imports rooms below it alone, and no two files of the explorer import each
+other. Imports inside of functions and for type checkers count like any others."""
 
 import ast
 from graphlib import CycleError, TopologicalSorter
 from importlib.util import resolve_name
 from pathlib import Path
 
-from telescope import explorer
+import pytest
 
-FILES = {f"telescope.explorer.{path.stem}": path for path in Path(explorer.__file__).parent.glob("*.py")}
+import telescope
+
+ROOT = Path(telescope.__file__).parent
+
+# From the ground up. A room may import what stands in the lines above its own, not what stands beside it.
+HOUSE = [
+    ["words"],
+    ["attention"],
+    ["engines"],
+    ["layers"],
+    ["models"],
+    ["observe", "decoding", "text"],
+    ["training"],
+    ["tasks"],
+    ["explorer"],
+    ["cli"],
+    ["__init__"],  # what `import telescope` gives
+]
+EXCEPTIONS = {
+    ("tasks/doctor.py", "__init__"),  # telescope.__version__
+    ("training/extra.py", "__init__"),  # imports by a name that it is given: packages of the train extra
+}
+FLOOR = {room: floor for floor, rooms in enumerate(HOUSE) for room in rooms}
 
 
-def named(module):
-    """The modules that a file imports from."""
-    for node in ast.walk(ast.parse(FILES[module].read_text())):
+def modules_named(text, package):
+    """Yield the full name of everything that a file of this package imports, wherever in the file."""
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom):
-            source = resolve_name("." * node.level + (node.module or ""), "telescope.explorer")
-            yield from (source, *(f"{source}.{name.name}" for name in node.names))
+            source = resolve_name("." * node.level + (node.module or ""), package)
+            yield from (f"{source}.{name.name}" for name in node.names)
         elif isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            name = node.args[0].value if isinstance(node.args[0], ast.Constant) else "telescope"  # could be anything
+            yield resolve_name(name, package) if name.startswith(".") else name
 
 
-def test_imports_go_one_way():
-    graph = {module: {name for name in named(module) if name in FILES} for module in FILES}
+def room_of(name):
+    """Return the room that a name of telescope is in; `__init__` for what the package itself holds."""
+    first = name.split(".")[1] if "." in name else "__init__"
+    return first if first in FLOOR else "__init__"
+
+
+def upward(place, text):
+    """Return what a file imports from rooms that are not below its own, as (file, room)."""
+    own, package = place.parts[0].removesuffix(".py"), ".".join(("telescope", *place.parent.parts))
+    named = {room_of(name) for name in modules_named(text, package) if name.partition(".")[0] == "telescope"}
+    return {(place.as_posix(), room) for room in named - {own} if FLOOR[room] >= FLOOR[own]}
+
+
+FILES = {path.relative_to(ROOT): path.read_text() for path in ROOT.rglob("*.py")}
+
+
+def test_every_room_has_its_floor():
+    assert {place.parts[0].removesuffix(".py") for place in FILES} == set(FLOOR)
+
+
+def test_rooms_import_what_is_below_them():
+    assert len(FILES) > 200
+    assert set().union(*(upward(place, text) for place, text in FILES.items())) == EXCEPTIONS
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from ..models import gpt",
+        "from .. import models",
+        "import telescope.models.gpt",
+        "from telescope import Recording",
+        "def later():\n    from ..observe.survey import survey",
+        "if TYPE_CHECKING:\n    from ..cli import main",
+        "import_module('..explorer', __package__)",
+    ],
+)
+def test_an_import_upward_is_found(text):
+    assert upward(Path("layers/attend.py"), text)
+    assert not upward(Path("layers/attend.py"), "from ..attention import Attention\nfrom .check import one_of")
+
+
+def test_files_of_the_explorer_import_each_other_one_way():
+    names = {f"telescope.explorer.{place.stem}": text for place, text in FILES.items() if place.parts[0] == "explorer"}
+    graph = {
+        module: {known for name in modules_named(text, "telescope.explorer") for known in names if _from(known, name)}
+        for module, text in names.items()
+    }
     assert sum(map(len, graph.values())) > 50
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as problem:
         raise AssertionError(" ← ".join(problem.args[1])) from None
+
+
+def _from(module, name):
+    return name == module or name.startswith(f"{module}.")
