@@ -1,5 +1,6 @@
 """Habits of heads: attentions made by hand, whose every weight is known."""
 
+import sys
 from math import isnan
 
 import pytest
@@ -19,23 +20,23 @@ TEXT = {5: "The", 6: " man", 7: ",", 8: " saw"}
 class Made(nn.Module):
     """Heads whose weights are what a matrix says: query i is row i of it, key j is the unit vector of j."""
 
-    def __init__(self, *matrices: Tensor) -> None:
+    def __init__(self, *matrices: Tensor, mask: ts.Mask = ts.causal, vocabulary: int = 9) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(9, 2)
-        self.attend = Attend()
+        self.embedding = nn.Embedding(vocabulary, 2)
+        self.attend, self.attention = Attend(), ts.Attention(scale=1.0, mask=mask)
         self.scores = torch.stack(matrices)[None]
 
     def forward(self, ids: Tensor) -> None:
         self.embedding(ids)
         n = ids.shape[1]
         keys = torch.eye(n).expand(1, self.scores.shape[1], n, n)
-        self.attend(self.scores[..., :n, :n], keys, keys, ts.Attention(scale=1.0, mask=ts.causal))
+        self.attend(self.scores[..., :n, :n], keys, keys, self.attention)
 
 
-def looks_at(where) -> Tensor:
+def looks_at(where, n: int = N) -> Tensor:
     """The scores of a head that looks from i at where(i)."""
-    scores = torch.zeros(N, N)
-    for i in range(N):
+    scores = torch.zeros(n, n)
+    for i in range(n):
         scores[i, where(i)] = STRONG
     return scores
 
@@ -48,6 +49,7 @@ MADE = {
     "induction": looks_at(lambda i: i - 3 if i >= 4 else 0),
     "mixed": torch.zeros(N, N),
 }
+THIRD = looks_at(lambda i: 2 if i > 1 else i)
 
 
 class Words:
@@ -56,7 +58,7 @@ class Words:
 
 
 def recorded(*names, keep="summaries", ids=IDS, **options):
-    model = Made(*(MADE[name] for name in names))
+    model = Made(*((MADE | {"third": THIRD})[name] for name in names))
     with ts.watch(model, keep=keep, tokenizer=Words(), **options) as recording:
         model(ids)
     return recording
@@ -69,29 +71,97 @@ def test_kinds(keep):
     assert heads[0].itself == pytest.approx(1.0)
     assert heads[1].previous == pytest.approx(1.0)
     assert heads[2].first == pytest.approx(1.0)
-    assert heads[3].same == pytest.approx(8 / 11)  # of eleven that can choose, the first three have no earlier one
-    assert heads[4].induction == pytest.approx(8 / 11)
+    assert heads[3].same == pytest.approx(1.0)  # of the eight that have an earlier one
+    assert heads[4].induction == pytest.approx(1.0)
     assert heads[0].spread == pytest.approx(1.0)
     assert heads[5].spread == pytest.approx(sum(range(2, 13)) / 11)  # query i looks at i + 1 keys alike
 
 
-def test_punctuation_and_far():
+def test_punctuation():
     heads = {head.number: head for head in recorded("first", "mixed").heads()}
     assert heads[0].punctuation == pytest.approx(0.0)
     given = sum(1 / (i + 1) for j in (2, 6, 10) for i in range(j, N)) / N  # what the keys 2, 6 and 10 get
     assert heads[1].punctuation == pytest.approx(given)
-    assert heads[0].far == pytest.approx(8 / 11)  # more than a quarter of twelve back
+    assert heads[1].far == 0.0  # nothing is more than 64 tokens back
+
+
+@pytest.mark.parametrize("keep", ["summaries", "queries-keys"])
+@pytest.mark.parametrize("top", [0, 8])
+def test_small_weights_add_up(keep, top):
+    """A head that looks at all alike: no weight is large, and together they are far away."""
+    n = 300
+    ids = torch.arange(n)[None] % 7
+    model = Made(torch.zeros(n, n), looks_at(lambda i: 0, n))
+    options = {"top": top} if keep == "summaries" else {}
+    with ts.watch(model, keep=keep, **options) as recording:
+        model(ids)
+    even, first = sorted(recording.heads(), key=lambda head: head.number)
+    queries = range(1, n)
+    assert even.far == pytest.approx(sum(max(i - 64, 0) / (i + 1) for i in queries) / len(queries))
+    assert even.first == pytest.approx(sum(1 / (i + 1) for i in queries) / len(queries))
+    assert even.same == pytest.approx(sum(i // 7 / (i + 1) for i in range(7, n)) / (n - 7))
+    assert even.induction == even.same  # what followed the same seven, fourteen, ... before stands one later
+    assert even.kind == "far"
+    assert first.far == pytest.approx((n - 65) / (n - 1))
+    assert first.kind == "first"
+
+
+def test_induction_is_of_the_queries_that_saw_their_token_before():
+    """A first token, 64 others, and the same 64 again: the usual test, in which the first half has nothing to copy."""
+    once = torch.randperm(500, generator=torch.Generator().manual_seed(0))[:64] + 1
+    ids = torch.cat([torch.zeros(1, dtype=torch.long), once, once])[None]
+    model = Made(looks_at(lambda i: i - 63 if i > 64 else 0, 129), vocabulary=600)
+    with ts.watch(model) as recording:
+        model(ids)
+    (head,) = recording.heads()
+    assert head.induction == pytest.approx(1.0)
+    assert head.first == pytest.approx(0.5)
+    assert head.kind == "induction"
+
+
+def test_another_sink_than_the_first_token():
+    head = recorded("third").heads()[0]
+    assert head.kind == "sink"
+    assert head.sink == pytest.approx(10 / 12)  # all but the two queries that do not see it
+    assert head.first == pytest.approx(0.0)
+    assert recorded("first").heads()[0].sink == pytest.approx(0.0)
+
+
+def test_the_first_token_is_not_the_first_of_a_window():
+    """In a layer that looks two tokens back, the last queries see nothing of the first token."""
+    model = Made(MADE["itself"], MADE["mixed"], mask=ts.causal & ts.window(3))
+    with ts.watch(model, queries=range(6, N)) as recording:
+        model(IDS)
+    assert [head.first for head in recording.heads()] == [0.0, 0.0]
+    with ts.watch(model) as recording:
+        model(IDS)
+    even = recording.heads().where(number=1)[0]
+    assert even.first == pytest.approx((1 / 2 + 1 / 3) / 11)
 
 
 def test_without_tokens_and_without_top():
     model = Made(MADE["previous"])
     with ts.watch(model, top=0) as recording:
-        model(IDS)
+        model.attend(model.scores, torch.eye(N)[None, None], torch.eye(N)[None, None], model.attention)
     (head,) = recording.heads()
-    assert isnan(head.previous)
+    assert head.previous == pytest.approx(1.0)
+    assert isnan(head.same)
+    assert isnan(head.induction)
     assert isnan(head.punctuation)
     assert head.spread == pytest.approx(1.0)
-    assert head.kind == "mixed"
+    assert head.kind == "previous"
+
+
+def test_a_recording_in_which_nothing_was_summed_up(tmp_path):
+    """As an earlier Telescope saved it: what only a sum could tell is not known."""
+    recording = recorded("previous", "mixed")
+    del recording["attention"].call.parts["shares"]
+    recording.save(tmp_path / "old")
+    for head in ts.open(tmp_path / "old").heads():
+        assert all(isnan(getattr(head, name)) for name in ("itself", "previous", "first", "same", "induction", "far"))
+        assert head.kind == "mixed"
+        assert head.spread >= 1.0
+        assert head.sink >= 0.0
 
 
 def test_several_calls_are_measured_together():
@@ -104,7 +174,7 @@ def test_several_calls_are_measured_together():
 
 
 def head(layer, number, **shares):
-    usual = dict.fromkeys(("itself", "previous", "first", "same", "induction", "punctuation", "far"), 0.0)
+    usual = dict.fromkeys(("itself", "previous", "first", "sink", "same", "induction", "punctuation", "far"), 0.0)
     return Head(layer, number, shares.pop("kind", "mixed"), **(usual | {"spread": 1.0} | shares))
 
 
@@ -115,51 +185,94 @@ TABLE = Heads(
         head("blocks.1.self", 0, previous=0.9, kind="previous"),
     ]
 )
+DEEP = Heads([head(f"blocks.{layer}.self", number) for number in (1, 0) for layer in reversed(range(12))])
 
 
-def test_sorting_and_choosing():
+def test_sorting():
     assert [one.previous for one in TABLE.sort("previous")][:2] == [0.9, 0.5]
+    assert [one.previous for one in TABLE.sort("previous", rising=True)][:2] == [0.5, 0.9]
+    assert isnan(TABLE.sort("previous", rising=True)[2].previous)  # what is not known stands last
     assert [one.spread for one in TABLE.sort("spread", rising=True)] == [1.0, 1.0, 3.0]
     assert [(one.kind, one.previous) for one in TABLE.sort()][1:] == [("previous", 0.9), ("previous", 0.5)]
+    assert [(one.kind, one.previous) for one in TABLE.sort(rising=False)][:2] == [("previous", 0.9), ("previous", 0.5)]
+    with pytest.raises(ValueError, match='did you mean "previous"'):
+        TABLE.sort("previus")
+
+
+def test_more_than_ten_layers():
+    layers = [f"blocks.{layer}.self" for layer in range(12)]
+    assert [one.layer for one in DEEP.sort("layer")][::2] == layers
+    assert [one.number for one in DEEP.sort("layer")][:4] == [0, 1, 0, 1]
+    assert [one.layer for one in DEEP.sort("layer", rising=False)][::2] == layers[::-1]
+    assert [one.number for one in DEEP.sort("number")] == [0] * 12 + [1] * 12
+    assert {one.layer for one in DEEP.where(layer=11)} == {"blocks.11.self"}
+    assert {one.layer for one in DEEP.where(layer=-1)} == {"blocks.11.self"}
+    assert {one.layer for one in DEEP.where(layer=[0, "blocks.10"])} == {"blocks.0.self", "blocks.10.self"}
+    model = ts.models.GPT(ts.models.GPTConfig(vocabulary=9, d_model=8, blocks=12, heads=2))
+    with ts.watch(model) as recording:
+        model(IDS)
+    heads = recording.heads()
+    assert [(one.layer, one.number) for one in heads.sort("layer")] == [(name, i) for name in layers for i in (0, 1)]
+    assert len(heads.where(layer=1)) == 2
+    assert len(heads.where(kind="mixed", layer=1).where(layer=11)) == 0  # a part of a table still knows its layers
+
+
+def test_choosing():
     assert len(TABLE.where(kind="previous")) == 2
+    assert len(TABLE.where(kind=["previous", "mixed"])) == 3
     assert len(TABLE.where(previous=0.6)) == 1
     assert len(TABLE.where(layer="blocks.0")) == 2
+    assert len(TABLE.where(layer=0)) == 2
+    assert [one.number for one in TABLE.where(number=1)] == [1]
+    assert [one.number for one in TABLE.where(number=0)] == [0, 0]
+    assert len(TABLE.where(number=[0, 1])) == 3
+    assert len(TABLE.where(kind="sink")) == 0
     assert len(TABLE.where(lambda one: one.number == 1)) == 1
     assert TABLE[:2][1].number == 1
     assert TABLE.to_dict()[1]["previous"] is None
-    with pytest.raises(ValueError, match='did you mean "previous"'):
-        TABLE.sort("previus")
-    with pytest.raises(ValueError, match='there is no habit "lookback"'):
-        TABLE.where(lookback=0.5)
+    for asked, said in {
+        "lookback": ({"lookback": 0.5}, 'there is no habit "lookback"'),
+        "no kind": ({"kind": "foo"}, 'there is no kind "foo"; there are itself, .*, mixed'),
+        "misspelt": ({"kind": "inductoin"}, 'did you mean "induction"'),
+        "no layer": ({"layer": 7}, "layer=7 is no layer of this model; they count from 0 to 1"),
+        "no name": ({"layer": "block.0"}, 'layer="block.0" is no attention of this model'),
+    }.values():
+        with pytest.raises(ValueError, match=said):
+            TABLE.where(**asked)
 
 
 def test_it_prints_as_a_table():
     assert repr(TABLE[:1]).splitlines() == [
-        "layer          head  kind      itself  previous  first  same  induction  punctuation  far  spread",
-        "blocks.0.self     0  previous      0%       50%     0%    0%         0%           0%   0%     1.0",
+        "layer          head  kind      itself  previous  first  sink  same  induction  punctuation  far  spread",
+        "blocks.0.self     0  previous      0%       50%     0%    0%    0%         0%           0%   0%     1.0",
     ]
 
 
-def test_it_is_plotted_where_matplotlib_is(monkeypatch):
-    drawn = []
+def test_a_picture_is_drawn(tmp_path):
+    matplotlib = pytest.importorskip("matplotlib", reason="plots are drawn by matplotlib")
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
 
-    class Axes:
-        def imshow(self, square):
-            drawn.append(square)
+    axes = TABLE.sort("layer", rising=False).plot("spread")
+    (image,) = axes.images
+    assert image.get_array().filled(-1.0).tolist() == [[1.0, 3.0], [1.0, -1.0]]  # layers in the order of the model
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["blocks.0.self", "blocks.1.self"]
+    assert image.colorbar.ax.get_ylabel() == "keys"
+    axes.figure.savefig(tmp_path / "heads.png")
+    assert (tmp_path / "heads.png").read_bytes().startswith(b"\x89PNG")
+    mine = pyplot.subplots()[1]
+    assert DEEP.plot("previous", axes=mine) is mine
+    assert [label.get_text() for label in mine.get_yticklabels()] == [f"blocks.{layer}.self" for layer in range(12)]
+    assert mine.images[0].get_clim() == (0.0, 1.0)
+    pyplot.close("all")
+    for habit in ("kind", "previus"):
+        with pytest.raises(ValueError, match=f'there is no habit "{habit}"'):
+            TABLE.plot(habit)
+    with pytest.raises(ValueError, match="nothing to plot"):
+        TABLE[:0].plot()
 
-        def set(self, **labels):
-            drawn.append(labels)
 
-    monkeypatch.setattr("telescope.observe.heads.import_module", lambda name: None)
-    TABLE.plot("spread", axes=Axes())
-    assert drawn[0][0] == [1.0, 3.0]
-    assert drawn[0][1][0] == 1.0
-    assert isnan(drawn[0][1][1])
-    assert drawn[1]["yticklabels"] == ["blocks.0.self", "blocks.1.self"]
-
-    def missing(name):
-        raise ImportError
-
-    monkeypatch.setattr("telescope.observe.heads.import_module", missing)
+def test_without_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ValueError, match="pip install matplotlib"):
         TABLE.plot()

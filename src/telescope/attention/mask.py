@@ -7,6 +7,7 @@ combine with &, | and ~. Positions count so that the last query stands at the la
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_, or_
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool
@@ -19,6 +20,9 @@ from .values import Value
 
 class Mask(Value):
     """Who may see whom. A new mask says `sees`, and `check` where it only fits some sizes; the rest follows."""
+
+    given: ClassVar[bool] = False
+    """Whether somebody else made it, as a tensor or a function: it may then hide padding beside anything else."""
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
         raise TypeError(f"{type(self).__name__} does not say who sees whom: it needs a method sees(self, at)")

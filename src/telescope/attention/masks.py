@@ -214,6 +214,8 @@ class FromTensor(Mask):
 
     tensor: Bool[Tensor, "batch head query key"]
 
+    given = True
+
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
         return pick(self.tensor, at.batch, at.head, at.row, at.key)
 

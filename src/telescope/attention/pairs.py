@@ -12,15 +12,16 @@ class Pairs:
     """The (query, key) pairs of a block of the attention matrix, as indices that broadcast to its shape.
 
     `query` and `key` are positions on one line: the last query stands at the last key, so `key <= query` is right
-    with a cache too. `row` counts the queries from zero, for what is stored query by query. A compiled kernel asks
-    about one pair at a time: there all five are scalars.
+    with a cache too. `row` counts the queries from zero, for what is stored query by query. Pairs that form no block
+    have a batch axis in `row` and `key` too, or a key for each query. A compiled kernel asks about one pair at a time:
+    there all five are scalars.
     """
 
-    batch: Int[Tensor, "batch 1 1 1"]
+    batch: Int[Tensor, "#batch 1 1 1"]
     head: Int[Tensor, "1 head 1 1"]
-    row: Int[Tensor, "1 1 query 1"]
-    query: Int[Tensor, "1 1 query 1"]
-    key: Int[Tensor, "1 1 1 key"]
+    row: Int[Tensor, "#batch 1 #query 1"]
+    query: Int[Tensor, "#batch 1 #query 1"]
+    key: Int[Tensor, "#batch 1 #query #key"]
 
     @classmethod
     def block(

@@ -11,6 +11,9 @@ from weakref import proxy
 import torch
 from torch import Tensor, nn
 
+from ..attention import Attention, Mask
+from ..attention.real import padding_in
+from ..attention.values import identity
 from ..engines import autocast
 from .kept import Call
 from .ran import Ran
@@ -47,6 +50,9 @@ class Eye:
 
     def __init__(self, recording: Recording, heads: tuple[int, ...] | None) -> None:
         self.recording, self.heads, self.thread = recording, heads, get_ident()
+        self._real: tuple[Any, Attention, Mask | None, Attention] | None = (
+            None  # the last definition that was looked at
+        )
         self.fed: list[Tensor] = []  # the tokens that came in last, the latest first
         self.saw: Callable[[str, Ran], Call] = uncompiled(partial(Eye._saw, proxy(self)))  # no reference to itself
 
@@ -69,7 +75,7 @@ class Eye:
         if self.heads is not None and max(self.heads) >= heads:
             raise ValueError(f'heads={[*self.heads]}: "{name}" has {heads}, counted from 0')
         with autocast.to_keep(ran.queries.device):
-            ran = self._with_ids(ran).of_written()
+            ran = self._of_real_queries(self._with_ids(ran).of_written())
             return self.recording.record(name, ran if self.heads is None else ran.of_heads(self.heads))
 
     def _with_ids(self, ran: Ran) -> Ran:
@@ -80,6 +86,18 @@ class Eye:
             return ran._replace(query_ids=asking)
         asked = next((ids for ids in self.fed if ids is not asking and tuple(ids.shape) == (batch, keys)), None)
         return ran._replace(query_ids=asking, key_ids=asked)
+
+    def _of_real_queries(self, ran: Ran) -> Ran:
+        """Without what padding asks. The definitions of layers that are given the same mask stay one object."""
+        if ran.across:
+            return ran
+        key, (batch, heads) = (identity(ran.attention), ran.size), ran.queries.shape[:2]
+        if self._real is None or self._real[0] != key:
+            device = ran.queries.device
+            padding = padding_in(ran.attention, batch=batch, heads=heads, size=ran.size, device=device)
+            self._real = (key, ran.attention, padding, ran.of_real_queries(padding).attention)
+        _, _, padding, attention = self._real
+        return ran if padding is None else ran.of_real_queries(padding)._replace(attention=attention)
 
     @contextmanager
     def reading(self, embeddings: Iterable[nn.Module]) -> Iterator[None]:

@@ -1,87 +1,64 @@
-"""What a head does by habit, measured on its summary: where its largest weights go, and how many keys it looks at.
-
-Shares are means over the queries that have something to choose from. Those by place and by token are sums over the
-`top` weights that were kept: what is larger than 1/(top + 1) is always among them, so a habit does not escape.
-"""
+"""What heads do by habit: which part of their weight goes where, and at how many keys they look."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from math import nan
 from string import punctuation
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from .kept import Call
+from .kept import Call, Summaries
+from .shares import COUNTS, NAMES, Places, Text, counted
 
 Decode = Callable[[list[int]], str]
 IsMark = Callable[[int], bool]
-FAR = 64  # tokens back, or a quarter of a shorter text
-HABITS = ("itself", "previous", "first", "same", "induction", "punctuation", "far")
+HABITS = ("itself", "previous", "first", "sink", "same", "induction", "punctuation", "far")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Of every head of a call: (heads,) each, NaN where it has no meaning or the tokens are not known."""
+    """Of every head of a call: what is averaged, summed up, and the weights of the average. Those of several calls add
+    up. NaN where a habit has no meaning or is not known."""
 
-    itself: Float[Tensor, " heads"]
-    """at its own place"""
-    previous: Float[Tensor, " heads"]
-    """at the token before"""
-    first: Float[Tensor, " heads"]
-    """at the first token there is, where weight goes that nothing needs"""
-    same: Float[Tensor, " heads"]
-    """at the same token, earlier"""
-    induction: Float[Tensor, " heads"]
-    """at what followed the same token, earlier"""
-    punctuation: Float[Tensor, " heads"]
-    """at punctuation, of all that is given"""
-    far: Float[Tensor, " heads"]
-    """more than 64 tokens back, or a quarter of a shorter text"""
-    spread: Float[Tensor, " heads"]
-    """exp(entropy): at about how many keys it looks"""
-    queries: int
-    """how many were measured"""
+    sums: dict[str, Float[Tensor, " heads"]]
+    of: dict[str, Float[Tensor, " heads"]]
 
 
 def measured(call: Call, is_mark: IsMark | None) -> Measured:
-    """Where the model ran, wherever its numbers are kept: a CPU would take longer for this than a GPU for the model."""
+    """Measure where the model ran, wherever its numbers are kept: a CPU would take longer for this than a GPU for the
+    model."""
     seen, device = call.survey().summary, call.facts.device
-    weights, received, entropy = (it.to(device) for it in (seen.top_weights, seen.received, seen.entropy))
-    keys = seen.top_keys.to(device).long()
-    batch, heads, rows, top = weights.shape
-    (queries, count), across = call.size, _looks_across(call)
-    kept = torch.arange(queries) if call.facts.rows is None else torch.tensor(call.facts.rows)
-    place = kept.to(device).reshape(1, 1, -1, 1) + (count - queries)
-    looked_at = received.sum(1) > 0
-    first = looked_at.int().argmax(-1).reshape(-1, 1, 1, 1)  # behind padding
-    chooses = torch.ones_like(first) > 0 if across else place > first
-    chooses = (chooses & (entropy[..., None] >= 0)).expand(batch, heads, rows, 1)
-    if top:
-        chooses = chooses & (keys[..., :1] >= 0)
-    if not across:  # padding asks too, and nobody looks at it
-        chooses = chooses & looked_at[:, place[0, 0, :, 0]][:, None, :, None]
-    total = chooses.sum((0, 2, 3)).clamp(min=1)
-    counted = weights * (chooses & (keys >= 0))
-    unknown = entropy.new_full((heads,), nan)
+    places = _places(call)
+    shares = call.shares(places)
+    received, entropy = (it.to(device, torch.float64) for it in (seen.received, seen.entropy))
+    chooses = counted(call.kept_attention(), seen, places).to(device)
+    sums = dict(zip((*NAMES, *COUNTS), shares.to(device).sum(0).T, strict=True))
+    choosing, repeated, given = chooses.sum((0, 2)).double(), sums.pop("repeated"), received.sum((0, 2))
+    del sums["queries"]
+    sums["sink"] = _sink(received, places.first)
+    sums["punctuation"] = _punctuation(call, received, is_mark)
+    sums["spread"] = entropy.exp().masked_fill(~chooses, 0.0).sum((0, 2))
+    of = dict.fromkeys(NAMES, choosing) | {"same": repeated, "induction": repeated}
+    of |= {"sink": given, "punctuation": given, "spread": choosing}
+    return Measured(*({name: it.cpu() for name, it in some.items()} for some in (sums, of)))
 
-    def share(where: Bool[Tensor, "#batch #heads row top"]) -> Float[Tensor, " heads"]:
-        return (counted * where).sum((0, 2, 3)) / total if top else unknown
 
-    tokens = _tokens(call, place[0, 0, :, 0])
-    shares = {
-        "itself": unknown if across else share(keys == place),
-        "previous": unknown if across else share(keys == place - 1),
-        "first": share(keys == first),
-        "same": unknown if tokens is None else share(_same(keys, place, *tokens)),
-        "induction": unknown if tokens is None else share(_followed(keys, place, *tokens)),
-        "punctuation": _punctuation(call, received, is_mark),
-        "far": unknown if across else share(place - keys > min(FAR, count // 4)),
-        "spread": (entropy.exp()[..., None] * chooses).sum((0, 2, 3)) / total,
-    }
-    return Measured(**{name: it.cpu() for name, it in shares.items()}, queries=int(chooses[:, :1].sum()))
+def _places(call: Call) -> Places:
+    """Where its queries and keys stand; of a call that was summed up while it ran, no more than is needed to count."""
+    (batch, *_), (queries, keys), rows, told = call.facts.shape, call.size, call.facts.rows, isinstance(call, Summaries)
+    return Places.of(
+        call.attention,
+        batch=batch,
+        heads=len(call.heads),
+        size=call.size,
+        positions=None if rows is None else tuple(keys - queries + row for row in rows),
+        across=_looks_across(call),
+        text=None if told or call.key_ids is None else Text(call.key_ids.to(call.facts.device)),
+        lists=not told,
+        device=call.facts.device,
+    )
 
 
 def _looks_across(call: Call) -> bool:
@@ -93,39 +70,22 @@ def _open(call: Call) -> bool:
     return call.attention.mask.keys_alone
 
 
-Tokens = tuple[Int[Tensor, "batch row"], Int[Tensor, "batch key"]]
-
-
-def _tokens(call: Call, place: Int[Tensor, " row"]) -> Tokens | None:
-    """Those of the queries that were kept, and of all keys, where both are one text."""
-    if _looks_across(call) or call.key_ids is None:
-        return None
-    ids = call.key_ids.to(place.device)
-    return ids[:, place], ids
-
-
-def _of(ids: Int[Tensor, "batch key"], keys: Int[Tensor, "batch heads row top"]) -> Int[Tensor, "batch heads row top"]:
-    flat = keys.clamp(min=0).flatten(1)
-    return ids.gather(1, flat).view(keys.shape)
-
-
-def _same(keys: Tensor, place: Tensor, asking: Tensor, ids: Tensor) -> Bool[Tensor, "batch heads row top"]:
-    return (_of(ids, keys) == asking[:, None, :, None]) & (keys < place)
-
-
-def _followed(keys: Tensor, place: Tensor, asking: Tensor, ids: Tensor) -> Bool[Tensor, "batch heads row top"]:
-    return (_of(ids, keys - 1) == asking[:, None, :, None]) & (keys > 0) & (keys < place)
+def _sink(received: Float[Tensor, "batch heads key"], first: Int[Tensor, "#batch"]) -> Float[Tensor, " heads"]:
+    """What the key that receives most is given, the first left out."""
+    key = torch.arange(received.shape[-1], device=received.device)
+    others = received.masked_fill((key == first.to(received.device)[:, None])[:, None], 0.0)
+    return others.amax(-1).sum(0) if others.shape[-1] else others.sum((0, 2))
 
 
 def _punctuation(
     call: Call, received: Float[Tensor, "batch heads key"], is_mark: IsMark | None
 ) -> Float[Tensor, " heads"]:
     if is_mark is None or call.key_ids is None:
-        return received.new_full((received.shape[1],), nan)
+        return received.new_full((received.shape[1],), torch.nan)
     ids = call.key_ids.to(received.device)
     marks = [number for number in torch.unique(ids).tolist() if is_mark(number)]
     at_mark = torch.isin(ids, ids.new_tensor(marks))
-    return (received * at_mark[:, None]).sum((0, 2)) / received.sum((0, 2)).clamp(min=1e-30)
+    return (received * at_mark[:, None]).sum((0, 2))
 
 
 def marks_of(decode: Decode) -> IsMark:

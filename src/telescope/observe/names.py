@@ -34,7 +34,7 @@ def name_of(path: str) -> str:
     return ".".join([*where, last.removesuffix("_attention") or "attention"])
 
 
-def chosen(names: Sequence[str], layers: Layers, past: Sequence[str] = ()) -> list[str]:
+def chosen(names: Sequence[str], layers: Layers, past: Sequence[str] = (), argument: str = "layers") -> list[str]:
     """Those that `layers` means: names, patterns such as "encoder.*", or numbers, which count in every stack.
 
     `past` are attentions that cannot be watched, so that whoever asks for one of them is told so.
@@ -43,8 +43,8 @@ def chosen(names: Sequence[str], layers: Layers, past: Sequence[str] = ()) -> li
         return list(names)
     wanted = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else [layers]
     if not wanted:
-        raise ValueError("layers=[] leaves nothing to watch; layers=None watches every attention")
-    found = [_meant(names, one, past) for one in wanted]
+        raise ValueError(f"{argument}=[] leaves nothing to watch; {argument}=None watches every attention")
+    found = [_meant(names, one, past, argument) for one in wanted]
     return [name for name in names if any(name in some for some in found)]
 
 
@@ -79,25 +79,25 @@ def _above(path: str) -> list[str]:
     return [".".join(steps[:count]) for count in range(len(steps))]
 
 
-def _meant(names: Sequence[str], one: str | int, past: Sequence[str]) -> list[str]:
+def _meant(names: Sequence[str], one: str | int, past: Sequence[str], argument: str) -> list[str]:
     if isinstance(one, str):
         found = [name for name in names if fnmatchcase(name, one)] or within(names, one)
         if not found:
             overlooked = [name for name in past if fnmatchcase(name, one)] or within(past, one)
             raise ValueError(
-                f'layers="{one}": {not_watched(overlooked)}'
+                f'{argument}="{one}": {not_watched(overlooked)}'
                 if overlooked
-                else f'layers="{one}" is no attention of this model; {hint(one, names)}'
+                else f'{argument}="{one}" is no attention of this model; {hint(one, names)}'
             )
         return found
     if not isinstance(one, int) or isinstance(one, bool):
-        raise TypeError(f'layers takes names, patterns such as "encoder.*" and numbers, not {type(one).__name__}')
+        raise TypeError(f'{argument} takes names, patterns such as "encoder.*" and numbers, not {type(one).__name__}')
     places = {name: place for name in names if (place := _place(name))}
     sizes = {stack: number + 1 for stack, number in sorted(places.values())}
     found = [name for name, (stack, number) in places.items() if number == (one if one >= 0 else sizes[stack] + one)]
     if not found:
         there = f"they count from 0 to {max(sizes.values()) - 1}" if sizes else f"none is numbered: {', '.join(names)}"
-        raise ValueError(f"layers={one} is no layer of this model; {there}")
+        raise ValueError(f"{argument}={one} is no layer of this model; {there}")
     return found
 
 

@@ -7,12 +7,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..attention import Attention
+from ..attention import Attention, Mask, Pairs
 from ..attention.heads import key_heads_of, of_heads
 from ..attention.later import of_later_keys
 from ..attention.numbering import RenumberedBias
 from ..attention.queries import of_queries
+from ..attention.real import RealQueries
 from ..attention.written import WrittenMask
+from .shares import Places, Text
 from .survey.extend import Size
 
 
@@ -36,10 +38,36 @@ class Ran(NamedTuple):
     """The tokens, where they are known; of the keys where these are another sequence."""
     keys_of_text: bool = False
     """Keys may be a table's, the same for every text; whether these are known not to be."""
+    positions: tuple[int, ...] | None = None
+    """Of the queries, counted on the keys, those that are gone included; None is the last ones."""
+    text: Text | None = None
+    """The tokens of all keys, where these are the queries' own and known."""
 
     @property
     def size(self) -> Size:
         return self.queries.shape[-2], self.gone + self.keys.shape[-2]
+
+    @property
+    def across(self) -> bool:
+        """Whether the keys are another sequence, as far as tokens, sizes and the mask tell."""
+        queries, keys = self.size
+        open_to_all = self.attention.mask.keys_alone
+        return self.key_ids is not None or queries > keys or (queries < keys and open_to_all)
+
+    @property
+    def places(self) -> Places:
+        batch, heads = self.queries.shape[:2]
+        return Places.of(
+            self.attention,
+            batch=batch,
+            heads=heads,
+            size=self.size,
+            positions=self.positions,
+            across=self.across,
+            text=self.text,
+            device=self.queries.device,
+            gone=self.gone,
+        )
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -68,6 +96,19 @@ class Ran(NamedTuple):
         ran = self._replace(keys=self.keys[:, :, :filled], values=self.values[:, :, :filled], attention=attention)
         return ran if ran.fits(*ran.size) else self  # a mask of the whole room
 
+    def of_real_queries(self, known: Mask | None) -> "Ran":
+        """Without what padding asks: a query at a key that `known`, a mask of padding, hides sees nothing."""
+        (batch, heads), sink = self.queries.shape[:2], self.attention.sink
+        if known is None:
+            return self
+        real = RealQueries(known)
+        lse = self.lse
+        if lse is not None:
+            at = Pairs.block(range(self.size[0]), range(0), of=self.size, batch=batch, heads=heads, device=lse.device)
+            none = -torch.inf if sink is None else torch.as_tensor(sink, device=lse.device).reshape(-1, 1).to(lse.dtype)
+            lse = torch.where(real.sees(at)[..., 0], lse, none)
+        return self._replace(attention=self.attention.seeing(real), lse=lse)
+
     def fits(self, queries: int, keys: int) -> bool:
         """Whether its definition would fit so many queries and keys."""
         batch, heads, _, d_q = self.queries.shape
@@ -92,9 +133,10 @@ class Ran(NamedTuple):
 
     def of_queries(self, which: Int[Tensor, " some"]) -> "Ran":
         """What these queries did. (Who goes on with it has to know of all of them.)"""
-        rows = which.to(self.queries.device)
+        rows, first = which.to(self.queries.device), self.size[1] - self.size[0]
         return self._replace(
             queries=self.queries[:, :, rows],
             attention=of_queries(self.attention, which, self.size),
             lse=None if self.lse is None else self.lse[:, :, rows],
+            positions=tuple(first + row for row in which.tolist()),
         )

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..attention import Attention, softmax
@@ -16,6 +16,7 @@ from ..attention.values import identity, leaves
 from ..engines import autocast
 from .follow import marks
 from .ran import Ran
+from .shares import Places, Text, shares
 from .survey import Summary, read_off
 from .survey.beside import Moment, beside, moment, read_here
 
@@ -42,12 +43,14 @@ class Found(NamedTuple):
     summary: Summary
     keys: Int[Tensor, "batch key_heads key"]
     """Their marks, by which they are known again."""
+    shares: Float[Tensor, "batch heads sum"]
+    """What the heads do by habit, summed over the queries."""
 
     def each(self, count: int) -> "list[Found]":
         """What was found of each of so many calls."""
         parts = ([None] * count if part is None else part.chunk(count) for part in vars(self.summary).values())
-        each = zip(zip(*parts, strict=True), self.keys.chunk(count), strict=True)
-        return [Found(self.engine, Summary(*own), keys) for own, keys in each]
+        each = zip(zip(*parts, strict=True), self.keys.chunk(count), self.shares.chunk(count), strict=True)
+        return [Found(self.engine, Summary(*own), keys, shares) for own, keys, shares in each]
 
 
 class Waits(NamedTuple):
@@ -95,6 +98,8 @@ class Together:
         self.waiting: list[Waits] = []
         self.kind: Any = None
         self.known: Attention | None = None
+        self.places: Places | None = None
+        self.text: Text | None = None
         self.fit, self.apart = 0, False
         self.attention: dict[int, Attention] = {}
         """The definition of so many calls as one."""
@@ -106,15 +111,17 @@ class Together:
         nobody else's."""
         parts = Parts(ran.queries, ran.keys)
         about = ran.attention if ran.attention.fixed else identity(ran.attention)
-        kind = (about, ran.gone, ran.lse is None, parts.shapes)
+        kind = (about, ran.gone, ran.lse is None, parts.shapes, ran.text, ran.positions, ran.across)
         if kind != self.kind:
             self._start()
             size = ran.queries.nbytes + ran.keys.nbytes
             self.fit = min(MOST, ROOM.get(ran.queries.device.type, 0) // max(1, size))
             self.kind, self.apart, self.attention = kind, _apart(parts, ran.attention), {1: ran.attention.copied()}
             self.known = ran.attention  # kept, so that nothing else gets its identity
+            self.places = ran.places
+        assert self.places is not None
         if self.fit < (1 if self.apart else 2):
-            then(self.found(parts, ran.lse, ran.here))
+            then(self.found(parts, ran.lse, ran.here, self.places))
             return
         if not self.waiting:
             self.rooms = self.rooms[::-1]
@@ -124,6 +131,12 @@ class Together:
         if len(self.waiting) == self.fit:
             self._start()
 
+    def text_of(self, ids: Int[Tensor, "batch token"]) -> Text:
+        """The text of these tokens, one for all layers that are given the same."""
+        if self.text is None or self.text.ids is not ids:
+            self.text = Text(ids)
+        return self.text
+
     def now(self) -> None:
         """Whoever waits is told."""
         if self.waiting:
@@ -131,7 +144,7 @@ class Together:
             with autocast.to_keep(device):
                 self._start()
         self.wait()
-        self.rooms, self.kind, self.known, self.attention = (Room(), Room()), None, None, {}
+        self.rooms, self.kind, self.known, self.places, self.attention = (Room(), Room()), None, None, None, {}
 
     def wait(self, *tensors: Tensor) -> None:
         """What they were told, such as these, can be read here, and what it was read from be written to."""
@@ -142,28 +155,29 @@ class Together:
         waiting, self.waiting = self.waiting, []
         if not waiting:
             return
-        _, gone, _, ((shape, _, device), _) = self.kind
+        _, gone, _, ((shape, _, device), _), *_ = self.kind
+        assert self.places is not None
         batch, count, room = shape[0], len(waiting), self.rooms[0]
         if count not in self.attention:
             self.attention[count] = of_sequences(self.attention[1], torch.tensor([*range(batch)] * count), batch)
         whole, given = room.some(0, count), [call.lse for call in waiting if call.lse is not None]
         with beside(whole.queries) if self.apart else nullcontext():
-            read_here(*given)
+            read_here(*given, *self.places.tensors)
             lse = None if not given else given[0] if count == 1 else torch.cat(given)
-            found = self.found(whole, lse, of_later_keys(self.attention[count], gone))
+            found = self.found(whole, lse, of_later_keys(self.attention[count], gone), self.places)
             for call, own in zip(waiting, found.each(count) if count > 1 else [found], strict=True):
                 call.then(own)
             room.read = moment(device)
         if room.read is not None:
             self.told[device] = room.read
 
-    def found(self, parts: Parts, lse: Tensor | None, attention: Attention) -> Found:
+    def found(self, parts: Parts, lse: Tensor | None, attention: Attention, places: Places) -> Found:
         """Of one call, or of several as one."""
         size, map = (parts.queries.shape[-2], parts.keys.shape[-2]), None
         if self.map is not None and 0 not in size:
             map = (min(self.map[0], size[0]), min(self.map[1], size[1]))
         seen = read_off(*parts, attention, top=self.top, lse=lse, map=map)
-        return Found(seen.engine, seen.summary, marks(parts.keys))
+        return Found(seen.engine, seen.summary, marks(parts.keys), shares(*parts, attention, seen.summary, places))
 
 
 def _room(fit: int, like: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from ...attention import (
     masks,
     numbering,
     queries,
+    real,
     scores,
     sequences,
     softmax,
@@ -33,7 +34,7 @@ from ...attention.values import Value
 from ...words import hint
 from .errors import LoadError
 
-_PARTS = (mask, masks, biases, scores, numbering, heads, queries, sequences, later, written)
+_PARTS = (mask, masks, biases, scores, numbering, heads, queries, real, sequences, later, written)
 KINDS: dict[str, type[Value]] = {
     kind.__name__: kind
     for module in _PARTS

@@ -24,6 +24,8 @@ class Told(Mask):
     function: MaskFunction
     ahead: int
 
+    given = True
+
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
         seen: Tensor = self.function(at.batch, at.head, at.query + self.ahead, at.key)
         return seen.to(at.key.device).reshape((1,) * (4 - seen.ndim) + seen.shape)

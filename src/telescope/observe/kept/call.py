@@ -16,6 +16,7 @@ from ..follow import follows, marks, same
 from ..growing import Growing, Part
 from ..ran import Ran
 from ..rows import Chosen, everyone
+from ..shares import Places
 from ..stores import Store, on_device
 from ..survey import Survey
 from ..survey.extend import Size
@@ -173,6 +174,10 @@ class Call(ABC):
     @abstractmethod
     def survey(self, *, top: int | None = None, map: MapSize | None = None) -> Survey:
         """What every query looks at and what every key is given; see ts.survey."""
+
+    @abstractmethod
+    def shares(self, places: Places) -> Float[Tensor, "batch heads sum"]:
+        """What its heads do by habit, summed over the queries; see observe/shares.py."""
 
     def head(self, number: SupportsIndex) -> Survey:
         """The survey of one head, by its number in the model."""

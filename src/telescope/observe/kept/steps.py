@@ -7,8 +7,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...attention.heads import key_heads_of, of_heads
+from ...attention.real import of_all_queries
 from ...engines import autocast
 from ..ran import Ran
+from ..shares import Places, shares
 from ..survey import Survey, survey
 from ..survey.extend import Size
 from ..trace import Tokens, Trace, trace
@@ -61,6 +63,11 @@ class QueriesKeys(Call):
             self._heads = {**(self._heads or {}), place: seen}
         return self._heads[place]
 
+    def shares(self, places: Places) -> Float[Tensor, "batch heads sum"]:
+        seen, queries, keys = self.survey(), self._where_it_ran(self.queries), self._where_it_ran(self.keys)
+        with autocast.off(queries.device):
+            return shares(queries, keys, self.kept_attention(), seen.summary, places)
+
     @property
     def queries(self) -> Float[Tensor, "batch heads query d_q"]:
         return self.parts["queries"].tensor
@@ -93,9 +100,10 @@ class Steps(QueriesKeys):
         self._grow("after", after, 1)
 
     def trace(self, tokens: Tokens | None = None) -> Trace:
+        """Every step as it ran, what padding asks included."""
         queries, keys, values = map(self._where_it_ran, (self.queries, self.keys, self.values))
         with torch.no_grad(), autocast.off(self.facts.device):
-            return trace(queries, keys, values, self.kept_attention(), tokens)
+            return trace(queries, keys, values, of_all_queries(self.kept_attention()), tokens)
 
     @property
     def values(self) -> Float[Tensor, "batch key_heads key d_v"]:

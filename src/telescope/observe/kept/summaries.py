@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..growing import Growing
 from ..ran import Ran
+from ..shares import COUNTS, NAMES, Places, Text, shares
 from ..survey import Summary, Survey, read_off
 from ..survey.summary import precision
 from ..together import Found
@@ -20,6 +21,7 @@ class Summaries(Call):
     """The numbers of a survey, computed while the model runs. Queries and keys are let go."""
 
     keep = "summaries"
+    _text: Text | None = None
 
     def _begin(self, ran: Ran) -> None:
         self._waits = self.how.together
@@ -29,11 +31,13 @@ class Summaries(Call):
         super()._know(parts[1:])  # the keys are marked by who surveys them
 
     def _put(self, ran: Ran, known: int) -> None:
+        ran = ran._replace(text=self._read(ran))
         if not self._parts:
             self.how.together.add(ran, partial(_tell, ref(self), ran.gone))
             return
         seen = read_off(ran.queries, ran.keys, ran.here, top=self.how.top, lse=ran.lse)
         self._receive(seen.summary.received, ran.gone, known)
+        self._add(shares(ran.queries, ran.keys, ran.here, seen.summary, ran.places))
         if self._parts.pop("map", None) is not None:  # its rows would have to be cut anew
             warnings.warn(
                 "watch(map=...) keeps the map of a text that is read at once; more was read or written after it, so "
@@ -49,6 +53,7 @@ class Summaries(Call):
         self.facts.engine = found.engine
         self.facts.recorded = None if summary.map is None else (summary.map.shape[-2], summary.map.shape[-1])
         self._grow("received", summary.received, made_for_it=True)
+        self._grow("shares", found.shares)
         if summary.map is not None:
             self._grow("map", summary.map, made_for_it=True)
         self._grow_by(summary, gone)
@@ -70,13 +75,28 @@ class Summaries(Call):
         received.append(torch.zeros_like(more[:, :, known:]))
         received.tensor[:, :, gone:].add_(more.to(received.memory.device))
 
+    def _read(self, ran: Ran) -> Text | None:
+        """The tokens so far, as long as those of every query are known."""
+        if ran.query_ids is None:
+            self._text = None
+        elif not self._parts:
+            self._text = self.how.together.text_of(ran.query_ids)
+        elif self._text is not None:
+            self._text = self._text.followed_by(ran.query_ids)
+        return self._text
+
+    def _add(self, more: Float[Tensor, "batch heads sum"]) -> None:
+        part = self._parts["shares"].tensor
+        part.add_(more.to(part.device))
+
     @classmethod
     def foretold(cls, ran: Ran, how: Keeping) -> int:
         (batch, heads, queries, _), keys = ran.queries.shape, ran.keys.shape[-2]
         number = precision(ran.queries).itemsize
         rows = len(how.queries(queries, 0))
         pooled = 0 if how.map is None else min(how.map[0], rows) * min(how.map[1], keys)
-        return batch * heads * (number * (2 * rows + keys + how.top * rows + pooled) + 4 * how.top * rows)
+        sums = 8 * (len(NAMES) + len(COUNTS))
+        return batch * heads * (number * (2 * rows + keys + how.top * rows + pooled) + 4 * how.top * rows + sums)
 
     def survey(self, *, top: int | None = None, map: MapSize | None = None) -> Survey:
         numbers = {name: part.tensor for name, part in self.parts.items()}
@@ -104,6 +124,14 @@ class Summaries(Call):
             recorded=self.facts.recorded,
             context=None,
         )
+
+    def shares(self, places: Places) -> Float[Tensor, "batch heads sum"]:
+        """As they were summed up; NaN in a recording of a Telescope that did not."""
+        part = self.parts.get("shares")
+        if part is not None:
+            return part.tensor
+        heads = (self.facts.shape[0], len(self.heads))
+        return torch.full((*heads, len(NAMES) + len(COUNTS)), torch.nan, dtype=torch.float64)
 
 
 def _tell(call: "ref[Summaries]", gone: int, found: Found) -> None:

@@ -14,6 +14,7 @@ from ...attention.sequences import SomeSequences
 from ...models.files.errors import LoadError
 from ...models.files.tensors import DTYPES
 from ..kept import Facts
+from ..shares import COUNTS, NAMES
 
 FILE = "recording.json"
 KIND, VERSION = "telescope recording", 1
@@ -50,6 +51,7 @@ def may_have(keep: str, facts: Facts) -> dict[str, Shape]:
         "key_ids": (batch, keys),
         "lse": (batch, len(facts.heads), rows),
         "map": (batch, len(facts.heads), *(facts.recorded or (None, None))),
+        "shares": (batch, len(facts.heads), len(NAMES) + len(COUNTS)),
         "before": (batch, None, None),
         "after": (batch, None, None),
     }

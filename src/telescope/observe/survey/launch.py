@@ -235,10 +235,35 @@ def survey_map(
     )  # fmt: skip
 
 
+def survey_stretches(
+    queries: Tensor, keys: Tensor, start: Tensor, stop: Tensor, tiles: Tensor, slopes: Tensor | None,
+    relative: Tensor | None, bias: Tensor | None, mask: Tensor | None, scale: float, softcap: float | None, shift: int,
+    first: int, lse: Tensor, of_rows: Tensor, of_keys: Tensor, begin: Tensor, end: Tensor, share: Tensor, seen: Tensor,
+) -> None:  # fmt: skip
+    """share and seen (set, batch, heads, query) of all rows: the keys that are listed from `begin` to `end`."""
+    from . import kernels
+
+    launch = alike(
+        queries, keys, start, stop, tiles, slopes, relative, bias, mask, scale, softcap, shift, first,
+        lse, of_rows, of_keys, begin, end, share, seen,
+    )  # fmt: skip
+    (batch, heads, rows, width), (_, key_heads, columns, _) = queries.shape, keys.shape
+    q, k, rule, _ = _arguments(queries, keys, start, stop, tiles, slopes, relative, bias, mask, scale, softcap, shift)
+    shape = {name: value for name, value in _shape(queries, keys).items() if name != "WHOLE"}
+    sets, own = len(begin), (0 if len(it) == 1 else it.shape[-1] for it in (of_rows, of_keys, begin[0]))
+    launch(
+        kernels.stretches, (-(-rows // BM), batch * heads),
+        q, k, lse, rule, of_rows, of_keys, begin, end, share, seen, rows, columns, rows, of_keys.shape[-1], *own,
+        begin[0].numel(), heads, heads // key_heads, width, lse.shape[-1], share[0].numel(),
+        SETS=sets, WIDE=_power(sets), **shape,
+    )  # fmt: skip
+
+
 CHANGED: dict[Any, tuple[str, ...]] = {
     survey_lse: ("lse",),
     survey_rows: ("received", "entropy", "weights", "found", "overfull", "pooled"),
     survey_map: ("pooled",),
+    survey_stretches: ("share", "seen"),
 }
 OPERATORS = {
     function: torch.library.custom_op(f"telescope::{function.__name__}", function, mutates_args=changed)

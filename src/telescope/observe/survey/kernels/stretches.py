@@ -1,0 +1,57 @@
+"""How much of each row's weight falls into stretches of keys that are listed in any order."""
+
+import triton
+import triton.language as tl
+
+from .tiles import NOWHERE, hide, load, load_lse, log2_weights
+
+
+@triton.jit
+def stretches(
+    q, k, LSE, rule, ROWS, KEYS, START, STOP, SHARES, SEEN,
+    rows, keys, row_slots, key_slots, row_batch, key_batch, span_batch, span_set, heads, group, width, lse_head,
+    result_set,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, SETS: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """Rows are listed by ROWS and keys by KEYS; the row in a slot has, in each of the SETS, the keys in the slots from
+    START to STOP. SHARES is the weight that falls to them, and SEEN whether the row may see one of them."""
+    m = tl.program_id(0)
+    bh = tl.program_id(1).to(tl.int64)
+    b, h = bh // heads, bh % heads
+    slot, cn = m * BM + tl.arange(0, BM), tl.arange(0, BN)
+    there = slot < row_slots
+    rm = tl.load(ROWS + b * row_batch + slot, mask=there, other=rows)
+    row = rm[:, None]
+    asked = load(q, b, h, rm, rows, width, D, False)
+    lse = load_lse(LSE, bh * lse_head + rm, rm < rows)[:, None]
+    START += b * span_batch + slot
+    STOP += b * span_batch + slot
+    first, last = key_slots, 0
+    for s in tl.static_range(SETS):
+        start = tl.load(START + s * span_set, mask=there, other=0)
+        stop = tl.load(STOP + s * span_set, mask=there, other=0)
+        first = tl.minimum(first, tl.min(tl.where(start < stop, start, key_slots), 0))
+        last = tl.maximum(last, tl.max(tl.where(start < stop, stop, 0), 0))
+    column = tl.arange(0, WIDE)[None, :]
+    share = tl.zeros([BM, WIDE], tl.float32)
+    seen = tl.zeros([BM, WIDE], tl.int32)
+    for n in range(first // BN * BN, last, BN):
+        place = n + cn
+        kn = tl.load(KEYS + b * key_batch + place, mask=place < key_slots, other=keys)
+        key = kn[None, :]
+        offered = load(k, b, h // group, kn, keys, width, D, False).T
+        x = log2_weights(tl.dot(asked, offered, input_precision=PRECISION), lse, row, key, b, h, rule, rows, keys)
+        x = hide(x, row, key, b, h, rule, rows, keys)
+        weight = tl.exp2(x)
+        for s in tl.static_range(SETS):
+            start = tl.load(START + s * span_set, mask=there, other=0)[:, None]
+            stop = tl.load(STOP + s * span_set, mask=there, other=0)[:, None]
+            inside = (place[None, :] >= start) & (place[None, :] < stop)
+            share += tl.where(column == s, tl.sum(tl.where(inside, weight, 0.0), 1)[:, None], 0.0)
+            some = tl.max((inside & (x > NOWHERE)).to(tl.int32), 1)
+            seen = tl.maximum(seen, tl.where(column == s, some[:, None], 0))
+    at = column.to(tl.int64) * result_set + bh * lse_head + row
+    shown = there[:, None] & (column < SETS)
+    tl.store(SHARES + at, share, mask=shown)
+    tl.store(SEEN + at, seen.to(SEEN.dtype.element_ty), mask=shown)

@@ -1,0 +1,182 @@
+"""What heads do by habit, on every path, against whole rows in float64 and plain loops."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import telescope as ts
+from strategies import Shape, composite, definitions, normal, seeds, shapes, tensors
+from telescope.attention import Pairs
+from telescope.attention.queries import of_queries
+from telescope.attention.real import RealQueries
+from telescope.observe import shares as module
+from telescope.observe.shares import NAMES, Places, Text, shares
+from telescope.observe.survey import ENGINES, launch, reference, within
+from telescope.observe.survey import triton as engine
+
+
+def truth(q, k, attention, positions, ids, first, back=module.FAR):
+    """(batch, heads, sum), from the weights of whole rows."""
+    (batch, heads, rows, _), columns = q.shape, k.shape[-2]
+    masked = attention.masked_scores(q.double(), k.double(), Pairs.all(torch.empty(batch, heads, rows, columns)))
+    weights, seen = attention.weights(masked), masked > -torch.inf
+    total = torch.zeros(batch, heads, len(NAMES) + 2, dtype=torch.float64)
+    for b in range(batch):
+        tokens = ids[b].tolist()
+        for row, place in enumerate(positions):
+            if place <= first[b]:
+                continue
+            same = [tokens[j] == tokens[place] and j < place for j in range(columns)]
+            followed = [0 < j < place and tokens[j - 1] == tokens[place] for j in range(columns)]
+            habits = [[j == at for j in range(columns)] for at in (place, place - 1, first[b])]
+            where = torch.tensor([*habits, same, followed, [place - j > back for j in range(columns)]])
+            counts = seen[b, :, row].any(-1)
+            again = (seen[b, :, row] & torch.tensor(same)).any(-1) & counts
+            share = weights[b, :, row] @ where.double().T
+            total[b, :, :6] += share * torch.stack([counts] * 3 + [again] * 2 + [counts], 1)
+            total[b, :, 6] += counts
+            total[b, :, 7] += again
+    return total
+
+
+def placed(attention, shape, text, positions=None, size=None):
+    return Places.of(
+        attention,
+        batch=shape.batch,
+        heads=shape.heads,
+        size=size or (shape.queries, shape.keys),
+        positions=positions,
+        across=False,
+        text=text,
+        device=torch.device("cpu"),
+    )
+
+
+def summed(q, k, attention, places, top=1):
+    summary = reference.summarize(q, k, attention, None, top, None)
+    return shares(q, k, attention, summary, places)
+
+
+@composite
+def texts(draw, shape):
+    """Few tokens, so that most come again; and some padding."""
+    ids = normal(shape.batch, shape.keys, seed=draw(seeds)).mul(1.5).round().long()
+    left = draw(st.lists(st.integers(0, shape.keys), min_size=shape.batch, max_size=shape.batch))
+    return ids, left
+
+
+@st.composite
+def cases(draw):
+    shape = draw(shapes(square=True))
+    shape = replace(shape, queries=draw(st.sampled_from([shape.keys, max(shape.keys - 2, 1)])))
+    return shape, draw(definitions(shape)), *draw(texts(shape)), draw(seeds)
+
+
+@pytest.mark.parametrize("path", ["rows", "lists"])
+@pytest.mark.parametrize("padded", [False, True])
+@settings(max_examples=30)
+@given(case=cases())
+def test_sums_agree(path, padded, case):
+    shape, attention, ids, left, seed = case
+    first = [0] * shape.batch
+    if padded:
+        padding = ts.padding(left=left)
+        attention, first = attention.seeing(padding & RealQueries(padding)), [n % shape.keys for n in left]
+    q, k, _ = tensors(shape, seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "SMALL", 2**16 if path == "rows" else -1)
+        patch.setattr(module, "FAR", 3)
+        patch.setattr(module, "BLOCK", {"cpu": 40, "cuda": 40})
+        patch.setattr(within, "TILE", 3)
+        patch.setattr(within, "SCORES", {"cpu": 400, "cuda": 400})
+        got = summed(q, k, attention, placed(attention, shape, Text(ids)))
+    positions = range(shape.keys - shape.queries, shape.keys)
+    torch.testing.assert_close(got, truth(q, k, attention, positions, ids, first, 3), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("path", ["rows", "lists"])
+@settings(max_examples=25)
+@given(case=cases(), chosen=st.sets(st.integers(0, 16), min_size=1))
+def test_some_queries(path, case, chosen):
+    shape, attention, ids, _, seed = case
+    rows = sorted({row % shape.queries for row in chosen})
+    size = (shape.queries, shape.keys)
+    q, k, _ = tensors(shape, seed)
+    positions = tuple(shape.keys - shape.queries + row for row in rows)
+    some = of_queries(attention, torch.tensor(rows), size)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "SMALL", 2**16 if path == "rows" else -1)
+        patch.setattr(within, "TILE", 3)
+        got = summed(q[:, :, rows], k, some, placed(attention, shape, Text(ids), positions))
+    expected = truth(q[:, :, rows], k, some, positions, ids, [0] * shape.batch)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-9)
+
+
+def test_divided_by_the_sum():
+    shape = Shape(2, 2, 1, 9, 9, 4)
+    q, k, _ = (it.abs() for it in tensors(shape))
+    attention, ids = ts.Attention(normalize=ts.by_sum, mask=ts.causal), torch.arange(18).view(2, 9) % 4
+    got = summed(q, k, attention, placed(attention, shape, Text(ids)))
+    torch.testing.assert_close(got, truth(q, k, attention, range(9), ids, [0, 0]), rtol=0, atol=1e-9)
+
+
+ATTENTIONS = {
+    "causal": ts.Attention(mask=ts.causal),
+    "both ways, sink": ts.Attention(sink=torch.tensor([0.5, -1.0])),
+    "window, softcap": ts.Attention(mask=ts.causal & ts.window(20), softcap=2.0),
+    "documents, padding": ts.Attention(mask=ts.causal & ts.documents([0] * 20 + [1] * 17) & ts.padding(left=[0, 7])),
+    "alibi, padding queries": ts.Attention(
+        bias=ts.alibi(2), mask=ts.causal & ts.padding(left=[9, 0]) & RealQueries(ts.padding(left=[9, 0]))
+    ),
+    "relative": ts.Attention(bias=ts.relative(normal(2, 9, seed=5)), mask=ts.causal),
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs it on the GPU")
+@pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=ATTENTIONS)
+def test_the_kernel_agrees(attention, monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(module, "SMALL", -1)
+    monkeypatch.setattr(module, "FAR", 9)
+    for one in (launch, engine):
+        monkeypatch.setattr(one, "BM", 16)
+        monkeypatch.setattr(one, "BN", 32)
+    monkeypatch.setattr(engine, "cannot", lambda *given: None)
+    shape = Shape(2, 2, 1, 37, 37, 16)
+    q, k, _ = tensors(shape, dtype=torch.float32)
+    ids = normal(2, 37, seed=9).mul(2.0).round().long()
+    left = [9, 0] if "real queries" in str(attention) else [0, 0]
+    got = summed(q, k, attention, placed(attention, shape, Text(ids)))
+    torch.testing.assert_close(got, truth(q, k, attention, range(37), ids, left, 9), rtol=0, atol=2e-4)
+
+
+def test_several_layers_at_once():
+    """Batches that stand one behind the other, as a queue of layers has them."""
+    shape = Shape(2, 2, 1, 12, 12, 4)
+    ids, attention = torch.tensor([[1, 2] * 6, [3, 3, 4] * 4]), ts.Attention(mask=ts.causal)
+    q, k, _ = tensors(replace(shape, batch=6))
+    with pytest.MonkeyPatch.context() as patch:
+        for small in (2**16, -1):
+            patch.setattr(module, "SMALL", small)
+            got = summed(q, k, attention, placed(attention, shape, Text(ids)))
+            expected = truth(q, k, attention, range(12), ids.repeat(3, 1), [0] * 6)
+            torch.testing.assert_close(got, expected, rtol=0, atol=1e-9)
+
+
+def test_long_texts_form_no_square():
+    """1.5 GiB it would be, of one head."""
+    shape = Shape(1, 1, 1, 20_000, 20_000, 4)
+    q, k, _ = tensors(shape, dtype=torch.float32)
+    ids = torch.randint(0, 20_000, (1, 20_000), generator=torch.Generator().manual_seed(0))
+    attention = ts.Attention(mask=ts.causal)
+    places = placed(attention, shape, Text(ids))
+    assert places.listed is not None
+    assert sum(len(listing.tiles) for listing in places.listed.values()) < 0.1 * (20_000 / within.TILE) ** 2
+    summary = ENGINES["chunked"].summarize(q[:, :, -1:], k, attention, None, 1, None)
+    last = summary.received[0, 0]
+    one = shares(q[:, :, -1:], k, attention, summary, placed(attention, shape, Text(ids), size=(1, 20_000)))
+    far = last[: 20_000 - 1 - module.FAR].sum()
+    assert one[0, 0, NAMES.index("far")] == pytest.approx(float(far), abs=1e-5)
