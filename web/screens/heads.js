@@ -9,10 +9,10 @@ import { stretch } from "../parts/tokens.js";
 import { Words } from "../parts/words.js";
 import { html, useEffect, useMemo, useRef, useState } from "../ui.js";
 
-const HABITS = ["itself", "previous", "first", "same", "induction", "punctuation", "far"];
+const HABITS = ["itself", "previous", "first", "sink", "same", "induction", "punctuation", "far"];
 const MEANS = {
-  itself: "on itself", previous: "on the token before", first: "on the first token", same: "on the same token elsewhere",
-  induction: "on what came after the same token before", punctuation: "on punctuation", far: "far back", spread: "at about how many keys it looks",
+  itself: "on itself", previous: "on the token before", first: "on the first token", sink: "on one other token", same: "on the same token, earlier",
+  induction: "on what came after the same token before", punctuation: "on punctuation", far: "more than 64 tokens back", spread: "at about how many keys it looks",
 };
 const CLEAR = 0.4;
 
