@@ -130,7 +130,7 @@ class Places:
         keys = torch.arange(first, count, device=self.ids.device)
         tokens, which = (self.ids[:, first - back : count - back] * count + keys).sort(1)
         start, stop = (torch.searchsorted(tokens, asking + past)[None].int() for past in (0, position[rows]))
-        return Listing(rows.int(), (keys - self.gone)[which].int(), start, stop)
+        return Listing(rows.int(), (keys - self.gone)[which].int(), start, stop, asks=not back)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -188,8 +188,8 @@ def shares(
                 if places.back:  # all that it sees is near or far
                     add("far", (_seen(attention, summary.lse) - near).clamp(min=0.0), chooses)
                 continue
-            if name == "same":
-                again = chooses & found.seen[0]
+            if found.seen is not None:
+                again = chooses & found.seen
                 total[..., -1] = again.sum(-1)
             add(name, found.share[0], again if name in ("same", "induction") else chooses)
     unknown = NAMES if places.across else ("same", "induction") if places.ids is None else ()

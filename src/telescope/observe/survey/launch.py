@@ -238,9 +238,10 @@ def survey_map(
 def survey_stretches(
     queries: Tensor, keys: Tensor, start: Tensor, stop: Tensor, tiles: Tensor, slopes: Tensor | None,
     relative: Tensor | None, bias: Tensor | None, mask: Tensor | None, scale: float, softcap: float | None, shift: int,
-    first: int, lse: Tensor, of_rows: Tensor, of_keys: Tensor, begin: Tensor, end: Tensor, share: Tensor, seen: Tensor,
+    first: int, lse: Tensor, of_rows: Tensor, of_keys: Tensor, begin: Tensor, end: Tensor, share: Tensor,
+    seen: Tensor | None,
 ) -> None:  # fmt: skip
-    """share and seen (set, batch, heads, query) of all rows: the keys that are listed from `begin` to `end`."""
+    """share (set, batch, heads, query) of the keys that are listed from `begin` to `end`; seen, of the first set."""
     from . import kernels
 
     launch = alike(

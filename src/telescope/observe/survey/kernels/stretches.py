@@ -15,7 +15,8 @@ def stretches(
     WIDE: tl.constexpr,
 ):  # fmt: skip
     """Rows are listed by ROWS and keys by KEYS; the row in a slot has, in each of the SETS, the keys in the slots from
-    START to STOP. SHARES is the weight that falls to them, and SEEN whether the row may see one of them."""
+    START to STOP. SHARES is the weight that falls to them, and SEEN, unless it
+    is None, whether the row may see one of the first set."""
     m = tl.program_id(0)
     bh = tl.program_id(1).to(tl.int64)
     b, h = bh // heads, bh % heads
@@ -35,7 +36,7 @@ def stretches(
         last = tl.maximum(last, tl.max(tl.where(start < stop, stop, 0), 0))
     column = tl.arange(0, WIDE)[None, :]
     share = tl.zeros([BM, WIDE], tl.float32)
-    seen = tl.zeros([BM, WIDE], tl.int32)
+    seen = tl.zeros([BM], tl.int32)
     for n in range(first // BN * BN, last, BN):
         place = n + cn
         kn = tl.load(KEYS + b * key_batch + place, mask=place < key_slots, other=keys)
@@ -49,9 +50,10 @@ def stretches(
             stop = tl.load(STOP + s * span_set, mask=there, other=0)[:, None]
             inside = (place[None, :] >= start) & (place[None, :] < stop)
             share += tl.where(column == s, tl.sum(tl.where(inside, weight, 0.0), 1)[:, None], 0.0)
-            some = tl.max((inside & (x > NOWHERE)).to(tl.int32), 1)
-            seen = tl.maximum(seen, tl.where(column == s, some[:, None], 0))
+            if (SEEN is not None) and (s == 0):
+                seen = tl.maximum(seen, tl.max((inside & (x > NOWHERE)).to(tl.int32), 1))
     at = column.to(tl.int64) * result_set + bh * lse_head + row
     shown = there[:, None] & (column < SETS)
     tl.store(SHARES + at, share, mask=shown)
-    tl.store(SEEN + at, seen.to(SEEN.dtype.element_ty), mask=shown)
+    if SEEN is not None:
+        tl.store(SEEN + bh * lse_head + rm, seen.to(SEEN.dtype.element_ty), mask=there)
