@@ -4,12 +4,12 @@ Each implementation has its own way to say who sees whom: `sdpa` looks back by i
 does what the mask says, `flash` is told of padding and windows, `flex` has a mask function.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, NamedTuple
-from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...attention import Attention, Bias, Mask, causal, everyone, from_additive, from_tensor, window
 from ...attention.masks import Documents
@@ -18,6 +18,7 @@ from ..ran import Ran
 from .biases import bias_of
 from .lazy import LazyMask
 from .masks import Told, filled, padded
+from .place import Place
 
 
 class Said(NamedTuple):
@@ -29,16 +30,36 @@ class Said(NamedTuple):
     bias: Bias | None = None
 
 
+class Known(NamedTuple):
+    """What was read of a tensor, at which version of it, and for which modules since."""
+
+    version: int | None
+    meaning: Any
+    readers: set[int]
+
+
+PLACES = 16  # kinds of masks that the layers of one model ask for in one forward pass; a few are usual
+
+
 class Reader:
     """Reads calls. What a model hands to all of its layers is looked at once."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, int, Any]] = {}
+        self._known: MutableMapping[Tensor, Known] = WeakTensorKeyDictionary()  # what is read of a tensor goes with it
         self._biases: dict[int, Bias | None] = {}
         self._last = Attention()
-        self.places: dict[tuple[int, int, int], tuple[int, Tensor | None]] = {}
-        """Of a config, so many queries and keys: how many keys were before them, and the padding of all. Flash is told
-        neither."""
+        self._places: dict[tuple[int, int, int], tuple[int, Tensor | None]] = {}
+
+    def place(self, config: Any, place: Place, keep: Tensor | None) -> None:
+        """Remember where the keys of a mask stand, and their padding, for an attention that is told neither.
+
+        Only the latest are remembered: a model that writes asks for one more key each time.
+        """
+        about = (id(config), place.queries, place.keys)
+        self._places.pop(about, None)
+        self._places[about] = (place.key, keep)
+        while len(self._places) > PLACES:
+            del self._places[next(iter(self._places))]
 
     def ran(
         self,
@@ -58,7 +79,8 @@ class Reader:
         bias = said.bias
         added = options.get("position_bias")
         if added is not None:
-            mine = self._once(added, lambda: bias_of(added.detach()[..., : said.keys], self._biases.get(id(module))))
+            known = self._biases.get(id(module))
+            mine = self._once(module, added, lambda: bias_of(added.detach()[..., : said.keys], known))
             self._biases[id(module)] = mine
             bias = mine if bias is None else bias
         knows = implementation != "sdpa"  # which refuses these, or, before 5.0, leaves them out
@@ -85,12 +107,23 @@ class Reader:
             self._last = Attention(scale=scale, softcap=softcap, sink=sink, bias=bias, mask=mask)
         return self._last
 
-    def _once(self, tensor: Tensor, read: Callable[[], Any]) -> Any:
-        """What was read of this tensor, as long as nobody writes to it."""
-        known = self._known.get(id(tensor))
-        if known is None or known[0]() is not tensor or known[1] != _version(tensor):
-            known = self._known[id(tensor)] = (ref(tensor), _version(tensor), read())
-        return known[2]
+    def _once(self, module: nn.Module, tensor: Tensor, read: Callable[[], Any]) -> Any:
+        """Return what `read` makes of this tensor, for all layers of one forward pass at once.
+
+        A tensor is read again where somebody may have written to it: when its version has changed, in every call if it
+        has none, as under torch.inference_mode(), and when a module comes with it once more, since a write through
+        `.data` or NumPy changes no version. What is read alike is the same object, so that equality is soon seen.
+        """
+        known = self._known.get(tensor)
+        version = None if tensor.is_inference() else tensor._version
+        if known is not None and version is not None and known.version == version and id(module) not in known.readers:
+            known.readers.add(id(module))
+            return known.meaning
+        meaning = read()
+        if known is not None and known.meaning == meaning:
+            meaning = known.meaning
+        self._known[tensor] = Known(version, meaning, {id(module)})
+        return meaning
 
     # ---------------------------------------------------------------------------------------------- who sees whom
 
@@ -98,24 +131,25 @@ class Reader:
         self, module: nn.Module, queries: Tensor, keys: Tensor, given: Any, back: bool, options: Mapping[str, Any]
     ) -> Said:
         if given is not None:
-            return self._written(given, keys)
+            return self._written(module, given, keys)
+        rows, columns = queries.shape[-2], keys.shape[-2]
         if not back:
-            return Said(everyone, keys.shape[-2])
-        one = queries.shape[-2] == 1  # of room that is not written yet, it takes as many keys as there are queries
-        return Said(causal, keys.shape[-2] if one else min(queries.shape[-2], keys.shape[-2]))
+            return Said(everyone, columns)
+        # of room that is not written yet, it takes as many keys as there are queries
+        return Said(causal, columns if rows == 1 else min(rows, columns), self._gone(module, rows, columns)[0])
 
     def eager(
         self, module: nn.Module, queries: Tensor, keys: Tensor, given: Any, back: bool, options: Mapping[str, Any]
     ) -> Said:
         if given is not None:
-            return self._written(given, keys)
+            return self._written(module, given, keys)
         return Said(causal if back and queries.shape[-2] == 1 else everyone, keys.shape[-2])
 
     def flash(
         self, module: nn.Module, queries: Tensor, keys: Tensor, given: Any, back: bool, options: Mapping[str, Any]
     ) -> Said:
         rows, columns = queries.shape[-2], keys.shape[-2]
-        gone, keep = self.places.get((id(getattr(module, "config", None)), rows, columns), (0, given))
+        gone, keep = self._gone(module, rows, columns, given)
         mask: Mask = causal if back else everyone
         if options.get("sliding_window") is not None:
             mask = mask & window(options["sliding_window"])
@@ -134,10 +168,16 @@ class Reader:
             return self.eager(module, queries, keys, given, back, options)
         return Said(Told(given.mask_mod, queries.shape[-2] - keys.shape[-2]), keys.shape[-2])
 
-    def _written(self, given: Tensor, keys: Tensor) -> Said:
+    def _gone(self, module: nn.Module, rows: int, columns: int, keep: Any = None) -> tuple[int, Any]:
+        """How many keys were before these, and the padding of all."""
+        return self._places.get((id(getattr(module, "config", None)), rows, columns), (0, keep))
+
+    def _written(self, module: nn.Module, given: Tensor, keys: Tensor) -> Said:
         if isinstance(given, LazyMask):
-            return Said(*given.understood)
-        mask, bias = self._once(given, lambda: _read(given))
+            if not given.overwritten:
+                return Said(*given.understood)
+            given = given.dense
+        mask, bias = self._once(module, given, lambda: _read(given))
         return Said(mask, keys.shape[-2], bias=bias)
 
 
@@ -151,12 +191,8 @@ _WAYS: dict[str, Callable[..., Said]] = {
 
 def _read(given: Tensor) -> tuple[Mask, Bias | None]:
     """A tensor of four axes: True = may attend, or what is added to the scores, in which the lowest number hides."""
-    seen = given if given.dtype == torch.bool else given > torch.finfo(given.dtype).min / 2
-    mask = padded(seen[:, 0, 0]) if seen.shape[1:3] == (1, 1) else from_tensor(seen.clone())
-    if given.dtype == torch.bool or not bool(given.masked_fill(~seen, 0.0).any()):
+    seen = given.clone() if given.dtype == torch.bool else given > torch.finfo(given.dtype).min / 2
+    mask = padded(seen[:, 0, 0]) if seen.shape[1:3] == (1, 1) else from_tensor(seen)
+    if given.dtype == torch.bool or not bool((seen & (given != 0)).any()):
         return mask, None
     return everyone, from_additive(given.masked_fill(~seen, -torch.inf))
-
-
-def _version(tensor: Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version

@@ -211,11 +211,10 @@ class _WantedError(Exception):
 
 def _mask(implementation: str, **given: Any) -> Any:
     own = ALL_MASK_ATTENTION_FUNCTIONS[implementation]
+    place = Place.of(given)
+    for looking in {*_watched.values()}:
+        looking.reader.place(given.get("config"), place, given.get("attention_mask"))
     if implementation not in ("sdpa", "eager"):  # these write no matrix
-        place = Place.of(given)
-        for looking in {*_watched.values()}:
-            about = (id(given.get("config")), place.queries, place.keys)
-            looking.reader.places[about] = (place.key, given.get("attention_mask"))
         return own(**given)
 
     def wanted(*indices: Any) -> Tensor:

@@ -7,14 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ...attention import Mask
 from .masks import understood
 from .place import Arguments, Place, device_of, settled, some_rows
 
 LOOKS = {"__get__", "size", "dim", "__len__", "is_floating_point", "numel", "stride", "get_device", "__hash__"}
-COPIES = {"contiguous", "clone", "detach"}
+NUMBERS = {"data", "T", "mT", "H", "mH", "real"}  # attributes that are the mask itself, and nothing about it
+ALIASES = {"contiguous", "detach"}
 LARGEST = 2**26  # of a mask that is written out as a whole, once, as transformers does; 8,192 x 8,192
 
 
@@ -27,6 +28,8 @@ class LazyMask(Tensor):
 
     own: Callable[..., Tensor]
     given: Arguments
+    shared: bool
+    """Whether others hold `dense` or a view of it, so that they may write to it."""
 
     @staticmethod
     def of(own: Callable[..., Tensor], given: Arguments, dtype: torch.dtype) -> "LazyMask":
@@ -34,7 +37,7 @@ class LazyMask(Tensor):
         place = Place.of(given)
         empty = torch.empty((), dtype=dtype, device=device_of(given))
         lazy = empty.expand(place.batch, 1, place.queries, place.keys).as_subclass(LazyMask)
-        lazy.own, lazy.given = own, given
+        lazy.own, lazy.given, lazy.shared = own, given, False
         return lazy
 
     @cached_property
@@ -45,6 +48,11 @@ class LazyMask(Tensor):
     @cached_property
     def dense(self) -> Tensor:
         return self.own(**self.given)
+
+    @property
+    def overwritten(self) -> bool:
+        """Whether somebody wrote to it, so that `dense` alone says what it is."""
+        return self.shared and not torch.equal(self.dense, self.own(**self.given))
 
     def rows(self, rows: range) -> Tensor:
         """The mask of these queries."""
@@ -60,15 +68,22 @@ class LazyMask(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.__name__ in LOOKS:
+        if func.__name__ in LOOKS and getattr(getattr(func, "__self__", None), "__name__", None) not in NUMBERS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        if func.__name__ in COPIES or (func is Tensor.__getitem__ and _covers(args[0], args[1])):
+        if func.__name__ in ALIASES or (func is Tensor.__getitem__ and _covers(args[0], args[1])):
             return args[0]
+        if func is Tensor.clone and not args[0].shared:
+            return LazyMask.of(args[0].own, args[0].given, args[0].dtype)
         if func is scaled_dot_product_attention:
             return _attend(*args, **(kwargs or {}))
+        masks = [it for it in tree_leaves((args, kwargs)) if isinstance(it, LazyMask)]
         args, kwargs = tree_map(lambda it: it.dense if isinstance(it, LazyMask) else it, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        memory = {it.untyped_storage().data_ptr() for it in tree_leaves(result) if isinstance(it, Tensor)}
+        for mask in masks:
+            mask.shared |= func is Tensor.__setitem__ or mask.dense.untyped_storage().data_ptr() in memory
+        return result
 
 
 def _covers(mask: LazyMask, where: Any) -> bool:
@@ -91,7 +106,7 @@ def _attend(
     enable_gqa: bool = False,
 ) -> Tensor:
     options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
-    if attn_mask.numel() <= LARGEST or dropout_p > 0.0:
+    if attn_mask.numel() <= LARGEST or dropout_p > 0.0 or attn_mask.shared:
         return scaled_dot_product_attention(query, key, value, attn_mask.dense, dropout_p, is_causal, **options)
     parts = [
         scaled_dot_product_attention(query[:, :, rows.start : rows.stop], key, value, attn_mask.rows(rows), **options)
