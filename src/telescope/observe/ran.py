@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..attention import Attention, Mask, Pairs
 from ..attention.heads import key_heads_of, of_heads
@@ -25,7 +26,7 @@ class Ran(NamedTuple):
     keys: Float[Tensor, "batch key_heads key d_k"]
     values: Float[Tensor, "batch key_heads key d_v"]
     attention: Attention
-    """The definition, in which the keys that are gone are counted."""
+    """The definition, in which the keys that are gone are counted and hidden."""
     heads: tuple[int, ...]
     """The numbers these heads have in the model."""
     dropout: float
@@ -84,6 +85,13 @@ class Ran(NamedTuple):
     def here(self) -> Attention:
         """The definition over the keys that are here."""
         return of_later_keys(self.attention, self.gone)
+
+    def from_first_key(self) -> "Ran":
+        """Return the same call with a place for every key there ever was: those that are gone are zeros."""
+        if not self.gone:
+            return self
+        keys, values = (pad(tensor, (0, 0, self.gone, 0)) for tensor in (self.keys, self.values))
+        return self._replace(keys=keys, values=values, gone=0)
 
     def of_written(self) -> "Ran":
         """Without the room that a cache of fixed shape has behind its keys."""

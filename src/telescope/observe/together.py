@@ -10,7 +10,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..attention import Attention, softmax
-from ..attention.later import of_later_keys
 from ..attention.sequences import of_sequences
 from ..attention.values import identity, leaves
 from ..engines import autocast
@@ -111,7 +110,7 @@ class Together:
         nobody else's."""
         parts = Parts(ran.queries, ran.keys)
         about = ran.attention if ran.attention.fixed else identity(ran.attention)
-        kind = (about, ran.gone, ran.lse is None, parts.shapes, ran.text, ran.positions, ran.across)
+        kind = (about, ran.lse is None, parts.shapes, ran.text, ran.positions, ran.across)
         if kind != self.kind:
             self._start()
             size = ran.queries.nbytes + ran.keys.nbytes
@@ -121,7 +120,7 @@ class Together:
             self.places = ran.places
         assert self.places is not None
         if self.fit < (1 if self.apart else 2):
-            then(self.found(parts, ran.lse, ran.here, self.places))
+            then(self.found(parts, ran.lse, ran.attention, self.places))
             return
         if not self.waiting:
             self.rooms = self.rooms[::-1]
@@ -155,7 +154,7 @@ class Together:
         waiting, self.waiting = self.waiting, []
         if not waiting:
             return
-        _, gone, _, ((shape, _, device), _), *_ = self.kind
+        _, _, ((shape, _, device), _), *_ = self.kind
         assert self.places is not None
         batch, count, room = shape[0], len(waiting), self.rooms[0]
         if count not in self.attention:
@@ -164,7 +163,7 @@ class Together:
         with beside(whole.queries) if self.apart else nullcontext():
             read_here(*given, *self.places.tensors)
             lse = None if not given else given[0] if count == 1 else torch.cat(given)
-            found = self.found(whole, lse, of_later_keys(self.attention[count], gone), self.places)
+            found = self.found(whole, lse, self.attention[count], self.places)
             for call, own in zip(waiting, found.each(count) if count > 1 else [found], strict=True):
                 call.then(own)
             room.read = moment(device)

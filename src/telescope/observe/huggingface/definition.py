@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...attention import Attention, Bias, Mask, causal, everyone, from_additive, from_tensor, window
+from ...attention.later import without_first_keys
 from ...attention.masks import Documents
 from ...engines import autocast
 from ..ran import Ran
@@ -83,18 +84,23 @@ class Reader:
             mine = self._once(module, added, lambda: bias_of(added.detach()[..., : said.keys], known))
             self._biases[id(module)] = mine
             bias = mine if bias is None else bias
+        (batch, heads, rows, _), mask = queries.shape, said.mask
+        if said.gone:
+            of = (rows, said.gone + said.keys)
+            mask = without_first_keys(mask, said.gone, of, batch=batch, heads=heads)
         knows = implementation != "sdpa"  # which refuses these, or, before 5.0, leaves them out
         attention = self._definition(
             options.get("scaling"),
             options.get("softcap") if knows else None,
             options.get("s_aux") if knows else None,
             bias,
-            said.mask,
+            mask,
         )
-        heads, dropout = tuple(range(queries.shape[1])), float(options.get("dropout") or 0.0)
+        dropout = float(options.get("dropout") or 0.0)
         if said.keys < keys.shape[-2]:
             keys, values = keys[:, :, : said.keys], values[:, :, : said.keys]
-        return Ran(queries, keys, values, attention, heads, dropout, lse, said.gone, keys_of_text=True)
+        numbers = tuple(range(heads))
+        return Ran(queries, keys, values, attention, numbers, dropout, lse, said.gone, keys_of_text=True)
 
     def _definition(
         self, scale: float | None, softcap: float | None, sink: Tensor | None, bias: Bias | None, mask: Mask

@@ -71,6 +71,7 @@ class Call(ABC):
     _told = False
 
     def __init__(self, name: str, ran: Ran, how: Keeping = Keeping()) -> None:
+        ran = ran.from_first_key()
         self.how, self.kind = how, ran.kind
         (batch, key_heads, _, d_k), d_q = ran.keys.shape, ran.queries.shape[-1]
         self.facts = Facts(

@@ -37,7 +37,7 @@ class QueriesKeys(Call):
     def foretold(cls, ran: Ran, how: Keeping) -> int:
         some = len(how.queries(ran.size[0], 0)) / max(ran.size[0], 1)
         lse = 0 if ran.lse is None else ran.lse.nbytes
-        return int((ran.queries.nbytes + lse) * some) + ran.keys.nbytes
+        return int((ran.queries.nbytes + lse) * some) + _with_those_gone(ran.keys, ran.gone)
 
     def survey(self, *, top: int | None = None, map: MapSize | None = None) -> Survey:
         wanted = (TOP if top is None else top, self.size)
@@ -92,7 +92,7 @@ class Steps(QueriesKeys):
     @classmethod
     def foretold(cls, ran: Ran, how: Keeping) -> int:
         """The residual stream, whose width an attention does not know, left out."""
-        return super().foretold(ran, how) + ran.values.nbytes
+        return super().foretold(ran, how) + _with_those_gone(ran.values, ran.gone)
 
     def stood_between(self, before: Float[Tensor, "batch n d_model"], after: Float[Tensor, "batch n d_model"]) -> None:
         """The residual stream around the last of it."""
@@ -127,3 +127,9 @@ class Steps(QueriesKeys):
                 "queries; beams ask side by side, and a call that was interrupted has no stream"
             )
         return stream
+
+
+def _with_those_gone(tensor: Tensor, gone: int) -> int:
+    """How many bytes it takes with a place for each key that is gone."""
+    batch, heads, keys, width = tensor.shape
+    return batch * heads * (gone + keys) * width * tensor.element_size()

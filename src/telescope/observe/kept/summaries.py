@@ -33,7 +33,7 @@ class Summaries(Call):
     def _put(self, ran: Ran, known: int) -> None:
         ran = ran._replace(text=self._read(ran))
         if not self._parts:
-            self.how.together.add(ran, partial(_tell, ref(self), ran.gone))
+            self.how.together.add(ran, partial(_tell, ref(self)))
             return
         seen = read_off(ran.queries, ran.keys, ran.here, top=self.how.top, lse=ran.lse)
         self._receive(seen.summary.received, ran.gone, known)
@@ -47,7 +47,7 @@ class Summaries(Call):
         self.facts.engine, self.facts.recorded = seen.engine, None
         self._grow_by(seen.summary, ran.gone)
 
-    def found(self, gone: int, found: Found) -> None:
+    def found(self, found: Found) -> None:
         self._told, summary = True, found.summary
         self._known.insert(0, Growing(found.keys, 2, made_for_it=True))
         self.facts.engine = found.engine
@@ -56,7 +56,7 @@ class Summaries(Call):
         self._grow("shares", found.shares)
         if summary.map is not None:
             self._grow("map", summary.map, made_for_it=True)
-        self._grow_by(summary, gone)
+        self._grow_by(summary, 0)
 
     def _grow_by(self, summary: Summary, gone: int) -> None:
         if summary.lse is not None:
@@ -91,7 +91,7 @@ class Summaries(Call):
 
     @classmethod
     def foretold(cls, ran: Ran, how: Keeping) -> int:
-        (batch, heads, queries, _), keys = ran.queries.shape, ran.keys.shape[-2]
+        (batch, heads, queries, _), keys = ran.queries.shape, ran.size[1]
         number = precision(ran.queries).itemsize
         rows = len(how.queries(queries, 0))
         pooled = 0 if how.map is None else min(how.map[0], rows) * min(how.map[1], keys)
@@ -134,8 +134,8 @@ class Summaries(Call):
         return torch.full((*heads, len(NAMES) + len(COUNTS)), torch.nan, dtype=torch.float64)
 
 
-def _tell(call: "ref[Summaries]", gone: int, found: Found) -> None:
+def _tell(call: "ref[Summaries]", found: Found) -> None:
     """If it is still there to be told."""
     waiting = call()
     if waiting is not None:
-        waiting.found(gone, found)
+        waiting.found(found)
