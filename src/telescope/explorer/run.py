@@ -16,7 +16,6 @@ from ..observe.words import Words
 from ..words import hint
 from .refusal import not_kept
 
-CROSS = ("cross", "cross_attn", "encoder_attn", "EncDecAttention", "crossattention")
 ALIGNED = 512  # words each way of an alignment, of twice as many tokens
 Decode = Callable[[list[int]], str]
 
@@ -33,9 +32,9 @@ class Looked:
 
     @property
     def kind(self) -> str:
-        *where, last = self.name.split(" ")[0].split(".")
-        if last in CROSS or "key_ids" in self.call.parts:
+        if self.call.across:
             return "cross"
+        where = self.name.split(" ")[0].split(".")[:-1]
         return next((stack for stack in ("encoder", "decoder") if stack in where), "self")
 
     @property

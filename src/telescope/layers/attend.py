@@ -10,6 +10,7 @@ from ..engines import attend
 class Attend(nn.Module):
     """`attend` as a module. Its hooks see (queries, keys, values, attention) and the context.
 
+    `across` says whether the keys are another sequence than the queries, for hooks that look on; it changes no number.
     `dropout` is the probability with which a weight is dropped, in training only.
     """
 
@@ -25,5 +26,7 @@ class Attend(nn.Module):
         keys: Float[Tensor, "batch key_heads key d_k"],
         values: Float[Tensor, "batch key_heads key d_v"],
         attention: Attention,
+        *,
+        across: bool | None = None,
     ) -> Float[Tensor, "batch heads query d_v"]:
         return attend(queries, keys, values, attention, dropout=self.dropout if self.training else 0.0)

@@ -63,7 +63,8 @@ class LuongAttention(Defined):
         check.features(self, "states", states, "d_query")
         check.features(self, "memory", memory, "d_memory")
         attention = replace(self.attention.seeing(mask), score=self.similarity())
-        context: Tensor = self.attend(states[:, None], memory[:, None], memory[:, None], attention)
+        asking, asked = states[:, None], memory[:, None]
+        context: Tensor = self.attend(asking, asked, asked, attention, across=memory is not states)
         return context[:, 0]
 
     def similarity(self) -> Score:

@@ -93,7 +93,7 @@ class MultiHeadAttention(Defined):
         else:
             queries = self.queries(x)
             keys, values = self.keys_and_values(memory) if isinstance(memory, Tensor) else memory
-        context = self._attend(queries, keys, values, attention)
+        context = self._attend(queries, keys, values, attention, across=memory is not None and memory is not x)
         y: Tensor = self.W_O(join_heads(context))
         return y
 
@@ -134,16 +134,16 @@ class MultiHeadAttention(Defined):
         queries, keys = torch.split(asked, [self.heads, self.key_heads], dim=1)
         return queries, keys, split_heads(values, self.key_heads)
 
-    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, attention: Attention) -> Tensor:
+    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, *, across: bool) -> Tensor:
         """Beams of one source ask side by side, as queries of one sequence: where they stand means nothing to it."""
         (batch, heads, n, _), sources = queries.shape, keys.shape[0]
         alike = attention.mask.keys_alone and attention.bias is None
         if batch == sources or not sources or batch % sources or not alike:
-            context: Tensor = self.attend(queries, keys, values, attention)
+            context: Tensor = self.attend(queries, keys, values, attention, across=across)
             return context
         beams = batch // sources
         side_by_side = queries.reshape(sources, beams, heads, n, -1).transpose(1, 2).flatten(2, 3)
-        context = self.attend(side_by_side, keys, values, attention)
+        context = self.attend(side_by_side, keys, values, attention, across=across)
         return context.reshape(sources, heads, beams, n, -1).transpose(1, 2).flatten(0, 1)
 
     def _stacks(self) -> tuple[Stack, Stack]:

@@ -39,5 +39,6 @@ class SelfAttention(Defined):
     def forward(self, x: Float[Tensor, "batch n d_model"], mask: Mask | None = None) -> Float[Tensor, "batch n d_v"]:
         check.features(self, "x", x, "d_model")
         queries, keys, values = self.W_q(x), self.W_k(x), self.W_v(x)
-        context: Tensor = self.attend(queries[:, None], keys[:, None], values[:, None], self.attention.seeing(mask))
+        heads = (queries[:, None], keys[:, None], values[:, None])
+        context: Tensor = self.attend(*heads, self.attention.seeing(mask), across=False)
         return context[:, 0]

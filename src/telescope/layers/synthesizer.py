@@ -61,7 +61,7 @@ class SynthesizerAttention(Defined):
         if cache is not None:
             keys, values = cache.append(keys, values, at.start)
             attention = cache.seen(attention, at)
-        context: Tensor = self.attend(queries, keys, values, attention)
+        context: Tensor = self.attend(queries, keys, values, attention, across=False)
         y: Tensor = self.W_O(join_heads(context))
         return y
 

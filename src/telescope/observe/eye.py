@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from threading import get_ident
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import proxy
 
 import torch
@@ -45,15 +45,22 @@ def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compiler.disable(function, reason=COMPILED)  # type: ignore[no-any-return, no-untyped-call]
 
 
+class Fed(NamedTuple):
+    """Tokens that came in, and their place among all that did."""
+
+    number: int
+    ids: Tensor
+
+
 class Eye:
     """One watch at work, in the thread that began it."""
 
     def __init__(self, recording: Recording, heads: tuple[int, ...] | None) -> None:
         self.recording, self.heads, self.thread = recording, heads, get_ident()
-        self._real: tuple[Any, Attention, Mask | None, Attention] | None = (
-            None  # the last definition that was looked at
-        )
-        self.fed: list[Tensor] = []  # the tokens that came in last, the latest first
+        self._real: tuple[Any, Attention, Mask | None, Attention] | None = None  # of the definition that came last
+        self.fed: list[Fed] = []  # the tokens that came in last, the latest first
+        self.count = 0  # of all tokens that came in
+        self.asked: dict[str, int] = {}  # of each attention across two sequences: what had come in when it last ran
         self.saw: Callable[[str, Ran], Call] = uncompiled(partial(Eye._saw, proxy(self)))  # no reference to itself
 
     def looks(self) -> bool:
@@ -75,21 +82,26 @@ class Eye:
         if self.heads is not None and max(self.heads) >= heads:
             raise ValueError(f'heads={[*self.heads]}: "{name}" has {heads}, counted from 0')
         with autocast.to_keep(ran.queries.device):
-            ran = self._of_real_queries(self._with_ids(ran).of_written())
+            ran = self._of_real_queries(self._with_ids(name, ran).of_written())
             return self.recording.record(name, ran if self.heads is None else ran.of_heads(self.heads))
 
-    def _with_ids(self, ran: Ran) -> Ran:
-        """With the tokens that came in: the last ones ask; before them, those of another sequence that is asked."""
+    def _with_ids(self, name: str, ran: Ran) -> Ran:
+        """With the tokens that came in: the last ones ask; before them, those of another sequence that is asked.
+
+        The other sequence came in after this attention last ran, and before what asks: tokens of an earlier run are
+        not those of a model whose other sequence is no text, such as sound.
+        """
         batch, (queries, keys) = len(ran.queries), ran.size
-        asking = next((ids for ids in self.fed if tuple(ids.shape) == (batch, queries)), None)
-        if queries == keys or ran.attention.of_last_query() != ran.attention:  # looks back at its own
+        asking = next((fed.ids for fed in self.fed if tuple(fed.ids.shape) == (batch, queries)), None)
+        if not ran.looks_across:
             return ran._replace(query_ids=asking)
-        asked = next((ids for ids in self.fed if ids is not asking and tuple(ids.shape) == (batch, keys)), None)
-        return ran._replace(query_ids=asking, key_ids=asked)
+        since, self.asked[name] = self.asked.get(name, 0), self.count
+        others = (fed.ids for fed in self.fed[1:] if fed.number > since and tuple(fed.ids.shape) == (batch, keys))
+        return ran._replace(query_ids=asking, key_ids=next(others, None))
 
     def _of_real_queries(self, ran: Ran) -> Ran:
         """Without what padding asks. The definitions of layers that are given the same mask stay one object."""
-        if ran.across:
+        if ran.looks_across:
             return ran
         key, (batch, heads) = (identity(ran.attention), ran.size), ran.queries.shape[:2]
         if self._real is None or self._real[0] != key:
@@ -106,7 +118,8 @@ class Eye:
         def feed(module: nn.Module, args: Any) -> None:
             if self.looks() and args and isinstance(args[0], Tensor) and args[0].ndim == 2:
                 with torch.inference_mode(False):  # copied for all who keep it: it may be written to again
-                    self.fed = [args[0].detach().clone(), *self.fed[:3]]
+                    self.count += 1
+                    self.fed = [Fed(self.count, args[0].detach().clone()), *self.fed[:3]]
 
         with ExitStack() as hooks:
             hook = Hook(uncompiled(feed))

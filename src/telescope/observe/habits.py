@@ -54,20 +54,11 @@ def _places(call: Call) -> Places:
         heads=len(call.heads),
         size=call.size,
         positions=None if rows is None else tuple(keys - queries + row for row in rows),
-        across=_looks_across(call),
+        across=call.across,
         text=None if told or call.key_ids is None else Text(call.key_ids.to(call.facts.device)),
         lists=not told,
         device=call.facts.device,
     )
-
-
-def _looks_across(call: Call) -> bool:
-    """Whether its keys are another sequence."""
-    return "key_ids" in call.parts or call.size[0] > call.size[1] or (call.size[0] < call.size[1] and _open(call))
-
-
-def _open(call: Call) -> bool:
-    return call.attention.mask.keys_alone
 
 
 def _sink(received: Float[Tensor, "batch heads key"], first: Int[Tensor, "#batch"]) -> Float[Tensor, " heads"]:

@@ -68,7 +68,7 @@ class Seer:
 
     def attends(self, module: Attend, args: Any, kwargs: Any) -> None:
         """Only the fused engine has an lse to give; another, such as one that is compiled, runs undisturbed."""
-        if self.eye.looks() and sdpa.cannot(*_given(*args, **kwargs)) is None:
+        if self.eye.looks() and sdpa.cannot(*_given(*args, **kwargs)[:4]) is None:
             self.fused = Fused()
             self.within.enter_context(self.fused)
 
@@ -79,11 +79,11 @@ class Seer:
         fused = self.leave()
         if context is None:
             return
-        queries, keys, values, attention = _given(*args, **kwargs)
+        queries, keys, values, attention, across = _given(*args, **kwargs)
         queries, keys, values = autocast.cast(queries, keys, values)
         heads, dropout = tuple(range(queries.shape[1])), module.dropout if module.training else 0.0
         lse = None if fused is None else fused.lse_of(context)
-        call = self.eye.saw(name, Ran(queries, keys, values, attention, heads, dropout, lse))
+        call = self.eye.saw(name, Ran(queries, keys, values, attention, heads, dropout, lse, across=across))
         if self.around and isinstance(call, Steps) and call not in self.around[-1][2]:
             self.around[-1][2].append(call)
 
@@ -109,7 +109,7 @@ class Seer:
 
 
 def _given(
-    queries: Tensor, keys: Tensor, values: Tensor, attention: Attention
-) -> tuple[Tensor, Tensor, Tensor, Attention]:
+    queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, *, across: bool | None = None
+) -> tuple[Tensor, Tensor, Tensor, Attention, bool | None]:
     """What Attend was called with, by place or by name."""
-    return queries, keys, values, attention
+    return queries, keys, values, attention, across

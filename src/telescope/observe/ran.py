@@ -43,17 +43,19 @@ class Ran(NamedTuple):
     """Of the queries, counted on the keys, those that are gone included; None is the last ones."""
     text: Text | None = None
     """The tokens of all keys, where these are the queries' own and known."""
+    across: bool | None = None
+    """Whether the keys are another sequence than the queries; None where whoever called it does not say."""
 
     @property
     def size(self) -> Size:
         return self.queries.shape[-2], self.gone + self.keys.shape[-2]
 
     @property
-    def across(self) -> bool:
-        """Whether the keys are another sequence, as far as tokens, sizes and the mask tell."""
-        queries, keys = self.size
-        open_to_all = self.attention.mask.keys_alone
-        return self.key_ids is not None or queries > keys or (queries < keys and open_to_all)
+    def looks_across(self) -> bool:
+        """Whether the keys are another sequence: as whoever called it says, else as tokens, sizes and the mask tell."""
+        if self.across is not None:
+            return self.across
+        return self.key_ids is not None or seems_across(self.attention, self.size)
 
     @property
     def places(self) -> Places:
@@ -64,7 +66,7 @@ class Ran(NamedTuple):
             heads=heads,
             size=self.size,
             positions=self.positions,
-            across=self.across,
+            across=self.looks_across,
             text=self.text,
             device=self.queries.device,
             gone=self.gone,
@@ -74,7 +76,7 @@ class Ran(NamedTuple):
     def kind(self) -> tuple[object, ...]:
         """What does not change while a sequence grows."""
         batch, heads, _, d_q = self.queries.shape
-        return batch, heads, d_q, self.queries.dtype, self.queries.device, self.heads, self.dropout
+        return batch, heads, d_q, self.queries.dtype, self.queries.device, self.heads, self.dropout, self.across
 
     @property
     def known_by(self) -> tuple[Tensor, ...]:
@@ -148,3 +150,9 @@ class Ran(NamedTuple):
             lse=None if self.lse is None else self.lse[:, :, rows],
             positions=tuple(first + row for row in which.tolist()),
         )
+
+
+def seems_across(attention: Attention, size: Size) -> bool:
+    """Guess whether the keys are another sequence, where nobody says: by their number, and by who sees them."""
+    queries, keys = size
+    return queries > keys or (queries < keys and attention.mask.keys_alone)

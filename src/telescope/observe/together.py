@@ -110,7 +110,7 @@ class Together:
         nobody else's."""
         parts = Parts(ran.queries, ran.keys)
         about = ran.attention if ran.attention.fixed else identity(ran.attention)
-        kind = (about, ran.lse is None, parts.shapes, ran.text, ran.positions, ran.across)
+        kind = (about, ran.lse is None, parts.shapes, ran.text, ran.positions, ran.looks_across)
         if kind != self.kind:
             self._start()
             size = ran.queries.nbytes + ran.keys.nbytes

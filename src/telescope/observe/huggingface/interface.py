@@ -4,7 +4,7 @@ own, and its mask interface one that leaves masks unwritten. A missing mask func
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
-from inspect import unwrap
+from inspect import signature, unwrap
 from itertools import takewhile
 from threading import Lock
 from typing import Any
@@ -24,6 +24,13 @@ from .proof import Proofs
 from .weights import weights_asked_for, weights_of
 
 KNOWN = ("sdpa", "eager", "flex_attention")  # and what has flash in its name
+OTHERS = (  # by which names an attention is given a sequence to look at
+    "key_value_states",
+    "encoder_hidden_states",
+    "cross_attention_states",
+    "context",
+    "context_hidden_states",
+)
 BY_NAME = hasattr(AttentionInterface, "get_interface")  # before 5.1, what is equal to "eager" is not asked for
 
 
@@ -146,6 +153,7 @@ class Looking:
         self.names = {id(module): name for name, module in attentions.items()}
         self.reader, self.proofs = Reader(), Proofs()
         self.passes: dict[int, int] = {}  # through each attention since the model around it was called
+        self.across: dict[int, bool] = {}  # by the id of an attention, as it was called last
 
     def begins(self, within: Iterable[int], model: PreTrainedModel, *_: Any) -> None:
         """Before a model, or one within it, runs: follow its implementation, and count the passes anew."""
@@ -154,9 +162,11 @@ class Looking:
             for attention in within:
                 self.passes.pop(attention, None)
 
-    def passed(self, module: nn.Module, *_: Any) -> None:
-        """Count one more call of an attention: layers that share a module, as ALBERT's do, are passes through it."""
+    def passed(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Before an attention runs: count its calls, since layers that share a module, as ALBERT's do, are passes through
+        it, and note whether it is given another sequence, which its keys alone do not tell."""
         if self.eye.looks():
+            self.across[id(module)] = _looks_across(module, args, kwargs)
             self.passes[id(module)] = self.passes.get(id(module), 0) + 1
 
     def name_of(self, module: nn.Module) -> str:
@@ -177,6 +187,7 @@ class Looking:
             output, weights = _own(implementation, module)(module, *tensors, mask, **options)
         with torch.no_grad():
             ran = self.reader.ran(implementation, module, tensors, mask, options, fused.lse)
+            ran = ran._replace(across=self.across.get(id(module), _looks_across(module, (), {})))
             name = self.name_of(module)
             self.proofs.add(name, module, ran, output, implementation)
             self.eye.saw(name, ran)
@@ -203,6 +214,25 @@ def _forward(
     if looking is not None and looking.eye.looks():
         return looking.attended(implementation, module, (query, key, value), attention_mask, options)
     return _own(implementation, module)(module, query, key, value, attention_mask, **options)
+
+
+def _looks_across(module: nn.Module, args: Any, kwargs: Any) -> bool:
+    """Return whether the keys are another sequence: by what the module is, or by what it is called with.
+
+    One that has its keys in a cache may be given no other sequence any more, and some are never told what they are.
+    """
+    kind: Any = type(module)
+    if "Cross" in kind.__name__ or getattr(module, "is_cross_attention", False) is True:
+        return True
+    given = dict(zip(_parameters(kind), args, strict=False)) | kwargs
+    others = [given[name] for name in OTHERS if given.get(name) is not None]
+    return any(other is not given.get("hidden_states") for other in others)
+
+
+@cache
+def _parameters(kind: type) -> tuple[str, ...]:
+    """The names of what its forward takes, by place."""
+    return tuple(signature(kind.forward).parameters)[1:]  # type: ignore[attr-defined]
 
 
 class _WantedError(Exception):
@@ -259,7 +289,7 @@ def _counted(parts: Parts, looking: Looking) -> Iterator[None]:
                 hooks.callback(part.register_forward_pre_hook(begins).remove)
         passed = Hook(uncompiled(looking.passed))
         for attention in looking.attentions.values():
-            hooks.callback(attention.register_forward_pre_hook(passed).remove)
+            hooks.callback(attention.register_forward_pre_hook(passed, with_kwargs=True).remove)
         yield
 
 

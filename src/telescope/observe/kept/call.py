@@ -14,7 +14,7 @@ from ...attention.queries import of_queries
 from ...words import whole_number
 from ..follow import follows, marks, same
 from ..growing import Growing, Part
-from ..ran import Ran
+from ..ran import Ran, seems_across
 from ..rows import Chosen, everyone
 from ..shares import Places
 from ..stores import Store, on_device
@@ -24,6 +24,7 @@ from ..together import Together
 from ..trace import Tokens, Trace
 
 TOP = 8
+CROSS = ("cross", "cross_attn", "encoder_attn", "EncDecAttention", "crossattention")  # in recordings that do not say
 MapSize = tuple[int, int]
 
 
@@ -59,6 +60,8 @@ class Facts:
     device: torch.device
     engine: str | None = None
     recorded: MapSize | None = None
+    across: bool | None = None
+    """Whether the keys are another sequence than the queries; None in a recording that does not say."""
 
 
 class Call(ABC):
@@ -84,6 +87,7 @@ class Call(ABC):
             shape=(batch, key_heads, d_q, d_k),
             dtype=ran.queries.dtype,
             device=ran.queries.device,
+            across=ran.looks_across,
         )
         self._parts: dict[str, Part] = {}
         self._begin(ran)
@@ -223,6 +227,14 @@ class Call(ABC):
         return self.facts.size
 
     @property
+    def across(self) -> bool:
+        """Whether its keys are another sequence than its queries, as where a decoder looks at an encoder."""
+        if self.facts.across is not None:
+            return self.facts.across
+        named = self.name.rpartition(".")[2] in CROSS
+        return named or "key_ids" in self._parts or seems_across(self.attention, self.size)
+
+    @property
     def attention(self) -> Attention:
         return self.facts.attention
 
@@ -272,7 +284,7 @@ class Call(ABC):
         """The tokens that are asked: the same, or those of another sequence."""
         if "key_ids" in self.parts:
             return self._ids("key_ids", self.size[1])
-        return self.query_ids if self.size[0] == self.size[1] else None
+        return self.query_ids if self.size[0] == self.size[1] and not self.across else None
 
     @property
     def nbytes(self) -> int:

@@ -71,6 +71,7 @@ def facts_to_json(facts: Facts) -> dict[str, Any]:
         "dtype": str(facts.dtype).removeprefix("torch."),
         "engine": facts.engine,
         "map": None if facts.recorded is None else list(facts.recorded),
+        "across": facts.across,
     }
 
 
@@ -95,6 +96,7 @@ def facts_of_json(name: str, said: Any, attention: Attention, where: str) -> Fac
             and len(set(heads)) == len(heads)
             and dtype in FLOATS
             and all(_is_size(row) and row < queries for row in rows or ())
+            and isinstance(said.get("across"), bool | None)  # a recording of before does not say
         ):
             pass
         case _:
@@ -111,6 +113,7 @@ def facts_of_json(name: str, said: Any, attention: Attention, where: str) -> Fac
         device=torch.device("cpu"),
         engine=engine,
         recorded=None if pooled is None else (pooled[0], pooled[1]),
+        across=said.get("across"),
     )
     if len(heads) % max(key_heads, 1) or (heads and not key_heads):
         raise LoadError(f"{where}: key_heads={key_heads} does not divide its {len(heads)} heads")

@@ -1,0 +1,175 @@
+"""Whether the keys of an attention are another sequence: told by the module, also where both are equally long."""
+
+import json
+from math import isnan
+
+import pytest
+import torch
+from torch import nn
+
+import telescope as ts
+from huggingface import GPT2, MARIAN, VOCABULARY, numbered, transformers
+from telescope.explorer.run import of_recording
+from telescope.layers import LuongAttention, MultiHeadAttention
+from watched import CROSS, FAMILIES, IDS, SOUND, WHISPER, Family
+
+TARGET = torch.tensor([[0, 8, 21, 4, 5, 9, 11, 2], [0, 3, 3, 40, 11, 17, 17, 5]])  # as many as IDS
+M2M = MARIAN | {"bos_token_id": 2}
+TRANSLATORS = {
+    "bart": FAMILIES["bart"],
+    "t5": FAMILIES["t5"],
+    "marian": FAMILIES["marian"],
+    "mbart": Family("MBartForConditionalGeneration", "MBartConfig", M2M),
+    "m2m100": Family("M2M100ForConditionalGeneration", "M2M100Config", M2M),
+}
+KINDS = ("itself", "previous", "far", "same", "induction")
+
+
+@pytest.fixture(autouse=True)
+def without_gradients():
+    with torch.no_grad():
+        yield
+
+
+def assert_told(recording, source, target, is_across):
+    """Of every attention, whose tokens its keys are, what heads() fills in, and what the page calls it."""
+    kinds = {looked.name: looked.kind for looked in of_recording(recording, "r1", "1").looked}
+    across = [name for name in recording if is_across(name)]
+    assert across
+    for name, watched in recording.items():
+        call = watched.call
+        assert call.across == (name in across)
+        assert (kinds[name] == "cross") == (name in across)
+        decodes = "encoder" not in name.split(".") and name not in across
+        if name in across or decodes:
+            assert torch.equal(call.query_ids, target)
+        assert torch.equal(call.key_ids, target if decodes else source)
+    for head in recording.heads():
+        unknown = {kind for kind in KINDS if isnan(getattr(head, kind))}
+        assert unknown == ({*KINDS} if head.layer in across else set())
+
+
+@pytest.mark.parametrize("keep", ["summaries", "steps"])
+@pytest.mark.parametrize("family", TRANSLATORS)
+def test_as_many_source_as_target_tokens(family, keep, tmp_path):
+    model = TRANSLATORS[family].model()
+    with ts.watch(model, keep=keep) as recording:
+        model(input_ids=IDS, decoder_input_ids=TARGET)
+    recording.save(tmp_path / "run.telescope")
+    for told in (recording, ts.open(tmp_path / "run.telescope")):
+        assert_told(told, IDS, TARGET, lambda name: name.endswith(CROSS))
+
+
+@pytest.mark.parametrize("family", ["bart", "t5"])
+def test_while_it_writes(family):
+    """A source of one token, and as many tokens written as there are in the source."""
+    model = TRANSLATORS[family].model()
+    for source in (IDS[:, :1], IDS):
+        with ts.watch(model) as recording:
+            model.generate(source, max_new_tokens=8, min_new_tokens=8, do_sample=False, num_beams=1)
+        for name, watched in recording.items():
+            assert watched.call.across == name.endswith(CROSS)
+            if watched.call.across:
+                assert watched.call.size == (8, source.shape[1])
+                assert torch.equal(watched.call.key_ids, source)
+
+
+def test_gpt2_that_looks_across():
+    model = numbered(transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2, add_cross_attention=True)))
+    with ts.watch(model) as recording:
+        model(IDS, encoder_hidden_states=torch.randn(2, 8, 24))
+    for name, watched in recording.items():
+        assert watched.call.across == name.endswith("crossattention")
+        assert (watched.call.key_ids is None) == watched.call.across
+
+
+def test_sound_has_no_tokens():
+    """Also where the call before read as many tokens as this one has frames."""
+    model = Family("WhisperForConditionalGeneration", "WhisperConfig", WHISPER).model()
+    with ts.watch(model) as recording:
+        for tokens in (IDS, TARGET):
+            ids = torch.cat([tokens, tokens[:, :2]], 1)  # 10, as there are frames
+            model(input_features=SOUND, decoder_input_ids=ids)
+    for name, watched in recording.items():
+        for call in watched.calls:
+            assert call.across == name.endswith(CROSS)
+            if call.across:
+                assert call.key_ids is None
+
+
+# --------------------------------------------------------------------------------------------------------- our models
+
+
+@pytest.mark.parametrize("keep", ["summaries", "steps"])
+def test_our_transformer(keep, tmp_path):
+    torch.manual_seed(0)
+    config = ts.models.TransformerConfig(vocabulary=VOCABULARY, d_model=24, heads=3, encoder_blocks=2, decoder_blocks=2)
+    model = ts.models.Transformer(config).eval()
+    with ts.watch(model, keep=keep) as recording:
+        model(IDS, TARGET)
+    recording.save(tmp_path / "run.telescope")
+    for told in (recording, ts.open(tmp_path / "run.telescope")):
+        assert_told(told, IDS, TARGET, lambda name: name.endswith("cross"))
+
+
+@pytest.mark.parametrize("input_feeding", [True, False])
+def test_our_luong_translator(input_feeding):
+    config = ts.models.LuongConfig(vocabulary=VOCABULARY, d_embedding=8, d_model=8, input_feeding=input_feeding)
+    model = ts.models.LuongTranslator(config).eval()
+    with ts.watch(model) as recording:
+        model(IDS, TARGET)
+    call = recording["cross"].call
+    assert call.size == (8, 8)
+    assert call.across
+    assert torch.equal(call.key_ids, IDS)
+    assert all(isnan(head.itself) and isnan(head.previous) for head in recording.heads())
+
+
+class Alone(nn.Module):
+    """One layer, called with two sequences, of which the second may be the first."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x, memory):
+        return self.layer(x, memory)
+
+
+@pytest.mark.parametrize("layer", [lambda: MultiHeadAttention(8, 2), lambda: LuongAttention("dot", 8)])
+def test_a_layer_by_what_it_is_called_with(layer):
+    model, x, y = Alone(layer()), *torch.randn(2, 1, 5, 8)
+    for memory in (x, y):
+        with ts.watch(model) as recording:
+            model(x, memory)
+        (watched,) = recording.values()
+        assert watched.call.across == (memory is y)
+
+
+# ------------------------------------------------------------------------------------ recordings that were saved before
+
+
+def test_a_recording_of_before_does_not_say(tmp_path):
+    model = FAMILIES["bart"].model()
+    with ts.watch(model) as recording:
+        model(**FAMILIES["bart"].inputs)
+    recording.save(tmp_path / "run.telescope")
+    file = tmp_path / "run.telescope" / "recording.json"
+    said = json.loads(file.read_text())
+    for attention in said["attentions"]:
+        for call in attention["calls"]:
+            del call["across"]
+    file.write_text(json.dumps(said))
+    opened = ts.open(tmp_path / "run.telescope")
+    assert [watched.call.across for watched in opened.values()] == [name.endswith(CROSS) for name in opened]
+
+
+def test_a_recording_that_says_something_else_is_refused(tmp_path):
+    model = FAMILIES["llama"].model()
+    with ts.watch(model) as recording:
+        model(IDS)
+    recording.save(tmp_path / "run.telescope")
+    file = tmp_path / "run.telescope" / "recording.json"
+    file.write_text(file.read_text().replace('"across": false', '"across": "no"'))
+    with pytest.raises(ValueError, match="does not say what a call of an attention is"):
+        ts.open(tmp_path / "run.telescope")
