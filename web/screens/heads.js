@@ -61,7 +61,7 @@ function Compared({ run, attention, state, go, answers, theme, alike, layers, wo
     <p class="lede">The same word in the two heads that were chosen: what each of them looks at.</p>
     <div class="picker" style=${{ margin: "14px 0 16px" }}><h3>query</h3>
       <${Words} words=${words} at=${i} choose=${(i) => go({ i })} label="the query: which word looks" /></div>
-    <${Readings} ...${{ run, answers, A, B, i, named, layers, words: short && attention.n_q === attention.n_k ? words : null }} />
+    <${Readings} ...${{ run, answers, A, B, i, named, layers, words: short && attention.kind !== "cross" && attention.n_q === attention.n_k ? words : null }} />
     <${Habits} ...${{ alike, layers, mark, choose, named }} />`;
 }
 

@@ -117,7 +117,7 @@ var B,fn,Fo,$t,Re,re,$n,ne,gn,ze,Le,Ho,Dt=Symbol.for("pv"),ae={},ie=[],Uo=/^m(i|
     <p class="lede">The same word in the two heads that were chosen: what each of them looks at.</p>
     <div class="picker" style=${{margin:"14px 0 16px"}}><h3>query</h3>
       <${de} words=${u} at=${h} choose=${b=>o({i:b})} label="the query: which word looks" /></div>
-    <${Is} ...${{run:t,answers:s,A:p,B:m,i:h,named:y,layers:i,words:_&&e.n_q===e.n_k?u:null}} />
+    <${Is} ...${{run:t,answers:s,A:p,B:m,i:h,named:y,layers:i,words:_&&e.kind!=="cross"&&e.n_q===e.n_k?u:null}} />
     <${Bs} ...${{alike:a,layers:i,mark:k,choose:g,named:y}} />`}function zs(){return d`<span class="legend"><span class="end">0</span>
     <svg width="120" height="10" viewBox="0 0 32 1" preserveAspectRatio="none" aria-hidden="true">
       ${Array.from({length:32},(t,e)=>d`<rect x=${e} width="1.05" height="1" shape-rendering="crispEdges" fill=${`rgb(${tn((e/31)**2)})`} />`)}
