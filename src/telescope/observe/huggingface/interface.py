@@ -163,8 +163,10 @@ class Looking:
                 self.passes.pop(attention, None)
 
     def passed(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Before an attention runs: count its calls, since layers that share a module, as ALBERT's do, are passes through
-        it, and note whether it is given another sequence, which its keys alone do not tell."""
+        """Before an attention runs: count its calls, and note whether its keys are another sequence.
+
+        Layers that share a module, as ALBERT's do, are passes through it.
+        """
         if self.eye.looks():
             self.across[id(module)] = _looks_across(module, args, kwargs)
             self.passes[id(module)] = self.passes.get(id(module), 0) + 1
