@@ -157,6 +157,55 @@ def test_the_sharpest_of_a_model_that_reads_one_text():
     assert got(api(), f"/runs/{run['run']}/sharpest")["l"] == means.index(max(means)) == 1
 
 
+@pytest.mark.parametrize("keep", ["queries-keys", "steps"])
+@pytest.mark.parametrize("saved", [True, False], ids=["saved", "in memory"])
+def test_a_recorded_translation_is_aligned_as_a_live_one(keep, saved, tmp_path):
+    """A query holds the token that it read, and its row is of the one that it writes. Special tokens have names."""
+    model, text = writers.learnt(), "How are you?"
+    with ts.watch(model, keep=keep) as recording:
+        (written,) = ts.decoding.generate(model, [text], max_new_tokens=20, temperature=0)
+    library = Library({"learnt": model})
+    if saved:
+        recording.save(tmp_path / "run.telescope")
+        run = library.open(tmp_path / "run.telescope")
+    else:
+        run = library.add(recording, "run", "rev")
+    asked, live = Api(library), library.read(text)
+
+    def names(ids):
+        return [model.tokenizer.decode([token]) or model.tokenizer.id_to_token(token) for token in ids]
+
+    source, before = model.tokenizer.encode(text).ids, [writers.START, *written.ids[:-1]]
+    assert (source[-1], written.ids[-1]) == (writers.END, writers.END)
+    rows = {"encoder": names(source), "decoder": names(before), "cross": [*names(written.ids[:-1]), "…"]}
+    columns = rows | {"cross": names(source)}
+    real = {"encoder": [*range(len(source) - 1)], "decoder": [*range(1, len(before))]}
+    lively = {looked.name: looked for looked in live.looked}
+    for l, looked in enumerate(run.looked):  # noqa: E741
+        told = got(asked, f"/runs/{run.name}/alignment", l=l, h="mean")
+        assert (told["rows"], told["columns"]) == (rows[looked.kind], columns[looked.kind])
+        weights = lively[looked.name].call.survey().rows(slice(None))[0].mean(0)
+        assert_close(torch.tensor(told["weights"]), weights, atol=1e-5, rtol=1e-4)
+        assert told["real_rows"] == real.get(looked.kind, [*range(len(before) - 1)])
+        assert told["real_columns"] == real.get(looked.kind, real["encoder"])
+        assert [got(asked, f"/runs/{run.name}/trace", l=l, h=0, i=i)["token"] for i in (0, len(told["rows"]) - 1)] == [
+            told["rows"][0],
+            told["rows"][-1],
+        ]
+
+
+def test_queries_that_were_chosen_are_called_by_what_they_write():
+    model = writers.learnt()
+    with ts.watch(model, keep="queries-keys", queries=[0, 3, 400]) as recording:
+        (written,) = ts.decoding.generate(model, ["How are you?"], max_new_tokens=20, temperature=0)
+    run, decode = Library({}).add(recording, "run", "rev"), model.tokenizer.decode
+    cross = next(looked for looked in run.looked if looked.kind == "cross")
+    assert cross.tokens("q", 0, range(2)) == [decode([written.ids[0]]), decode([written.ids[3]])]
+    own = next(looked for looked in run.looked if looked.kind == "decoder")
+    assert own.tokens("q", 0, range(2)) == ["<s>", decode([written.ids[2]])]
+    assert (cross.real("q", 0), own.real("q", 0)) == ([0, 1], [1])
+
+
 def test_none_is_the_sharpest_of_a_long_text():
     asked, run = serving(recorded(1100))
     answer = asked.answer("GET", f"/runs/{run}/sharpest", {})

@@ -23,8 +23,8 @@ GET  /runs/{run}/tokens         ?l&axis=q|k&start&stop&b (at most 4,096)
                                 {"l", "axis", "start", "stop", "n": 9, "tokens": ["The", "·s", …], "words": [0, 0, …] |
                                 null, "names": ["Thes", …] | null}: `words` numbers the word of each token, counted
                                 over the whole axis, `names` are those that begin in the range, from words[0] on.
-                                A token without a text is its number as text. Of "cross", q is the token that is
-                                written by the look.
+                                A token without a text is its name, such as </s>, or its number. Of "cross", q is the
+                                token that is written by the look, "…" the last one, where nobody has read it.
 GET  /runs/{run}/trace          ?l&h&i&b   one query, every step
                                 {"l", "h", "i", "b", "token": "saw", "n_k": 9, "keys": [0, 1, …], "tokens": ["The", …],
                                 "formula": "softmax(q·k / √16) v", "score": "q·k", "scale": 0.25,

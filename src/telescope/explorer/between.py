@@ -83,7 +83,7 @@ def _between(looked: Looked, b: int) -> Between:
     ]
     segments = tuple(list(range(there)) if words is None else list(words.of) for words, there in axes.values())
     weights = looked.call.survey().map(segments=segments)[b]
-    real = [list(range(there)) if words is None else list(words.real) for words, there in axes.values()]
+    real = [looked.real(axis, b) if words is None else list(words.real) for axis, (words, _) in axes.items()]
     return Between(names[0], names[1], weights, real[0], real[1])
 
 

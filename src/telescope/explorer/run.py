@@ -1,6 +1,6 @@
 """A run: what every attention of a model did with one text, under a name, as the page knows it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,6 +17,7 @@ from ..words import hint
 from .refusal import not_kept
 
 ALIGNED = 512  # words each way of an alignment, of twice as many tokens
+UNREAD = "…"  # what was written last: no query has read it, so that no recording has its id
 Decode = Callable[[list[int]], str]
 
 
@@ -29,6 +30,7 @@ class Looked:
     decode: Decode | None = None
     rows: Words | None = None
     columns: Words | None = None
+    token_name: Callable[[int], str | None] | None = None
 
     @property
     def kind(self) -> str:
@@ -54,15 +56,41 @@ class Looked:
         return self.rows if axis == "q" else self.columns
 
     def tokens(self, axis: str, sequence: int, which: range | list[int]) -> list[str]:
-        """The texts of these queries or keys; the number of one that has none."""
+        """The texts of these queries or keys; of one that has no text, its name or its number.
+
+        A query that looks at another text is called by the token that it writes, the one after that which it read.
+        """
         words = self.words(axis)
         if words is not None:
             return [words.pieces[place] for place in which]
-        ids, places = self.ids(axis), self._places(axis, which)
-        if ids is None or self.decode is None:
+        places = self._places(axis, which)
+        if self.ids(axis) is None or self.decode is None:
             return [str(place) for place in places]
-        decode = self.decode
-        return [decode([int(ids[sequence, place])]) or str(int(ids[sequence, place])) for place in places]
+        return [self._called(token) for token in self._tokens(axis, sequence, places)]
+
+    def real(self, axis: str, sequence: int) -> list[int]:
+        """The queries or keys that are words of a text; all, where none is known to be."""
+        there = range(self.size[0 if axis == "q" else 1])
+        if self.ids(axis) is None or self.decode is None:
+            return list(there)
+        decode, tokens = self.decode, self._tokens(axis, sequence, self._places(axis, there))
+        found = [place for place, token in zip(there, tokens, strict=True) if token is not None and decode([token])]
+        return found or list(there)
+
+    def _tokens(self, axis: str, sequence: int, places: Iterable[int]) -> list[int | None]:
+        """Their ids; None is not known."""
+        ids = self.ids(axis)
+        assert ids is not None
+        ahead = int(axis == "q" and self.kind == "cross")
+        where, last = torch.tensor(list(places), dtype=torch.long) + ahead, ids.shape[1] - 1
+        found: list[int] = ids[sequence, where.clamp(max=last).to(ids.device)].tolist() if len(where) else []
+        return [token if place <= last else None for token, place in zip(found, where.tolist(), strict=True)]
+
+    def _called(self, token: int | None) -> str:
+        if token is None or self.decode is None:
+            return UNREAD
+        name = None if self.token_name is None else self.token_name(token)
+        return self.decode([token]) or name or str(token)
 
     def ids(self, axis: str) -> Tensor | None:
         return self.call.query_ids if axis == "q" else self.call.key_ids
@@ -163,7 +191,12 @@ class Run:
 def of_recording(recording: Recording, name: str, rev: str) -> Run:
     """Everything that was recorded; an attention that was called several times is there once for each call."""
     looked = [
-        Looked(named if len(watched.calls) == 1 else f"{named} call {number}", call, recording.decode)
+        Looked(
+            named if len(watched.calls) == 1 else f"{named} call {number}",
+            call,
+            recording.decode,
+            token_name=recording.token_name,
+        )
         for named, watched in recording.items()
         for number, call in enumerate(watched.calls)
     ]

@@ -87,8 +87,11 @@ class Recording(Mapping[str, Watched]):
         how: Keeping = Keeping(),
         decode: Callable[[list[int]], str] | None = None,
         left_out: Sequence[str] = (),
+        token_name: Callable[[int], str | None] | None = None,
     ) -> None:
         self.model, self.keep, self.decode = model, keep, decode
+        self.token_name = token_name
+        """What the tokenizer calls a token, for those that have no text, such as </s>."""
         self.left_out = tuple(left_out)
         """The attentions of the model that cannot be watched."""
         self.foretold = 0
@@ -181,7 +184,7 @@ class Recording(Mapping[str, Watched]):
     def save(self, path: str | os.PathLike[str], *, replace: bool = False) -> None:
         """Write a folder, which ts.open opens, whole or not at all. A recording that is there already stays, and is a
         ValueError, unless it is to be replaced."""
-        save_recording(path, self.model, self.keep, self.decode, self._calls, replace=replace)
+        save_recording(path, self.model, self.keep, self.decode, self._calls, self.token_name, replace=replace)
 
     @property
     def nbytes(self) -> int:

@@ -63,8 +63,10 @@ def watch(
     names, numbers = chosen(list(attentions), layers, overlooked), _numbers(heads)
     if overlooked and layers is None:
         warnings.warn(f"{type(model).__name__}: {not_watched(overlooked)}", stacklevel=3)
-    decode = getattr(tokenizer or getattr(model, "tokenizer", None), "decode", None)
-    recording = Recording(type(model).__name__, names, keep, how, decode, overlooked)
+    tokenizer = tokenizer or getattr(model, "tokenizer", None)
+    decode = getattr(tokenizer, "decode", None)
+    token_name = getattr(tokenizer, "id_to_token", None) or getattr(tokenizer, "convert_ids_to_tokens", None)
+    recording = Recording(type(model).__name__, names, keep, how, decode, overlooked, token_name)
     eye = Eye(recording, numbers)
     with eye.reading(side.embeddings(parts)), side.looking(parts, {name: attentions[name] for name in names}, eye):
         try:

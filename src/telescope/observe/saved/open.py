@@ -78,7 +78,10 @@ def open_recording(path: str | os.PathLike[str]) -> Recording:
     if len(calls) < len(attentions):
         raise LoadError(f"{where} has two attentions of one name")
     decode = (lambda ids: "".join(texts.get(str(token), "") for token in ids)) if texts else None
-    recording = Recording(model, list(calls), keep, decode=decode)
+    special = said.get("special", {})  # older ones have none
+    if not isinstance(special, dict) or not all(isinstance(name, str) for name in special.values()):
+        raise LoadError(f'{where}: "special" is not a name for each id')
+    recording = Recording(model, list(calls), keep, decode=decode, token_name=lambda token: special.get(str(token)))
     for name, of_name in calls.items():
         recording[name].calls.extend(of_name)
     return recording

@@ -26,6 +26,7 @@ def save_recording(
     keep: str,
     decode: Callable[[list[int]], str] | None,
     watched: Mapping[str, Sequence[Call]],
+    token_name: Callable[[int], str | None] | None = None,
     *,
     replace: bool = False,
 ) -> None:
@@ -48,7 +49,9 @@ def save_recording(
             attentions.append({"name": name, "calls": calls})
         texts = {} if decode is None else {str(token): decode([token]) for token in sorted(ids)}
         head = {"is": KIND, "version": VERSION, "model": model, "keep": keep}
-        manifest = {**head, "tokens": texts, "attentions": attentions}
+        named = {token: token_name(int(token)) for token, text in texts.items() if not text} if token_name else {}
+        special = {token: called for token, called in named.items() if called}
+        manifest = {**head, "tokens": texts, "special": special, "attentions": attentions}
         write_json(folder / FILE, {**manifest, "crc32": checksums.of_manifest(manifest)})
 
 
