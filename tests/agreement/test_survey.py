@@ -237,12 +237,23 @@ def test_a_sink_far_from_the_scores(engine, sink):
 def test_empty_sequences(engine, empty):
     shape = Shape(**vars(Shape()) | {empty: 0})
     q, k, _ = tensors(shape)
-    got = ts.survey(q, k, ts.Attention(mask=ts.causal), engine=engine, top=2)
-    assert got.received.shape == (shape.batch, 2, shape.keys)
-    assert not got.received.any()
-    assert got.top.keys.shape == (shape.batch, 2, shape.queries, 2)
-    assert (got.top.keys == -1).all()
-    assert not got.entropy.any()
+    for mask in every_mask(shape):
+        got = ts.survey(q, k, ts.Attention(mask=mask), engine=engine, top=2)
+        assert got.received.shape == (shape.batch, 2, shape.keys)
+        assert not got.received.any()
+        assert got.top.keys.shape == (shape.batch, 2, shape.queries, 2)
+        assert (got.top.keys == -1).all()
+        assert not got.entropy.any()
+
+
+def every_mask(shape):
+    """One of each kind, alone and combined."""
+    keep, seen = (torch.ones(size, dtype=torch.bool) for size in ((shape.batch, shape.keys), shape.whole))
+    texts = [torch.zeros(shape.batch, size, dtype=torch.long) for size in (shape.keys, shape.queries)]
+    few = [min(1, shape.keys)] * shape.batch
+    masks = [ts.everyone, ts.causal, ts.window(2), ts.prefix(1), ts.padding(few), ts.padding(left=few)]
+    masks += [ts.padding(keep=keep), ts.documents(texts[0], queries=texts[1]), ts.from_tensor(seen)]
+    return [*masks, *(~mask for mask in masks), *(ts.causal & mask for mask in masks), *(m | ts.causal for m in masks)]
 
 
 @on_all

@@ -1,5 +1,8 @@
 """Bad input gives one clear sentence; a NaN passes through, and never turns up where there was none."""
 
+from fractions import Fraction
+
+import numpy as np
 import pytest
 import torch
 from jaxtyping import config
@@ -7,6 +10,7 @@ from torch.testing import assert_close
 
 import telescope as ts
 from telescope.attention.normalizers import ZeroSumError
+from telescope.attention.positions import LinearScaling, Llama3Scaling
 
 nan, inf = torch.nan, torch.inf
 
@@ -201,6 +205,23 @@ FAULTS = {
     "sink of other heads": (lambda: attend(sink=t(3)), ValueError, "sink has shape (3,)", "4 heads"),
     "sink of a list": (lambda: attend(sink=[1.0, 2.0, 3.0]), TypeError, "one for each head", "not list"),
     "sink with by_sum": (lambda: ts.Attention(sink=0.0, normalize=ts.by_sum), ValueError, "sink belongs to softmax"),
+    "scale of a tensor": (lambda: ts.Attention(scale=torch.tensor(0.5)), TypeError, "scale is a number", ".item()"),
+    "scale of a text": (lambda: ts.Attention(scale="0.5"), TypeError, "scale is a number, not '0.5'"),
+    "scale of a bool": (lambda: ts.Attention(scale=True), TypeError, "scale is a number, not True"),
+    "scale beyond floats": (lambda: ts.Attention(scale=10**400), ValueError, "scale is too large"),
+    "softcap of a tensor": (lambda: ts.Attention(softcap=t(1)), TypeError, "softcap is a number", "shape (1,)"),
+    "softcap of a complex": (lambda: ts.Attention(softcap=1j), TypeError, "softcap is a number, not 1j"),
+    "sink nan": (lambda: ts.Attention(sink=nan), ValueError, "sink=nan", "finite"),
+    "sink inf": (lambda: ts.Attention(sink=inf), ValueError, "sink=inf", "None is no sink"),
+    "sink of whole numbers": (lambda: ts.Attention(sink=torch.zeros(4, dtype=torch.long)), TypeError, "sink.float()"),
+    "window of a half": (lambda: ts.window(2.5), TypeError, "window(size) is a whole number, not 2.5"),
+    "window of a float": (lambda: ts.window(2.0), TypeError, "window(size) is a whole number, not 2.0"),
+    "window of a tensor": (lambda: ts.window(torch.tensor(2)), TypeError, "window(size)", "a tensor", ".item()"),
+    "prefix of a half": (lambda: ts.prefix(0.5), TypeError, "prefix(size) is a whole number, not 0.5"),
+    "prefix of nothing": (lambda: ts.prefix(None), TypeError, "prefix(size) is a whole number, not NoneType"),
+    "alibi of half a head": (lambda: ts.alibi(2.5), TypeError, "alibi(heads) is a whole number, not 2.5"),
+    "relative of whole numbers": (lambda: ts.relative(torch.zeros(1, 3).int()), TypeError, "float tensor", "int32"),
+    "relative of a list": (lambda: ts.relative([[0.0]]), TypeError, "relative(table) takes a float tensor", "list"),
     "normalize by name": (lambda: ts.Attention(normalize="softmax"), TypeError, "'softmax'", "ts.softmax", "ts.by_sum"),
     "an unknown part": (lambda: ts.Attention(masks=ts.causal), TypeError, "masks"),
     # scores that cancel
@@ -211,6 +232,7 @@ FAULTS = {
     # how it is run
     "dropout above one": (lambda: plain(dropout=1.5), ValueError, "dropout=1.5", "from 0 to 1"),
     "dropout below zero": (lambda: plain(dropout=-0.1), ValueError, "dropout=-0.1", "from 0 to 1"),
+    "dropout of a tensor": (lambda: plain(dropout=torch.tensor(0.1)), TypeError, "dropout is a number", ".item()"),
     "dropout nan": (lambda: plain(dropout=nan), ValueError, "dropout=nan"),
     "an engine misspelt": (lambda: plain(engine="spda"), ValueError, 'no engine "spda"', 'did you mean "sdpa"?'),
     "an engine unknown": (lambda: plain(engine="flash-4"), ValueError, '"flash-4"', "sdpa, flex, chunked, reference"),
@@ -247,6 +269,14 @@ FAULTS = {
     "rotary of nothing": (lambda: ts.rotary(fraction=0.0), ValueError, "fraction=0.0", "above 0"),
     "rotary of too much": (lambda: ts.rotary(fraction=1.5), ValueError, "fraction=1.5", "at most 1"),
     "rotary in unknown pairs": (lambda: ts.rotary(pairs="half"), ValueError, "'half'", '"halves" and "neighbours"'),
+    "rotary of base zero": (lambda: ts.rotary(base=0.0), ValueError, "rotary(base)=0.0", "above zero"),
+    "rotary of a tensor": (lambda: ts.rotary(base=t(1)), TypeError, "rotary(base) is a number"),
+    "rotary of a part of a tensor": (lambda: ts.rotary(fraction=t(1)), TypeError, "rotary(fraction) is a number"),
+    "scaling by nothing": (lambda: LinearScaling(0.0), ValueError, "LinearScaling(factor)=0.0"),
+    "scaling from high to low": (lambda: Llama3Scaling(low=4.0), ValueError, "low=4.0, high=4.0", "low below high"),
+    "scaling by half a position": (lambda: Llama3Scaling(original=0.5), TypeError, "Llama3Scaling(original)", "0.5"),
+    "sinusoidal of a negative base": (lambda: ts.sinusoidal(4, 6, base=-1.0), ValueError, "sinusoidal(base)=-1.0"),
+    "sinusoidal of half a width": (lambda: ts.sinusoidal(4, 6.0), TypeError, "sinusoidal(d_model)", "6.0"),
     "sinusoidal of an odd width": (lambda: ts.sinusoidal(4, 7), ValueError, "d_model=7 is odd", "6 or 8"),
 }
 
@@ -261,6 +291,15 @@ def test_one_clear_sentence(call, kind, words):
         assert word in message
     assert "\n" not in message
     assert len(message) < 250
+
+
+def test_numbers_of_other_libraries_become_plain_ones():
+    size, half = np.int64(3), np.float32(0.5)
+    attention = ts.Attention(scale=half, softcap=np.float64(2.0), sink=Fraction(1, 2), mask=ts.window(size))
+    assert repr(attention) == "Attention(scale=0.5, softcap=2.0, sink=0.5, mask=window(3))"
+    assert attention == ts.Attention(scale=0.5, softcap=2.0, sink=0.5, mask=ts.window(3))
+    assert type(attention.scale) is type(attention.softcap) is type(attention.sink) is float
+    assert (ts.prefix(size), ts.alibi(size), ts.rotary(base=half)) == (ts.prefix(3), ts.alibi(3), ts.rotary(base=0.5))
 
 
 def test_what_is_nearly_a_fault_is_none():

@@ -24,6 +24,9 @@ WRITTEN = [
     (ts.Attention(scale=1.0), "softmax(q·k) v", "Attention(scale=1.0)"),
     (ts.Attention(scale=0.125), "softmax(q·k / √64) v", "Attention(scale=0.125)"),
     (ts.Attention(scale=0.3), "softmax(q·k · 0.3) v", "Attention(scale=0.3)"),
+    (ts.Attention(scale=1e-170), "softmax(q·k · 1e-170) v", "Attention(scale=1e-170)"),
+    (ts.Attention(scale=5e-324), "softmax(q·k · 4.94066e-324) v", "Attention(scale=5e-324)"),
+    (ts.Attention(scale=1e200), "softmax(q·k · 1e+200) v", "Attention(scale=1e+200)"),
     (ts.Attention(scale=-2.0), "softmax(q·k · -2) v", "Attention(scale=-2.0)"),
     (ts.Attention(scale=1.0, normalize=ts.by_sum), "by_sum(q·k) v", "Attention(scale=1.0, normalize=by_sum)"),
     (ts.Attention(score=ts.general(W)), "softmax(q·W·k / √64) v", "Attention(score=general(3x4))"),
@@ -173,6 +176,7 @@ def test_plan_says_the_engine_and_why():
     assert slow.why.startswith("it forms every step of softmax(5·tanh(q·k / √64 / 5)) v, 6 x 6 numbers each")
     assert slow.why.endswith("it has no softcap")
     assert ts.plan(x, x, x, engine="reference").why.endswith("asked for")
+    assert "q·k · 1e-170" in ts.plan(x, x, x, ts.Attention(scale=1e-170)).why
 
 
 def test_plan_says_what_kept_the_faster_engines_from_running(monkeypatch):

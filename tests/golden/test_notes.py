@@ -187,6 +187,12 @@ def test_alibi_slopes_of_12_heads_go_on_with_every_other_of_16():
     assert alibi_slopes(12) == pytest.approx([*alibi_slopes(8), 2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5])
 
 
+def test_alibi_is_as_exact_as_the_scores():
+    zeros = torch.zeros(1, 12, 1000, 1, dtype=torch.float64)
+    biased = ts.trace(zeros[:, :, :1], zeros, zeros, ts.Attention(bias=ts.alibi(12))).biased[0, :, 0, 0]
+    assert biased[8:].tolist() == pytest.approx([-999 * 2 ** (-0.5 - i) for i in range(4)], rel=1e-15)
+
+
 def test_alibi_counts_the_distance():
     zeros = torch.zeros(1, 1, 3, 1)
     biased = ts.trace(zeros, zeros, zeros, ts.Attention(bias=ts.alibi(1))).biased[0, 0] * 256

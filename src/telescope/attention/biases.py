@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .masks import unfold_heads
+from .numbers import whole
 from .pairs import Pairs, must_fit, pick
 from .values import Value, size
 
@@ -18,6 +19,10 @@ class Bias(Value):
 
     def __call__(self, at: Pairs) -> Float[Tensor, "#batch #head #query #key"]:
         raise TypeError(f"{type(self).__name__} does not say what it adds: it needs a method __call__(self, at)")
+
+    def added(self, at: Pairs, dtype: torch.dtype) -> Float[Tensor, "#batch #head #query #key"]:
+        """Return the bias in `dtype`, that of the scores it is added to."""
+        return self(at).to(dtype)
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
         """Raise a ValueError where this bias does not fit an attention of this size."""
@@ -56,7 +61,11 @@ class Alibi(Bias):
     slopes: Float[Tensor, " heads"]
 
     def __call__(self, at: Pairs) -> Float[Tensor, "#batch #head #query #key"]:
-        return -pick(self.slopes, at.head) * (at.query - at.key).abs()
+        return self.added(at, self.slopes.dtype)
+
+    def added(self, at: Pairs, dtype: torch.dtype) -> Float[Tensor, "#batch #head #query #key"]:
+        """In float32, float64's slopes are rounded before the product: a kernel then multiplies no float64."""
+        return -pick(self.slopes, at.head).to(dtype) * (at.query - at.key).abs()
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
         if len(self.slopes) != heads:
@@ -73,6 +82,9 @@ class Relative(Bias):
     table: Float[Tensor, "heads distances"]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.table, Tensor) or not self.table.is_floating_point():
+            kind = self.table.dtype if isinstance(self.table, Tensor) else type(self.table).__name__
+            raise TypeError(f"relative(table) takes a float tensor (heads, 2 · reach + 1), not {kind}")
         if self.table.ndim != 2 or self.table.shape[-1] % 2 == 0:
             raise ValueError(
                 f"relative(table) takes (heads, 2 · reach + 1), the distances from -reach to reach, "
@@ -123,12 +135,13 @@ relative = Relative
 
 def alibi(heads: int) -> Bias:
     """The paper's slopes, 2^(-8/heads), 2^(-16/heads), …; between powers of two, every other of the next power's."""
+    heads = whole("alibi(heads)", heads)
     if heads < 1:
         raise ValueError(f"alibi(heads={heads}) needs at least one head")
     power = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
     between = [2 ** (-8 * (i + 1) / (2 * power)) for i in range(0, 2 * power, 2)]
-    return Alibi(torch.tensor((slopes + between)[:heads]))
+    return Alibi(torch.tensor((slopes + between)[:heads], dtype=torch.float64))
 
 
 def from_additive(tensor: Tensor, *, heads: int | None = None) -> Bias:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from math import isfinite, sqrt
+from math import inf, isfinite, isnan, sqrt
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from .biases import Bias, OfPositions
 from .mask import Mask, everyone
 from .normalizers import softmax
+from .numbers import real
 from .pairs import Pairs
 from .scores import Score, dot
 from .values import Value, mapped, moved, size, tensors
@@ -44,10 +45,7 @@ class Attention(Value):
             raise TypeError(
                 f"score={self.score!r} is not a score; there are ts.dot, ts.general(W) and ts.additive(W_q, W_k, v)"
             )
-        if self.scale is not None and not isfinite(self.scale):
-            raise ValueError(f"scale={self.scale} is not a finite number; None is 1/√d_k")
-        if self.softcap is not None and not (isfinite(self.softcap) and self.softcap > 0):
-            raise ValueError(f"softcap={self.softcap} must be above zero; None is no cap")
+        self._check_numbers()
         if self.bias is not None and not isinstance(self.bias, Bias):
             if not callable(self.bias):
                 raise TypeError(
@@ -61,10 +59,26 @@ class Attention(Value):
             )
         if not callable(self.normalize):
             raise TypeError(f"normalize={self.normalize!r} is not a normaliser; there are ts.softmax and ts.by_sum")
-        if self.sink is not None and not isinstance(self.sink, (int, float, Tensor)):
-            raise TypeError(f"sink is a number or a tensor with one for each head, not {type(self.sink).__name__}")
         if self.sink is not None and self.normalize is not softmax:
             raise ValueError("a sink belongs to softmax: it is one more score in the sum of exponentials")
+
+    def _check_numbers(self) -> None:
+        if self.scale is not None:
+            object.__setattr__(self, "scale", real("scale", self.scale))
+            if not isfinite(self.scale):
+                raise ValueError(f"scale={self.scale} is not a finite number; None is 1/√d_k")
+        if self.softcap is not None:
+            object.__setattr__(self, "softcap", real("softcap", self.softcap))
+            if not (isfinite(self.softcap) and self.softcap > 0):
+                raise ValueError(f"softcap={self.softcap} must be above zero; None is no cap")
+        if self.sink is None:
+            return
+        if not isinstance(self.sink, Tensor):
+            object.__setattr__(self, "sink", real("sink (or a tensor with one for each head)", self.sink))
+            if isnan(self.sink) or self.sink == inf:
+                raise ValueError(f"sink={self.sink} would take all the weight; it is a finite score, None is no sink")
+        elif not self.sink.is_floating_point():
+            raise TypeError(f"sink is a tensor of {self.sink.dtype}; it takes floating point, e.g. sink.float()")
 
     # ------------------------------------------------------------------------------------------ the steps, in order
 
@@ -82,7 +96,7 @@ class Attention(Value):
         if self.bias is None:
             return capped
         assert isinstance(self.bias, Bias)
-        added = self.bias(at).to(capped.dtype)
+        added = self.bias.added(at, capped.dtype)
         return (capped + added).masked_fill(added == -torch.inf, -torch.inf)  # a hidden NaN stays hidden
 
     def masked(self, biased: Tensor, at: Pairs) -> Tensor:

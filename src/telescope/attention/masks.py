@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from .mask import Mask, everyone
+from .numbers import whole
 from .pairs import Pairs, must_fit, pick
 from .spans import Spans
 from .values import has_numbers, size
@@ -38,6 +38,7 @@ class Window(Mask):
     size: int
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "size", whole("window(size)", self.size))
         if self.size < 1:
             raise ValueError(
                 f"window(size={self.size}) lets nobody see anything; the smallest window is 1, a token and itself"
@@ -47,8 +48,7 @@ class Window(Mask):
         return (at.query - at.key).abs() < self.size
 
     def spans(self, at: Pairs, keys: int) -> Spans:
-        size = ceil(self.size)
-        return Spans.between(at.query - size + 1, at.query + size, keys)
+        return Spans.between(at.query - self.size + 1, at.query + self.size, keys)
 
     def __repr__(self) -> str:
         return f"window({self.size})"
@@ -61,6 +61,7 @@ class Prefix(Mask):
     size: int
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "size", whole("prefix(size)", self.size))
         if self.size < 0:
             raise ValueError(f"prefix(size={self.size}) is shorter than nothing; the smallest prefix is 0")
 
@@ -145,6 +146,8 @@ class Keep(Mask):
         return pick(self.keep, at.batch, at.key)
 
     def spans(self, at: Pairs, keys: int) -> Spans:
+        if not keys:
+            return Spans.unknown(at, keys)
         keep = self.keep.to(at.batch.device).long()
         kept, first = keep.sum(-1), keep.argmax(-1)
         past = torch.where(kept == 0, first, keys - keep.flip(-1).argmax(-1))
@@ -177,6 +180,8 @@ class Documents(Mask):
         return self._of_queries(at) == pick(self.keys, at.batch, at.key)
 
     def spans(self, at: Pairs, keys: int) -> Spans:
+        if not keys:
+            return Spans.unknown(at, keys)
         ids, text = torch.unique(self.keys.to(at.query.device), return_inverse=True)  # text: which of the ids a key has
         where = torch.arange(keys, device=text.device).expand_as(text)
         texts = (text.shape[0], len(ids))

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -84,6 +85,9 @@ class RenumberedBias(Bias):
 
     def __call__(self, at: Pairs) -> Float[Tensor, "#batch #head #query #key"]:
         return self.bias(self.numbering(at))
+
+    def added(self, at: Pairs, dtype: torch.dtype) -> Float[Tensor, "#batch #head #query #key"]:
+        return self.bias.added(self.numbering(at), dtype)
 
     def check(self, **size: int) -> None:
         self.bias.check(**self.numbering.whole(**size))

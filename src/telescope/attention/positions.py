@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from .numbers import positive, real, whole
 from .values import Value
 
 Pairing = Literal["halves", "neighbours"]
@@ -25,6 +26,7 @@ def sinusoidal(
     pairs="halves" has all the sines first, then all the cosines (tensor2tensor, Marian).
     """
     _check_pairs("sinusoidal", pairs)
+    d_model, base = whole("sinusoidal(d_model)", d_model), positive("sinusoidal(base)", base)
     if d_model % 2:
         raise ValueError(
             f"sinusoidal positions come in pairs of sine and cosine; "
@@ -43,6 +45,9 @@ class LinearScaling(Value):
 
     factor: float
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "factor", positive("LinearScaling(factor)", self.factor))
+
     def __call__(self, frequencies: Float[Tensor, " half"]) -> Float[Tensor, " half"]:
         return frequencies / self.factor
 
@@ -56,6 +61,16 @@ class Llama3Scaling(Value):
     low: float = 1.0
     high: float = 4.0
     original: int = 8192
+
+    def __post_init__(self) -> None:
+        for name in ("factor", "low", "high"):
+            object.__setattr__(self, name, positive(f"Llama3Scaling({name})", getattr(self, name)))
+        object.__setattr__(self, "original", whole("Llama3Scaling(original)", self.original))
+        if self.low >= self.high or self.original < 1:
+            raise ValueError(
+                f"Llama3Scaling(low={self.low}, high={self.high}, original={self.original}) "
+                "needs low below high, and at least one original position"
+            )
 
     def __call__(self, frequencies: Float[Tensor, " half"]) -> Float[Tensor, " half"]:
         turns = self.original * frequencies / (2 * torch.pi)
@@ -99,6 +114,8 @@ class Rotary(Value):
     scaling: LinearScaling | Llama3Scaling | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "base", positive("rotary(base)", self.base))
+        object.__setattr__(self, "fraction", real("rotary(fraction)", self.fraction))
         if not 0.0 < self.fraction <= 1.0:
             raise ValueError(f"rotary(fraction={self.fraction}) must turn a part of the features: above 0, at most 1")
         _check_pairs("rotary", self.pairs)

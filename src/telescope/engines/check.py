@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..attention import Attention
+from ..attention.numbers import real
 from . import autocast
 
 AXES = "(batch, heads, position, feature)"
@@ -19,6 +20,13 @@ def check(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention) -
 def check_without_values(queries: Tensor, keys: Tensor, attention: Attention) -> None:
     """The same, for whoever looks at the weights alone."""
     _check({"queries": queries, "keys": keys}, attention)
+
+
+def check_dropout(dropout: float) -> float:
+    """Return `dropout`; raise a TypeError or ValueError unless it is a number from 0 to 1."""
+    if not 0.0 <= real("dropout", dropout) <= 1.0:
+        raise ValueError(f"dropout={dropout} is a probability, from 0 to 1")
+    return dropout
 
 
 def _check(given: dict[str, Tensor], attention: Attention) -> None:

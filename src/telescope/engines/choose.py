@@ -11,7 +11,7 @@ from torch import Tensor
 from ..attention import Attention, everyone
 from ..words import hint
 from . import autocast, chunked, flex, reference, sdpa
-from .check import check
+from .check import check, check_dropout
 
 ENGINES: dict[str, ModuleType] = {
     "sdpa": sdpa,
@@ -52,8 +52,7 @@ def attend(
     for training. `engine` forces one; where it cannot run, it says why. A query that may see nothing gets zeros.
     """
     check(queries, keys, values, attention)
-    if not 0.0 <= dropout <= 1.0:
-        raise ValueError(f"dropout={dropout} is a probability, from 0 to 1")
+    check_dropout(dropout)
     if autocast.enabled(queries.device):
         queries, keys, values = autocast.cast(queries, keys, values)
         with autocast.off(queries.device):

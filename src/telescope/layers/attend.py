@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from ..attention import Attention
 from ..engines import attend
+from ..engines.check import check_dropout
 
 
 class Attend(nn.Module):
@@ -16,9 +17,7 @@ class Attend(nn.Module):
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
-        if not 0.0 <= dropout <= 1.0:
-            raise ValueError(f"dropout={dropout} is a probability, from 0 to 1")
-        self.dropout = dropout
+        self.dropout = check_dropout(dropout)
 
     def forward(
         self,

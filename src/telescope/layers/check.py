@@ -4,13 +4,14 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
+from ..attention.numbers import whole
 from ..words import hint
 
 
 def sizes(**given: int | None) -> None:
     """Every size that was given is at least one."""
     for name, size in given.items():
-        if size is not None and size < 1:
+        if size is not None and whole(name, size) < 1:
             raise ValueError(f"{name}={size} must be at least 1")
 
 
