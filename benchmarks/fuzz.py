@@ -35,7 +35,7 @@ from telescope.observe.survey import blocks, chunked, scores
 from telescope.observe.survey import choose as survey_choose
 
 TOGETHER = {"cpu": 25, "cuda": 4}  # cases that a process draws before it reports
-TRIES = 400  # simpler cases that are tried before a failure is printed
+SECONDS = 45  # that a failure is shrunk for, at most
 CONDITION = 30.0  # by_sum divides by a sum: beyond this ratio of Σ|score| to |Σ score| rounding is all there is
 FLEX = 0.01  # share of the cases on a GPU that FlexAttention runs, which compiles each for seconds
 
@@ -510,15 +510,17 @@ def failure(case: Case) -> WrongError | None:
 
 def shrunk(case: Case, wrong: WrongError) -> tuple[Case, WrongError]:
     """The simplest case found that fails in the same check."""
-    for _ in range(TRIES):
+    began = perf_counter()
+    while True:
         for simpler in _simpler(case):
+            if perf_counter() - began > SECONDS:
+                return case, wrong
             found = failure(simpler)
             if found is not None and found.kind == wrong.kind:
                 case, wrong = simpler, found
                 break
         else:
             return case, wrong
-    return case, wrong
 
 
 def _simpler(case: Case) -> Iterator[Case]:
