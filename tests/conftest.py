@@ -94,9 +94,9 @@ def unchecked(monkeypatch):
     classes = [kind for module in modules for kind in vars(module).values() if isinstance(kind, type)]
     for place in {*modules, *(kind for kind in classes if kind.__module__.startswith(HOOKED))}:
         for name, checked in list(vars(place).items()):
-            kind = (
-                type(checked) if isinstance(checked, classmethod | staticmethod | property) else lambda written: written
-            )
+            kind = type(checked) if isinstance(checked, classmethod | staticmethod) else lambda written: written
+            if isinstance(checked, property):
+                kind = checked.getter  # with the setter it has
             function = getattr(checked, "__func__", getattr(checked, "fget", checked))
             mine = isinstance(function, FunctionType) and (function.__module__ or "").startswith(HOOKED)
             if mine and not hasattr(function, "dispatch"):  # one that dispatches by type wraps as well

@@ -12,15 +12,18 @@ from typing import Any
 import pytest
 
 SIZES: dict[str, dict[str, Any]] = {  # each module that reads a size, since a size is imported by value
+    "telescope.attention.real": {"ROWS": 3},
     "telescope.engines.choose": {"SMALL": 8},  # more scores than this are not left to `reference`
     "telescope.engines.chunked": {"SCORES": {"cpu": 60}, "FEW": 2},
     "telescope.engines.sdpa": {"ROWS": 3},
     "telescope.observe.follow": {"KEYS": 3},
     "telescope.observe.huggingface.biases": {"ROWS": 3},
+    "telescope.observe.shares": {"BLOCK": {"cpu": 60}, "SMALL": 8},
     "telescope.observe.survey.blocks": {"ROWS": 3, "GROUP": 2},
     "telescope.observe.survey.chunked": {"SCORES": {"cpu": 60}, "GROUP": 2},
     "telescope.observe.survey.rows": {"KEYS": 3},
     "telescope.observe.survey.scores": {"GROUP": 2},
+    "telescope.observe.survey.within": {"SCORES": {"cpu": 60}},
     "telescope.observe.tiles.learnt": {"ROWS": 3},
     "telescope.observe.tiles.scores": {"ROWS": 3, "BLOCK": 12},
 }

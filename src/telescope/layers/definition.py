@@ -1,11 +1,17 @@
 """The definition of a layer, whose tensors are the layer's own: learned ones are parameters, the others buffers."""
 
+from collections.abc import Callable
 from typing import cast
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
 from ..attention import Attention
 from ..attention.values import mapped, named_leaves, tensors
+
+
+# What `.to()`, `.half()` and the like made of each tensor, by the function that they hand to all parts of a model.
+_converted: "WeakKeyDictionary[Callable[[Tensor], Tensor], dict[int, tuple[Tensor, Tensor]]]" = WeakKeyDictionary()
 
 
 class Definition(nn.Module):
@@ -30,6 +36,17 @@ class Definition(nn.Module):
             if isinstance(leaf, Tensor):
                 self.names.append(name)
         self.made = attention
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Definition":
+        """Convert a tensor that several layers share once, so that they still share it afterwards."""
+        shared = _converted.setdefault(fn, {})
+
+        def convert(tensor: Tensor) -> Tensor:
+            if id(tensor) not in shared:
+                shared[id(tensor)] = (tensor, fn(tensor))
+            return shared[id(tensor)][1]
+
+        return super()._apply(convert, recurse)
 
     @property
     def attention(self) -> Attention:

@@ -46,9 +46,9 @@ def stretches(
         x = hide(x, row, key, b, h, rule, rows, keys)
         weight = tl.exp2(x)
         for s in tl.static_range(SETS):
-            start = tl.load(START + s * span_set, mask=there, other=0)[:, None]
-            stop = tl.load(STOP + s * span_set, mask=there, other=0)[:, None]
-            inside = (place[None, :] >= start) & (place[None, :] < stop)
+            begin = tl.load(START + s * span_set, mask=there, other=0)[:, None]
+            end = tl.load(STOP + s * span_set, mask=there, other=0)[:, None]
+            inside = (place[None, :] >= begin) & (place[None, :] < end)
             share += tl.where(column == s, tl.sum(tl.where(inside, weight, 0.0), 1)[:, None], 0.0)
             if (SEEN is not None) and (s == 0):
                 seen = tl.maximum(seen, tl.max((inside & (x > NOWHERE)).to(tl.int32), 1))
