@@ -433,9 +433,12 @@ def must_answer(answer: Any) -> None:
 def models() -> list[Files]:
     import torch
 
+    import telescope as ts
     import writers
-    from telescope.models import Encoder, EncoderConfig
+    from telescope.models import GPT, Encoder, EncoderConfig, GPTConfig
 
+    config = GPTConfig(vocabulary=11, max_positions=8, d_model=8, blocks=1, heads=2)
+    own = ts.Attention(mask=ts.causal & ts.window(3), bias=ts.relative(torch.nn.Parameter(torch.randn(2, 5))), sink=0.5)
     encoder = writers.diced(Encoder(EncoderConfig(vocabulary=11, max_positions=8, d_model=8, blocks=1, heads=2)))
     makers = (
         writers.gpt(max_positions=16, blocks=1),
@@ -443,6 +446,7 @@ def models() -> list[Files]:
         writers.translator(encoder_blocks=1, decoder_blocks=1),
         writers.luong(),
         encoder.to(torch.bfloat16),
+        writers.diced(GPT(config, attention=own)),
     )
     return made_by(*(model.save for model in makers))
 
@@ -473,13 +477,14 @@ def use_model(folder: Path, dice: Random) -> None:
 
     import telescope as ts
     from telescope.models import GPT, Encoder
+    from telescope.tasks.writing.rewrite import tokens
 
-    model = opened(lambda: ts.load(folder))
+    model = opened(lambda: ts.load(folder, dtype=torch.float32))  # as commands do: a file may hold several dtypes
     if isinstance(model, GPT | Encoder):
         with torch.no_grad():
             model(torch.tensor([[0, 1, 2]]))
     if model.tokenizer is not None:
-        model.tokenizer.decode(model.tokenizer.encode("What is this?").ids)
+        model.tokenizer.decode(tokens(model, "What is this?"))
 
 
 @cache

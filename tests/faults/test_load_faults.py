@@ -386,7 +386,19 @@ def test_pickle_is_never_opened(saved, name, beside_a_config, monkeypatch, tmp_p
 # ------------------------------------------------------------------------------------------------------- the tokenizer
 
 
-@pytest.mark.parametrize("contents", [b"", b"{}", b"\xff", b'{"version": "1.0", "model": {"type": "none"}}'])
+PANIC = {"type": "BPE", "continuing_subword_prefix": "####", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        b"",
+        b"{}",
+        b"\xff",
+        b'{"version": "1.0", "model": {"type": "none"}}',
+        json.dumps({"version": "1.0", "added_tokens": [], "model": PANIC}).encode(),  # ends in a panic in Rust
+    ],
+)
 def test_tokenizer_that_cannot_be_read(saved, contents):
     (saved / "tokenizer.json").write_bytes(contents)
     says(saved, "tokenizer.json is not a tokenizer that can be read")

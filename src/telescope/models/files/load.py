@@ -122,5 +122,9 @@ def read_tokenizer(file: Path) -> Tokenizer:
     """The tokenizer of a tokenizer.json."""
     try:
         return Tokenizer.from_str(paths.read(file, at_most=1_000_000_000).decode("utf-8"))
-    except Exception as error:  # the tokenizers library raises nothing narrower
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except (
+        BaseException
+    ) as error:  # the tokenizers library raises nothing narrower, and a panic in Rust is no Exception
         raise LoadError(f"{file} is not a tokenizer that can be read: {error}") from None
