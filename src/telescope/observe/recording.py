@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..words import hint, size
 from .heads import Heads, heads_of
-from .kept import KEEP, Call, Keeping, MapSize
+from .kept import KEEP, Call, Keeping, MapSize, nbytes_of
 from .names import not_watched, within
 from .ran import Ran
 from .saved.save import save_recording
@@ -189,7 +189,7 @@ class Recording(Mapping[str, Watched]):
     @property
     def nbytes(self) -> int:
         """How much memory it takes."""
-        return sum(call.nbytes for calls in self._calls.values() for call in calls)
+        return nbytes_of([call for calls in self._calls.values() for call in calls])
 
     @property
     def _calls(self) -> dict[str, list[Call]]:

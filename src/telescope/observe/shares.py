@@ -5,6 +5,7 @@ Kept are sums over the queries, for each sequence and head; a text that grows ad
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
+from weakref import ref
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -36,14 +37,27 @@ class Text:
 
     def __init__(self, ids: Int[Tensor, "batch token"]) -> None:
         self.ids = ids
-        self.places: dict[Hashable, Places] = {}
-        self._next: tuple[Tensor, Text] | None = None
+        self.places: dict[Hashable, tuple[ref[Attention], Places]] = {}
+        self._next: tuple[Tensor, ref[Text]] | None = None  # weak: a text that grows is not kept at every length
 
     def followed_by(self, ids: Int[Tensor, "batch more"]) -> "Text":
         """The text with these tokens behind it, the same object for every layer that was given the same ids."""
-        if self._next is None or self._next[0] is not ids:
-            self._next = (ids, Text(torch.cat([self.ids, ids.to(self.ids)], 1)))
-        return self._next[1]
+        longer = None if self._next is None or self._next[0] is not ids else self._next[1]()
+        if longer is None:
+            longer = Text(torch.cat([self.ids, ids.to(self.ids)], 1))
+            self._next = (ids, ref(longer))
+        return longer
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor that is kept with it."""
+        yield self.ids
+        if self._next is not None:
+            yield self._next[0]
+        for _, made in self.places.values():
+            yield from (made.place, made.first)
+            yield from () if made.ids is None else (made.ids,)
+            for listing in (made.listed or {}).values():
+                yield from listing.tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +100,8 @@ class Places:
         of the queries, where these are not the last ones. Without `lists` it is of no use to `shares`."""
         text = None if across or text is None or text.ids.shape[1] != size[1] else text
         key = (size, positions, gone, heads, identity(attention))
-        if text is not None and key in text.places:
-            return text.places[key]
+        if text is not None and key in text.places and text.places[key][0]() is not None:
+            return text.places[key][1]  # while a definition is alive, nothing else gets the identity of its tensors
         if positions is None:
             place = torch.arange(size[1] - size[0], size[1], device=device)
         else:
@@ -99,7 +113,7 @@ class Places:
         if lists and attention.normalize is softmax and len(place) * made.keys > SMALL:
             made = replace(made, listed=made._listed())
         if text is not None:
-            text.places = {**(text.places if len(text.places) < 4 else {}), key: made}
+            text.places = {**(text.places if len(text.places) < 4 else {}), key: (ref(attention), made)}
         return made
 
     def _listed(self) -> dict[str, Listing]:

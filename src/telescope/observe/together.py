@@ -144,6 +144,7 @@ class Together:
                 self._start()
         self.wait()
         self.rooms, self.kind, self.known, self.places, self.attention = (Room(), Room()), None, None, None, {}
+        self.text = None
 
     def wait(self, *tensors: Tensor) -> None:
         """What they were told, such as these, can be read here, and what it was read from be written to."""

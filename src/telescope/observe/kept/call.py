@@ -1,7 +1,7 @@
 """A call of an attention that is kept: what every kind of keeping has, and how it grows."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, SupportsIndex
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...attention import Attention
 from ...attention.queries import of_queries
+from ...attention.values import tensors
 from ...words import whole_number
 from ..follow import follows, marks, same
 from ..growing import Growing, Part
@@ -72,6 +73,8 @@ class Call(ABC):
     _waits: Together | None = None
     """With whom, until somebody reads what was found."""
     _told = False
+    _first: Tensor | None = None
+    """The first query, by which a sequence is known where keys alone do not tell."""
 
     def __init__(self, name: str, ran: Ran, how: Keeping = Keeping()) -> None:
         ran = ran.from_first_key()
@@ -289,7 +292,13 @@ class Call(ABC):
     @property
     def nbytes(self) -> int:
         """How much memory it takes."""
-        return sum(part.nbytes for part in (*self.parts.values(), *self._known))
+        return nbytes_of([self])
+
+    def _beside(self) -> Iterator[Tensor]:
+        """What is kept besides its parts."""
+        yield from tensors(self.attention)
+        if self._first is not None:
+            yield self._first
 
     def _ids(self, name: str, count: int) -> Tensor | None:
         part = self.parts.get(name)
@@ -302,3 +311,17 @@ class Call(ABC):
 
     def _not_kept(self, what: str, keep: str) -> ValueError:
         return ValueError(f'"{self.name}" has no {what}: keep="{self.keep}" did not keep it, keep="{keep}" does')
+
+
+def nbytes_of(calls: Sequence[Call]) -> int:
+    """Return how many bytes these calls keep, in memory or in files; what several share is counted once."""
+    parts = [part for call in calls for part in (*call.parts.values(), *call._known)]
+    filed = sum(part.nbytes for part in parts if not isinstance(part, Growing))
+    kept = [part.memory for part in parts if isinstance(part, Growing)]
+    views: dict[int, set[tuple[int, int]]] = {}
+    rooms: dict[int, int] = {}
+    for tensor in (*kept, *(tensor for call in calls for tensor in call._beside())):
+        storage = tensor.untyped_storage()
+        rooms[storage.data_ptr()] = storage.nbytes()
+        views.setdefault(storage.data_ptr(), set()).add((int(tensor.storage_offset()), tensor.nbytes))
+    return filed + sum(min(room, sum(size for _, size in views[place])) for place, room in rooms.items())

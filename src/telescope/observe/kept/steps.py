@@ -1,5 +1,6 @@
 """Queries and keys, or everything that the steps are made of."""
 
+from collections.abc import Iterator
 from typing import SupportsIndex
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from ...attention.heads import key_heads_of, of_heads
 from ...attention.real import of_all_queries
+from ...attention.values import tensors
 from ...engines import autocast
 from ..ran import Ran
 from ..shares import Places, shares
@@ -75,6 +77,13 @@ class QueriesKeys(Call):
     @property
     def keys(self) -> Float[Tensor, "batch key_heads key d_k"]:
         return self.parts["keys"].tensor
+
+    def _beside(self) -> Iterator[Tensor]:
+        """Surveys that were asked for stay: their numbers, and queries and keys if they were copied to be read."""
+        yield from super()._beside()
+        for seen in (*(self._surveys or {}).values(), *(self._heads or {}).values()):
+            yield from (it for it in (seen.queries, seen.keys, *vars(seen.summary).values()) if it is not None)
+            yield from tensors(seen.attention)
 
     def _where_it_ran(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.facts.device)

@@ -1,6 +1,7 @@
 """The summary alone: numbers of each query and each key."""
 
 import warnings
+from collections.abc import Iterator
 from functools import partial
 from weakref import ref
 
@@ -84,6 +85,11 @@ class Summaries(Call):
         elif self._text is not None:
             self._text = self._text.followed_by(ran.query_ids)
         return self._text
+
+    def _beside(self) -> Iterator[Tensor]:
+        yield from super()._beside()
+        if self._text is not None:
+            yield from self._text.tensors()
 
     def _add(self, more: Float[Tensor, "batch heads sum"]) -> None:
         part = self._parts["shares"].tensor
