@@ -40,7 +40,7 @@ class OfPositions(Bias):
 
     def __call__(self, at: Pairs) -> Float[Tensor, "#batch #head #query #key"]:
         added = torch.as_tensor(self.function(at.query, at.key))
-        block = torch.broadcast_shapes(at.query.shape, at.key.shape)  # type: ignore[no-untyped-call]
+        block = [key if query == 1 else query for query, key in zip(at.query.shape, at.key.shape, strict=True)]
         if added.ndim > len(block) or any(
             have not in (1, need) for have, need in zip(added.shape[::-1], block[::-1], strict=False)
         ):
@@ -48,7 +48,7 @@ class OfPositions(Bias):
                 f"bias(query, key) gives shape {tuple(added.shape)}; from query {tuple(at.query.shape)} and key "
                 f"{tuple(at.key.shape)} it must come to {tuple(block)}, or 1 in place of any of them"
             )
-        return added.reshape((1,) * (len(block) - added.ndim) + added.shape)
+        return added if added.ndim == len(block) else added.reshape((1,) * (len(block) - added.ndim) + added.shape)
 
     def __repr__(self) -> str:
         return getattr(self.function, "__name__", "bias").replace("<lambda>", "bias")
@@ -65,7 +65,7 @@ class Alibi(Bias):
 
     def added(self, at: Pairs, dtype: torch.dtype) -> Float[Tensor, "#batch #head #query #key"]:
         """In float32, float64's slopes are rounded before the product: a kernel then multiplies no float64."""
-        return -pick(self.slopes, at.head).to(dtype) * (at.query - at.key).abs()
+        return -at.pick(self.slopes, "head").to(dtype) * (at.query - at.key).abs()
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
         if len(self.slopes) != heads:
@@ -121,7 +121,7 @@ class FromAdditive(Bias):
     tensor: Float[Tensor, "batch head query key"]
 
     def __call__(self, at: Pairs) -> Float[Tensor, "#batch #head #query #key"]:
-        return pick(self.tensor, at.batch, at.head, at.row, at.key)
+        return at.pick(self.tensor, "batch", "head", "row", "key")
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
         must_fit("a bias from_additive", self.tensor, "(batch, head, query, key)", (batch, heads, queries, keys))

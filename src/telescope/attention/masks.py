@@ -11,7 +11,7 @@ from .mask import Mask, everyone
 from .numbers import whole
 from .pairs import Pairs, must_fit, pick
 from .spans import Spans
-from .values import has_numbers, size
+from .values import readable, size
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,18 +86,18 @@ class Lengths(Mask):
     lengths: Int[Tensor, " batch"]
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
-        return at.key < pick(self.lengths, at.batch)
+        return at.key < at.pick(self.lengths, "batch")
 
     def spans(self, at: Pairs, keys: int) -> Spans:
-        lengths = pick(self.lengths, at.batch)
+        lengths = at.pick(self.lengths, "batch")
         return Spans.between(torch.zeros_like(lengths), lengths, keys)
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
-        if len(self.lengths) != batch:
+        if self.lengths.shape[0] != batch:
             raise ValueError(
-                f"padding has {len(self.lengths)} lengths for a batch of {batch}; it takes one length per sequence"
+                f"padding has {self.lengths.shape[0]} lengths for a batch of {batch}; it takes one length per sequence"
             )
-        if batch and _readable(self.lengths) and int(self.lengths.max()) > keys:
+        if batch and readable(self.lengths) and int(self.lengths.max()) > keys:
             longest = int(self.lengths.max())
             raise ValueError(f"padding says a sequence has {longest} tokens, but there are only {keys} keys")
 
@@ -116,16 +116,16 @@ class Left(Mask):
     left: Int[Tensor, " batch"]
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
-        return at.key >= pick(self.left, at.batch)
+        return at.key >= at.pick(self.left, "batch")
 
     def spans(self, at: Pairs, keys: int) -> Spans:
-        left = pick(self.left, at.batch)
+        left = at.pick(self.left, "batch")
         return Spans.between(left, torch.full_like(left, keys), keys)
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
-        if len(self.left) != batch:
+        if self.left.shape[0] != batch:
             raise ValueError(
-                f"padding(left=...) has {len(self.left)} numbers for a batch of {batch}; it takes one per sequence"
+                f"padding(left=...) has {self.left.shape[0]} numbers for a batch of {batch}; it takes one per sequence"
             )
 
     @property
@@ -143,7 +143,7 @@ class Keep(Mask):
     keep: Bool[Tensor, "batch key"]
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
-        return pick(self.keep, at.batch, at.key)
+        return at.pick(self.keep, "batch", "key")
 
     def spans(self, at: Pairs, keys: int) -> Spans:
         if not keys:
@@ -152,7 +152,7 @@ class Keep(Mask):
         kept, first = keep.sum(-1), keep.argmax(-1)
         past = torch.where(kept == 0, first, keys - keep.flip(-1).argmax(-1))
         whole = bool((past - first == kept).all())
-        return Spans(pick(first, at.batch), pick(past, at.batch), whole)
+        return Spans(at.pick(first, "batch"), at.pick(past, "batch"), whole)
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
         if tuple(self.keep.shape) != (batch, keys):
@@ -177,7 +177,7 @@ class Documents(Mask):
     queries: Int[Tensor, "batch query"] | None = None
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
-        return self._of_queries(at) == pick(self.keys, at.batch, at.key)
+        return self._of_queries(at) == at.pick(self.keys, "batch", "key")
 
     def spans(self, at: Pairs, keys: int) -> Spans:
         if not keys:
@@ -207,7 +207,9 @@ class Documents(Mask):
             )
 
     def _of_queries(self, at: Pairs) -> Tensor:
-        return pick(self.keys, at.batch, at.query) if self.queries is None else pick(self.queries, at.batch, at.row)
+        if self.queries is None:
+            return at.pick(self.keys, "batch", "query")
+        return at.pick(self.queries, "batch", "row")
 
     def __repr__(self) -> str:
         return f"documents({size(self.keys)})"
@@ -222,7 +224,7 @@ class FromTensor(Mask):
     given = True
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
-        return pick(self.tensor, at.batch, at.head, at.row, at.key)
+        return at.pick(self.tensor, "batch", "head", "row", "key")
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
         must_fit("a mask from_tensor", self.tensor, "(batch, head, query, key)", (batch, heads, queries, keys))
@@ -233,11 +235,6 @@ class FromTensor(Mask):
 
     def __repr__(self) -> str:
         return f"from_tensor({size(self.tensor)})"
-
-
-def _readable(tensor: Tensor) -> bool:
-    """Whether looking at the numbers is free: on a GPU it would wait."""
-    return tensor.device.type == "cpu" and has_numbers(tensor)
 
 
 causal = Causal()
@@ -271,7 +268,7 @@ def _counts(given: Sequence[int] | Tensor | None) -> Tensor:
             f"padding takes one whole number per sequence, not a {counts.dtype} tensor of shape {tuple(counts.shape)}; "
             "a bool mask goes to padding(keep=...)"
         )
-    if _readable(counts) and bool((counts < 0).any()):
+    if readable(counts) and bool((counts < 0).any()):
         raise ValueError(f"padding has a negative length: {counts.tolist()}")
     return counts
 

@@ -1,6 +1,7 @@
 """Who asks and who is asked: the pairs of a query and a key that masks and biases speak about."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 from jaxtyping import Int
@@ -22,40 +23,101 @@ class Pairs:
     row: Int[Tensor, "#batch 1 #query 1"]
     query: Int[Tensor, "#batch 1 #query 1"]
     key: Int[Tensor, "#batch 1 #query #key"]
+    ranges: dict[str, range] = field(init=False, default_factory=dict, repr=False, compare=False)
+    """Which axes are known to be which ranges, so that `pick` can slice. `replace` forgets them."""
 
     @classmethod
     def block(
         cls,
-        rows: range,
-        columns: range,
+        rows: int | range,
+        columns: int | range,
         *,
         of: tuple[int, int],
         batch: int | range = 1,
         heads: int | range = 1,
         device: torch.device | None = None,
     ) -> "Pairs":
-        """The pairs of `rows` x `columns` in a matrix of size `of` = (queries, keys). A number n means range(n)."""
+        """The pairs of `rows` x `columns` in a matrix of size `of` = (queries, keys). A number n means range(n).
+
+        torch.export has sizes that are not known yet; those are numbers, since a range would fix them.
+        """
         queries, keys = of
-        batch, heads = (range(some) if isinstance(some, int) else some for some in (batch, heads))
-        row = _indices(rows, device)[:, None]
-        return cls(
-            batch=_indices(batch, device)[:, None, None, None],
-            head=_indices(heads, device)[None, :, None, None],
-            row=row[None, None],
-            query=row[None, None] + (keys - queries),
-            key=_indices(columns, device)[None, None, None],
-        )
+        ahead = keys - queries
+        if torch.compiler.is_compiling() or not all(
+            isinstance(it, int | range) for it in (batch, heads, rows, columns)
+        ):
+            row = _indices(rows, 2, device)
+            return cls(
+                batch=_indices(batch, 0, device),
+                head=_indices(heads, 1, device),
+                row=row,
+                query=row + ahead,
+                key=_indices(columns, 3, device),
+            )
+        ranges = {"batch": batch, "head": heads, "row": rows, "key": columns}
+        known = {axis: range(some) if isinstance(some, int) else some for axis, some in ranges.items()}
+        known["query"] = range(known["row"].start + ahead, known["row"].stop + ahead, known["row"].step)
+        make = _indices if device is None or device.type != "cpu" or traced() else _remembered_indices
+        at = cls(*(make(known[axis], PLACES[axis], device) for axis in ("batch", "head", "row", "query", "key")))
+        at.ranges.update(known)
+        return at
 
     @classmethod
     def all(cls, scores: Tensor) -> "Pairs":
         """The pairs of these scores (batch, head, query, key), which are all there are."""
         batch, heads, queries, keys = scores.shape
-        whole = (range(queries), range(keys))
-        return cls.block(*whole, of=(queries, keys), batch=batch, heads=heads, device=scores.device)
+        return cls.block(queries, keys, of=(queries, keys), batch=batch, heads=heads, device=scores.device)
+
+    def pick(self, table: Tensor, *axes: str) -> Tensor:
+        """table[axes], the axes named in the order of this class; one of size one stands for every index of it.
+
+        Of a block the answer is a view of the table.
+        """
+        table = table.to(self.key.device)
+        if not self.ranges:
+            return pick(table, *(getattr(self, axis) for axis in axes))
+        slices: list[slice | None] = [None] * 4
+        for axis, size in zip(axes, table.shape, strict=True):
+            some = self.ranges.get(axis) if size != 1 else range(1)
+            if some is None or some.step != 1 or some.start < 0 or some.stop > size:
+                return pick(table, *(getattr(self, axis) for axis in axes))
+            slices[PLACES[axis]] = slice(some.start, some.stop)
+        return table[tuple(slices)]
 
 
-def _indices(positions: range, device: torch.device | None) -> Tensor:
-    return torch.arange(positions.start, positions.stop, positions.step, device=device)
+PLACES = {"batch": 0, "head": 1, "row": 2, "query": 2, "key": 3}  # of the axes, in a block
+SHAPES = tuple(tuple(-1 if axis == place else 1 for axis in range(4)) for place in range(4))
+REMEMBERED = 2**14  # numbers of an index that is remembered, at most; 64 of these take 8 MiB
+
+
+def _indices(some: int | range, place: int, device: torch.device | None) -> Int[Tensor, "..."]:
+    """Return the numbers of a range along one axis of four. A size that is not known yet is a number."""
+    if isinstance(some, range):
+        return torch.arange(some.start, some.stop, some.step, device=device).view(SHAPES[place])
+    return torch.arange(some, device=device).view(SHAPES[place])
+
+
+def _remembered_indices(some: range, place: int, device: torch.device | None) -> Int[Tensor, "..."]:
+    """As `_indices`, on a CPU. Every layer asks for the same few: they are remembered until somebody writes to them."""
+    if len(some) > REMEMBERED:
+        return _indices(some, place, device)
+    indices, version = _remembered(some, place)
+    if indices._version != version:
+        _remembered.cache_clear()
+        indices, _ = _remembered(some, place)
+    return indices
+
+
+@lru_cache(maxsize=64)
+def _remembered(some: range, place: int) -> tuple[Tensor, int]:
+    with torch.inference_mode(False):  # an inference tensor could not be saved for a gradient later
+        indices = _indices(some, place, torch.device("cpu"))
+    return indices, indices._version
+
+
+def traced() -> bool:
+    """Whether tensors made now belong to FakeTensorMode, make_fx or torch.func: those are not to be remembered."""
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def pick(table: Tensor, *at: Tensor) -> Tensor:

@@ -24,12 +24,11 @@ class Score(Value):
         self, queries: Float[Tensor, "batch heads query d_q"], keys: Float[Tensor, "batch key_heads key d_k"]
     ) -> Float[Tensor, "batch heads query key"]:
         """Fewer key heads than query heads are grouped queries: a key head serves neighbouring query heads."""
-        (batch, heads, rows, _), (_, key_heads, columns, _) = queries.shape, keys.shape
         if not self.is_dot_product:
-            return self.terms(queries, keys.repeat_interleave(heads // (key_heads or 1), dim=1)).sum(-1)
+            group = queries.shape[1] // (keys.shape[1] or 1)
+            return self.terms(queries, keys.repeat_interleave(group, dim=1)).sum(-1)
         queries, keys = self.as_dot(queries, keys)
-        together = queries.reshape(batch, key_heads, heads // (key_heads or 1) * rows, queries.shape[-1])
-        return (together @ keys.mT).reshape(batch, heads, rows, columns)
+        return grouped(queries, keys.mT)
 
     def terms(
         self, queries: Float[Tensor, "batch heads query d_q"], keys: Float[Tensor, "batch heads key d_k"]
@@ -111,6 +110,20 @@ class Additive(Score):
 
     def __repr__(self) -> str:
         return f"additive(d_a={self.v.shape[-1]})"
+
+
+def grouped(
+    left: Float[Tensor, "batch heads row inner"], right: Float[Tensor, "batch key_heads inner column"]
+) -> Float[Tensor, "batch heads row column"]:
+    """left @ right, in which a head of the right one serves neighbouring heads of the left one."""
+    (batch, heads, rows, inner), (key_heads, columns) = left.shape, (right.shape[1], right.shape[-1])
+    if heads == key_heads:
+        return left @ right
+    if not all(isinstance(size, int) for size in (batch, rows, inner, columns)):  # torch.export leaves it open
+        groups = left.view(batch, key_heads, heads // key_heads, rows, inner)
+        return (groups @ right.unsqueeze(2)).flatten(1, 2)
+    below_each_other = left.reshape(batch, key_heads, heads // key_heads * rows, inner)
+    return (below_each_other @ right).reshape(batch, heads, rows, columns)
 
 
 def _fits(what: str, W: Tensor, heads: int, rows: int, columns: int, axes: str) -> None:

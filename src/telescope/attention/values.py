@@ -1,5 +1,6 @@
 """Frozen things that are what their fields are: equal by content, tensors included."""
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import cache
@@ -7,6 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 
 class Value:
@@ -16,14 +20,14 @@ class Value:
         if type(self) is not type(other):
             return False
         return self is other or all(
-            _same(mine, theirs) for mine, theirs in zip(_contents(self), _contents(other), strict=True)
+            _same(mine, theirs) for mine, theirs in zip(contents(self), contents(other), strict=True)
         )
 
     def __hash__(self) -> int:
-        return hash((type(self), *map(_label, _contents(self))))
+        return hash((type(self), *map(_label, contents(self))))
 
 
-def _contents(value: Any) -> list[Any]:
+def contents(value: Any) -> list[Any]:
     if torch.compiler.is_compiling():  # it asks objects alone, and remembers by itself
         return [getattr(value, field.name) for field in fields(value)]
     kind: Any = type(value)
@@ -49,8 +53,22 @@ def _label(content: Any) -> Any:
 
 
 def has_numbers(tensor: Tensor) -> bool:
-    """Whether there are numbers to look at: not while compiling, nor on the meta device."""
-    return not (torch.compiler.is_compiling() or tensor.is_meta)
+    """Whether there are numbers to look at: not while compiling, on the meta device, in FakeTensorMode or vmap."""
+    if torch.compiler.is_compiling() or tensor.is_meta or torch._C._get_dispatch_mode(_FAKE) is not None:
+        return False
+    if type(tensor) in _PLAIN and torch._C._functorch.peek_interpreter_stack() is None:
+        return True
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        if torch._C._functorch.is_batchedtensor(tensor):
+            return False
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    fake = sys.modules.get("torch._subclasses.fake_tensor")  # whoever has a fake tensor has imported it
+    return fake is None or not isinstance(tensor, fake.FakeTensor)
+
+
+def readable(tensor: Tensor) -> bool:
+    """Whether looking at the numbers is free: on a GPU it would wait."""
+    return tensor.device.type == "cpu" and has_numbers(tensor)
 
 
 def size(tensor: Tensor) -> str:
@@ -63,7 +81,7 @@ def leaves(value: Any) -> Iterator[Any]:
     if not isinstance(value, Value | tuple):
         yield value
         return
-    for content in value if isinstance(value, tuple) else _contents(value):
+    for content in value if isinstance(value, tuple) else contents(value):
         yield from leaves(content)
 
 
@@ -89,7 +107,7 @@ def identity(value: Any) -> Any:
         return object() if value.is_inference() else (id(value), value._version)
     if isinstance(value, tuple):
         return tuple(map(identity, value))
-    return (type(value), *map(identity, _contents(value))) if isinstance(value, Value) else value
+    return (type(value), *map(identity, contents(value))) if isinstance(value, Value) else value
 
 
 def moved(value: Any, device: torch.device) -> Any:
@@ -105,4 +123,4 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return tuple(mapped(content, change) for content in value)
     if not isinstance(value, Value) or next(tensors(value), None) is None:
         return value
-    return type(value)(*(mapped(content, change) for content in _contents(value)))
+    return type(value)(*(mapped(content, change) for content in contents(value)))

@@ -32,11 +32,13 @@ def check_dropout(dropout: float) -> float:
 def _check(given: dict[str, Tensor], attention: Attention) -> None:
     if not isinstance(attention, Attention):
         raise TypeError(f"attention is a ts.Attention, not {type(attention).__name__}; the plain one is ts.Attention()")
-    for name, tensor in given.items():
-        _one(name, tensor)
     queries, keys = given["queries"], given["keys"]
     for name, tensor in given.items():
-        _alike(name, tensor, queries)
+        if not isinstance(tensor, Tensor) or tensor.ndim != 4 or not tensor.is_floating_point():
+            _one(name, tensor)
+    for name, tensor in given.items():
+        if tensor is not queries:
+            _alike(name, tensor, queries)
 
     batch, heads, rows, d_q = queries.shape
     key_heads, columns, d_k = keys.shape[1:]

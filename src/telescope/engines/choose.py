@@ -1,17 +1,16 @@
 """The one door to the engines: `attend` runs an attention, `plan` says on which engine and why."""
 
 from dataclasses import dataclass
-from math import isfinite
 from types import ModuleType
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ..attention import Attention, everyone
 from ..words import hint
-from . import autocast, chunked, flex, reference, sdpa
+from . import autocast, chunked, flex, reference, sdpa, transforms
 from .check import check, check_dropout
+from .exact import broken
 
 ENGINES: dict[str, ModuleType] = {
     "sdpa": sdpa,
@@ -120,7 +119,9 @@ def _choose(
 
 
 def _exact(queries: Tensor, keys: Tensor) -> str:
-    """The faster of the two engines that can run everything."""
+    """The faster of the two engines that can run everything. Sizes that are not known yet cannot be cut into blocks."""
+    if transforms.open_sizes(queries, keys):
+        return "reference"
     batch, heads, rows, _ = queries.shape
     return "reference" if batch * heads * rows * keys.shape[-2] <= SMALL else "chunked"
 
@@ -132,14 +133,9 @@ def _mishandled(queries: Tensor, keys: Tensor, context: Tensor, attention: Atten
     Looking is cheap beside the attention on a CPU (one query and many keys apart: there the keys are most of the work).
     On a GPU it would make every call wait, so there the kernel's answer stands.
     """
-    if context.device.type != "cpu" or torch.compiler.is_compiling():
+    if context.device.type != "cpu":
         return False
     suspects = [queries] if queries.shape[-2] == 1 < keys.shape[-2] else [queries, keys]
-    if attention.mask != everyone:
+    if attention.mask != everyone or attention.bias is not None:
         suspects.append(context)
-    return not all(isfinite(_sum(suspect.detach())) for suspect in suspects)  # one NaN or infinity shows in the sum
-
-
-def _sum(tensor: Tensor) -> float:
-    """Halves in float32; what is too large even for that is looked at more closely, no more."""
-    return tensor.sum(dtype=torch.float32 if tensor.element_size() < 4 else tensor.dtype).item()
+    return broken(*suspects)

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..attention import Attention, Pairs
 from ..attention.normalizers import ZeroSumError
-from . import exact, spans
+from . import exact, spans, transforms
 
 # How many scores a block holds: on a CPU the best of 2**17 to 2**24 (two Neoverse cores, 8 heads, 512 to 4,096 tokens).
 SCORES = {"cpu": 2**22, "cuda": 2**26}
@@ -55,18 +55,18 @@ def _by_blocks(
 ) -> Float[Tensor, "batch heads query d_v"]:
     q, k, v = exact.precise(queries), exact.precise(keys), exact.precise(values)
     (batch, heads, count, _), of = q.shape, (q.shape[-2], k.shape[-2])
-    careful = exact.broken(q, k, v)
+    careful, again = exact.broken(q, k, v), transforms.checkpoints()
     contexts = []
     for first, mine in zip(range(0, max(count, 1), rows), torch.split(q, rows, dim=2), strict=True):
         block = range(first, min(first + rows, count))
         seen = spans.seen(looks, block, k.shape[-2])
         at = Pairs.block(block, seen, of=of, batch=batch, heads=heads, device=q.device)
         inputs = mine, k[:, :, seen.start : seen.stop], v[:, :, seen.start : seen.stop]
-        contexts.append(
-            checkpoint(
-                _block, *inputs, at, attention, dropout, careful, use_reentrant=False, preserve_rng_state=dropout > 0.0
-            )
-        )
+        block_of = (*inputs, at, attention, dropout, careful)
+        if again:
+            contexts.append(checkpoint(_block, *block_of, use_reentrant=False, preserve_rng_state=dropout > 0.0))
+        else:
+            contexts.append(_block(*block_of))
     return torch.cat(contexts, dim=2).to(queries.dtype)
 
 

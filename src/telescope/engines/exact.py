@@ -1,10 +1,13 @@
 """What engines in plain PyTorch share: halves in float32, grouped heads, and a NaN that stays with those who see it."""
 
+from math import isfinite
+
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from ..attention import Score
+from ..attention.scores import grouped
 from ..attention.values import has_numbers
 
 
@@ -13,8 +16,14 @@ def precise(tensor: Tensor) -> Tensor:
 
 
 def broken(*tensors: Tensor) -> bool:
-    """Whether there is a NaN or an infinity to look after."""
-    return all(map(has_numbers, tensors)) and not all(bool(tensor.isfinite().all()) for tensor in tensors)
+    """Whether there may be a NaN or an infinity to look after; never where there are no numbers to look at."""
+    return all(map(has_numbers, tensors)) and not all(isfinite(total(tensor.detach())) for tensor in tensors)
+
+
+def total(tensor: Tensor) -> float:
+    """Return the sum of all numbers, in which one NaN or infinity shows, several times faster than by isfinite. Halves
+    are summed in float32; finite numbers whose sum is infinite are taken for suspects too."""
+    return tensor.sum(dtype=torch.float32 if tensor.element_size() < 4 else tensor.dtype).item()
 
 
 def share_heads(
@@ -56,7 +65,5 @@ def weigh(
 def times(
     weights: Float[Tensor, "batch heads query key"], values: Float[Tensor, "batch key_heads key d_v"]
 ) -> Float[Tensor, "batch heads query d_v"]:
-    """weights @ values, with the query heads of a group below each other."""
-    (batch, heads, rows, columns), (_, key_heads, _, d_v) = weights.shape, values.shape
-    together = weights.reshape(batch, key_heads, heads // (key_heads or 1) * rows, columns)
-    return (together @ values).reshape(batch, heads, rows, d_v)
+    """weights @ values, a key head for each group of query heads."""
+    return grouped(weights, values)

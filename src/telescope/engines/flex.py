@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 from torch.nn.functional import pad
 
 from ..attention import Attention, Mask, Pairs, everyone, softmax
-from ..attention.values import identity, moved, tensors
+from ..attention.values import has_numbers, identity, moved, tensors
 
 TILE = 128  # queries and keys of a block, FlexAttention's own default
 NARROWEST = 16  # features; a smaller product does not fit a tensor core
@@ -49,6 +49,10 @@ def cannot(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, 
         return f"it has no {str(queries.dtype).removeprefix('torch.')}"
     if 0 in (*queries.shape, *keys.shape, values.shape[-1]):
         return "there is nothing to compute"
+    if not torch.compiler.is_compiling() and not has_numbers(queries):
+        return "without numbers it has nothing to compile for"
+    if torch.compiler.is_exporting():
+        return "torch.export cannot hold a kernel that is compiled for one size"
     if queries.device.type not in LACKING:
         return f"it does not know {queries.device.type} devices"
     elsewhere = next((tensor.device for tensor in tensors(attention) if tensor.device != queries.device), None)

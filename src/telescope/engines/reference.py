@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import dropout as drop
 
 from ..attention import Attention, Pairs
-from .exact import precise, score, share_heads, weigh
+from .exact import precise, score, weigh
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,6 @@ def steps(
 ) -> Steps:
     """normalise(mask(softcap(score(q, k) · scale) + bias)) v. Half-precision inputs are computed in float32."""
     q, k, v = precise(queries), precise(keys), precise(values)
-    k, v = share_heads(k, q), share_heads(v, q)
     scores = score(attention.score, q, k)
     scaled = attention.scaled(scores, k)
     capped = attention.capped(scaled)

@@ -1,22 +1,26 @@
 """torch's fused attention, for every definition it can express without an n x n mask.
 
-A mask that differs from query to query goes to it a block of queries at a time, on a CPU; a GPU wants larger pieces.
+On a CPU, a mask that differs from query to query, or a bias, goes to it a block of queries at a time; a GPU wants
+larger pieces.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from ..attention import Attention, Pairs, causal, everyone, softmax
-from ..attention.written import WrittenMask
-from . import spans
+from ..attention import Attention, causal, softmax
+from ..attention.values import tensors
+from . import spans, transforms
+from .tables import Table, table
 
+SMALL = 2**14  # pairs of a query and a key, beyond which it pays to ask where queries look
+WHOLE = 2**23  # scores up to which one table for all of them, of 32 MiB at most, is better than many small ones
 ROWS = 128  # of a block: the best of 64 to 512 (two Neoverse cores, 8 heads, 1,024 and 4,096 tokens, three masks)
 
 # Since torch 2.11 cuDNN's gradient of a masked attention can be NaN, of 64 keys for one, where a query's scores are all
@@ -33,14 +37,14 @@ def cannot(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, 
         return f"it normalises by softmax, not by {getattr(attention.normalize, '__name__', attention.normalize)}"
     if attention.softcap is not None:
         return "it has no softcap"
-    if attention.bias is not None:
-        return "it has no bias"
     if attention.sink is not None:
         return "it has no sink"
     if 0 in (*queries.shape, *keys.shape, values.shape[-1]):
         return "there is nothing to compute"
-    if _one_mask(queries, keys, attention) or queries.device.type == "cpu":
-        return None
+    if attention.bias is not None and queries.device.type != "cpu":
+        return "it has no bias"
+    if queries.device.type == "cpu" or _one_mask(queries, keys, attention):
+        return transforms.obstacle()
     return f"the mask {attention.mask!r} would be a {rows} x {columns} tensor"
 
 
@@ -56,19 +60,23 @@ def attend(
     if scale <= 0.0:
         queries, scale = queries * scale, 1.0  # a kernel scales its -inf too, which must stay -inf
     width = max(keys.shape[-1], d_v)
-    queries, keys, values = _widen(queries, width), _widen(keys, width), _widen(values, width)
+    if not queries.shape[-1] == values.shape[-1] == width:
+        queries, keys, values = _widen(queries, width), _widen(keys, width), _widen(values, width)
 
-    if _one_mask(queries, keys, attention):
-        context = _fused(queries, keys, values, range(rows), range(columns), (rows, columns), attention, scale, dropout)
+    if _one_mask(queries, keys, attention) or transforms.open_sizes(queries, keys) or rows * columns <= SMALL:
+        context = _fused(queries, keys, values, rows, columns, (rows, columns), attention, scale, dropout)
     else:
         context = _by_blocks(queries, keys, values, attention, scale, dropout)
-    return context[..., :d_v]
+    return context if d_v == width else context[..., :d_v]
 
 
 def _one_mask(queries: Tensor, keys: Tensor, attention: Attention) -> bool:
     """Whether the kernel knows the mask, or one row of it does for all queries."""
-    rows, columns = queries.shape[-2], keys.shape[-2]
-    return rows == 1 or attention.mask.keys_alone or (attention.mask == causal and rows == columns)
+    if queries.shape[-2] == 1:
+        return True
+    if attention.bias is not None:
+        return False
+    return attention.mask.keys_alone or (attention.mask == causal and queries.shape[-2] == keys.shape[-2])
 
 
 def _by_blocks(
@@ -79,15 +87,21 @@ def _by_blocks(
     scale: float,
     dropout: float,
 ) -> Float[Tensor, "batch heads query width"]:
-    """Each block with the keys it looks at. Its mask is not kept for the backward pass, but made again."""
-    of, looks = (queries.shape[-2], keys.shape[-2]), spans.looks(queries, keys, attention)
+    """Each block with the keys it looks at, or all at once where that is not much more. Unless there are few scores,
+    the table of a block is not kept for the backward pass, but made again."""
+    (batch, heads, count, _), columns = queries.shape, keys.shape[-2]
+    of, looks, scores = (count, columns), spans.looks(queries, keys, attention), batch * heads * count * columns
+    blocks = [range(first, min(first + ROWS, count)) for first in range(0, count, ROWS)]
+    # of nothing the kernel makes nothing: it gets a hidden key
+    seen = [spans.seen(looks, block, columns) or range(1) for block in blocks]
+    if scores <= WHOLE and sum(map(len, seen)) * 4 > len(blocks) * columns * 3:
+        return _fused(queries, keys, values, range(count), range(columns), of, attention, scale, dropout)
+    again = scores > WHOLE and _learns(queries, keys, values, attention) and transforms.checkpoints()
     contexts = []
-    for first, mine in zip(range(0, of[0], ROWS), torch.split(queries, ROWS, dim=2), strict=True):
-        rows = range(first, first + mine.shape[2])
-        seen = spans.seen(looks, rows, of[1]) or range(1)  # of nothing the kernel makes nothing: it gets a hidden key
-        inputs = mine, keys[:, :, seen.start : seen.stop], values[:, :, seen.start : seen.stop]
-        run = partial(_fused, rows=rows, columns=seen, of=of, attention=attention, scale=scale, dropout=dropout)
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+    for mine, rows, some in zip(torch.split(queries, ROWS, dim=2), blocks, seen, strict=True):
+        inputs = mine, keys[:, :, some.start : some.stop], values[:, :, some.start : some.stop]
+        run = partial(_fused, rows=rows, columns=some, of=of, attention=attention, scale=scale, dropout=dropout)
+        if again:
             contexts.append(checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=dropout > 0.0))
         else:
             contexts.append(run(*inputs))
@@ -98,74 +112,39 @@ def _fused(
     queries: Float[Tensor, "batch heads query width"],
     keys: Float[Tensor, "batch key_heads key width"],
     values: Float[Tensor, "batch key_heads key width"],
-    rows: range,
-    columns: range,
+    rows: int | range,
+    columns: int | range,
     of: tuple[int, int],
     attention: Attention,
     scale: float,
     dropout: float,
 ) -> Float[Tensor, "batch heads query width"]:
-    square = attention.mask == causal and of[0] == of[1] == len(rows)  # is_causal knows no other alignment
-    seen, blind = (None, None) if square else _known_mask(queries, rows, columns, of, attention)
-    with _kernels(queries, keys, values, square):
-        context = scaled_dot_product_attention(
-            queries,
-            keys,
-            values,
-            attn_mask=seen,
-            dropout_p=dropout,
-            is_causal=square and len(rows) > 1,
-            scale=scale,
-            enable_gqa=queries.shape[1] != keys.shape[1],
-        )
+    """`rows` of all queries, `of` how many queries and keys there are; a number stands for all of them."""
+    square = not isinstance(rows, range) and attention.bias is None and attention.mask == causal and of[0] == of[1]
+    added, blind, broken, far = Table(None, None) if square else table(queries, rows, columns, of, attention)
+    if added is not None and queries.device.type != "cpu":
+        added = added.expand(*queries.shape[:3], keys.shape[-2])  # as GPU kernels want it
+    how: dict[str, Any] = {
+        "attn_mask": added,
+        "dropout_p": dropout,
+        "is_causal": bool(square and of[0] != 1),  # it knows no other alignment
+        "scale": scale,
+        "enable_gqa": queries.shape[1] != keys.shape[1],
+    }
+    if queries.is_cuda and not square and _learns(queries, keys, values, attention):
+        with sdpa_kernel(SOUND_GRADIENTS):
+            context = scaled_dot_product_attention(queries, keys, values, **how)
+    else:
+        context = scaled_dot_product_attention(queries, keys, values, **how)
+    if broken or (far and _learns(queries, keys, values, attention)):  # a NaN tells whoever looks to compute it again
+        return torch.full_like(context, torch.nan)
     return context if blind is None else context.masked_fill(blind, 0.0)
 
 
-def _kernels(queries: Tensor, keys: Tensor, values: Tensor, square: bool) -> AbstractContextManager[object]:
-    """All of torch's, but where a gradient is wanted only those whose gradient is right."""
-    learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (queries, keys, values))
-    return sdpa_kernel(SOUND_GRADIENTS) if learns and queries.is_cuda and not square else nullcontext()
-
-
-def _known_mask(
-    queries: Float[Tensor, "batch heads query width"],
-    rows: range,
-    columns: range,
-    of: tuple[int, int],
-    attention: Attention,
-) -> tuple[Shaped[Tensor, "batch heads query key"] | None, Bool[Tensor, "#batch #heads #query 1"] | None]:
-    """As `_mask`. That of a cache of fixed size serves all layers, and as the kernel wants it: added to the scores."""
-    if not isinstance(attention.mask, WrittenMask) or torch.compiler.is_compiling():
-        return _mask(queries, rows, columns, of, attention)
-    known = attention.mask.known
-    asked = queries.shape[:2], rows, columns, of, queries.dtype, queries.device
-    if asked not in known:
-        seen, blind = _mask(queries, rows, columns, of, attention)
-        assert seen is not None
-        known[asked] = torch.zeros_like(seen, dtype=queries.dtype).masked_fill(~seen, -torch.inf), blind
-    added, blind = known[asked]
-    return added, blind
-
-
-def _mask(
-    queries: Float[Tensor, "batch heads query width"],
-    rows: range,
-    columns: range,
-    of: tuple[int, int],
-    attention: Attention,
-) -> tuple[Bool[Tensor, "batch heads query key"] | None, Bool[Tensor, "#batch #heads #query 1"] | None]:
-    """Who may see whom, one row where that does for all, and which queries see nothing at all.
-
-    Those are shown everything and zeroed afterwards: kernels differ in what they make of an empty row and its gradient.
-    """
-    if attention.mask == everyone:
-        return None, None
-    batch, heads = queries.shape[:2]
-    some = range(rows.stop - 1, rows.stop) if attention.mask.keys_alone else rows
-    at = Pairs.block(some, columns, of=of, batch=batch, heads=heads, device=queries.device)
-    seen = attention.mask.sees(at)
-    blind = ~seen.any(-1, keepdim=True)
-    return (seen | blind).expand(batch, heads, len(rows), len(columns)), blind
+def _learns(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention) -> bool:
+    """Whether a gradient is wanted, of one of these or of a learned bias."""
+    inputs = (queries, keys, values, *tensors(attention.bias))
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
 
 
 def _widen(tensor: Float[Tensor, "batch heads position d"], width: int) -> Float[Tensor, "batch heads position width"]:

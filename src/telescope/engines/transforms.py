@@ -1,0 +1,37 @@
+"""Who else looks at an attention while it runs: torch.func, forward-mode gradients, torch.export, FakeTensorMode."""
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def obstacle() -> str | None:
+    """Return what keeps a fused kernel from running here, or None. torch.compile traces it all; then nothing does."""
+    if torch.compiler.is_compiling():
+        return None
+    if forward_ad._current_level >= 0:
+        return "it has no forward-mode gradient"
+    levels = _levels()
+    if not levels or levels == ["Grad"]:
+        return None
+    return "torch.func has no batching rule and no second derivative for it"
+
+
+def checkpoints() -> bool:
+    """Whether a block may be computed again for its gradient, which takes hooks that torch.func does not know."""
+    return torch.compiler.is_compiling() or not _levels()
+
+
+def open_sizes(*tensors: Tensor) -> bool:
+    """Whether sizes are not known yet, so that nothing can be cut into blocks: torch.export leaves them open."""
+    if torch.compiler.is_exporting():
+        return True
+    if type(tensors[0]) is Tensor:  # those of whoever traces are of another type
+        return False
+    return not all(isinstance(size, int) for tensor in tensors for size in tensor.shape)
+
+
+def _levels() -> list[str]:
+    """The transforms of torch.func around this call, the outermost first."""
+    stack = torch._C._functorch.get_interpreter_stack()
+    return [level.key().name for level in stack] if stack else []
