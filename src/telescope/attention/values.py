@@ -92,7 +92,7 @@ def named_leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple
         return
     kind: Any = type(value)
     names = map(str, range(len(value))) if isinstance(value, tuple) else _names(kind)
-    for name, content in zip(names, value if isinstance(value, tuple) else _contents(value), strict=True):
+    for name, content in zip(names, value if isinstance(value, tuple) else contents(value), strict=True):
         yield from named_leaves(content, (*path, name))
 
 

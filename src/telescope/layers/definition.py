@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from ..attention import Attention
 from ..attention.values import mapped, named_leaves, tensors
 
-
 # What `.to()`, `.half()` and the like made of each tensor, by the function that they hand to all parts of a model.
 _converted: "WeakKeyDictionary[Callable[[Tensor], Tensor], dict[int, tuple[Tensor, Tensor]]]" = WeakKeyDictionary()
 
@@ -46,7 +45,7 @@ class Definition(nn.Module):
                 shared[id(tensor)] = (tensor, fn(tensor))
             return shared[id(tensor)][1]
 
-        return super()._apply(convert, recurse)
+        return cast(Definition, super()._apply(convert, recurse))  # type: ignore[no-untyped-call]
 
     @property
     def attention(self) -> Attention:
