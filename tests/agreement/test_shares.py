@@ -14,7 +14,7 @@ from telescope.attention.queries import of_queries
 from telescope.attention.real import RealQueries
 from telescope.observe import shares as module
 from telescope.observe.shares import NAMES, Places, Text, shares
-from telescope.observe.survey import ENGINES, launch, reference, within
+from telescope.observe.survey import ENGINES, blocks, launch, read_off, reference, within
 from telescope.observe.survey import triton as engine
 
 
@@ -55,8 +55,13 @@ def placed(attention, shape, text, positions=None, size=None):
     )
 
 
-def summed(q, k, attention, places, top=1):
-    summary = reference.summarize(q, k, attention, None, top, None)
+def summed(q, k, attention, places, top=1, *, in_the_pass=False):
+    if in_the_pass:
+        marks = places.marks(len(q) // max(places.batch, 1))
+        summary = read_off(q, k, attention, top=top, engine="chunked", marks=marks).summary
+        assert summary.single is not None
+    else:
+        summary = reference.summarize(q, k, attention, None, top, None)
     return shares(q, k, attention, summary, places)
 
 
@@ -75,7 +80,7 @@ def cases(draw):
     return shape, draw(definitions(shape)), *draw(texts(shape)), draw(seeds)
 
 
-@pytest.mark.parametrize("path", ["rows", "lists"])
+@pytest.mark.parametrize("path", ["rows", "lists", "in the pass"])
 @pytest.mark.parametrize("padded", [False, True])
 @settings(max_examples=30)
 @given(case=cases())
@@ -92,12 +97,14 @@ def test_sums_agree(path, padded, case):
         patch.setattr(module, "BLOCK", {"cpu": 40, "cuda": 40})
         patch.setattr(within, "TILE", 3)
         patch.setattr(within, "SCORES", {"cpu": 400, "cuda": 400})
-        got = summed(q, k, attention, placed(attention, shape, Text(ids)))
+        patch.setattr(blocks, "ROWS", 4)
+        places = placed(attention, shape, Text(ids))
+        got = summed(q, k, attention, places, in_the_pass=path == "in the pass")
     positions = range(shape.keys - shape.queries, shape.keys)
     torch.testing.assert_close(got, truth(q, k, attention, positions, ids, first, 3), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("path", ["rows", "lists"])
+@pytest.mark.parametrize("path", ["rows", "lists", "in the pass"])
 @settings(max_examples=25)
 @given(case=cases(), chosen=st.sets(st.integers(0, 16), min_size=1))
 def test_some_queries(path, case, chosen):
@@ -110,7 +117,8 @@ def test_some_queries(path, case, chosen):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "SMALL", 2**16 if path == "rows" else -1)
         patch.setattr(within, "TILE", 3)
-        got = summed(q[:, :, rows], k, some, placed(attention, shape, Text(ids), positions))
+        places = placed(attention, shape, Text(ids), positions)
+        got = summed(q[:, :, rows], k, some, places, in_the_pass=path == "in the pass")
     expected = truth(q[:, :, rows], k, some, positions, ids, [0] * shape.batch)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-9)
 
@@ -159,9 +167,9 @@ def test_several_layers_at_once():
     ids, attention = torch.tensor([[1, 2] * 6, [3, 3, 4] * 4]), ts.Attention(mask=ts.causal)
     q, k, _ = tensors(replace(shape, batch=6))
     with pytest.MonkeyPatch.context() as patch:
-        for small in (2**16, -1):
+        for small, in_the_pass in ((2**16, False), (-1, False), (-1, True)):
             patch.setattr(module, "SMALL", small)
-            got = summed(q, k, attention, placed(attention, shape, Text(ids)))
+            got = summed(q, k, attention, placed(attention, shape, Text(ids)), in_the_pass=in_the_pass)
             expected = truth(q, k, attention, range(12), ids.repeat(3, 1), [0] * 6)
             torch.testing.assert_close(got, expected, rtol=0, atol=1e-9)
 

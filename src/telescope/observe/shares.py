@@ -17,7 +17,7 @@ from ..attention.masks import Causal
 from ..attention.numbering import Renumbered
 from ..attention.real import first_key
 from ..attention.values import identity
-from .survey import Summary
+from .survey import Marks, Summary
 from .survey.rows import masked_rows
 from .survey.within import Listing, within
 
@@ -151,6 +151,15 @@ class Places:
         listed = [tensor for listing in (self.listed or {}).values() for tensor in listing.tensors]
         return [self.place, self.first, *listed, *([] if self.ids is None else [self.ids])]
 
+    def marks(self, count: int = 1) -> Marks | None:
+        """What an engine is to tell beside its summary, of as many batches, one behind the other; None where whole rows
+        are looked at."""
+        if self.listed is None or self.across:
+            return None
+        first, place = self.first.repeat(count if len(self.first) > 1 else 1)[:, None], self.place[None]
+        single = torch.stack([it.expand(len(first), len(self.place)) for it in (place, place - 1, first)])
+        return Marks(self.place - FAR, single)
+
     def chosen(self, rows: slice) -> Bool[Tensor, "name #batch row key"]:
         """Which keys are of which habit, for some of the queries."""
         key, place = torch.arange(self.keys, device=self.place.device), self.place[None, rows, None]
@@ -191,10 +200,14 @@ def shares(
                 add(name, part, again if name in ("same", "induction") else some)
     else:
         assert summary.lse is not None
-        again, count = chooses, len(queries) // places.batch
-        listings = [listing.repeated(count) for listing in places.listed.values()]
-        parts = within(queries, keys, attention, summary.lse, listings)
-        for name, found in zip(places.listed, parts, strict=True):
+        again, count, listed = chooses, len(queries) // max(places.batch, 1), dict(places.listed)
+        if summary.single is not None and summary.before is not None:
+            for i, name in enumerate(("itself", "previous", "first")):
+                add(name, summary.single[..., i], chooses)
+            add("far", summary.before, chooses)
+            listed = {name: listing for name, listing in listed.items() if name in ("same", "induction")}
+        parts = within(queries, keys, attention, summary.lse, [it.repeated(count) for it in listed.values()])
+        for name, found in zip(listed, parts, strict=True):
             if name == "near":
                 near, itself, previous = found.share
                 add("itself", itself, chooses)

@@ -176,7 +176,8 @@ class Together:
         size, map = (parts.queries.shape[-2], parts.keys.shape[-2]), None
         if self.map is not None and 0 not in size:
             map = (min(self.map[0], size[0]), min(self.map[1], size[1]))
-        seen = read_off(*parts, attention, top=self.top, lse=lse, map=map)
+        asked = places.marks(len(parts.queries) // max(places.batch, 1)) if parts.queries.device.type == "cpu" else None
+        seen = read_off(*parts, attention, top=self.top, lse=lse, map=map, marks=asked)
         return Found(seen.engine, seen.summary, marks(parts.keys), shares(*parts, attention, seen.summary, places))
 
 

@@ -2,7 +2,7 @@
 
 from .cells import Cells
 from .choose import ENGINES
-from .summary import Summary
+from .summary import Marks, Summary
 from .survey import Survey, read_off, survey
 
-__all__ = ["ENGINES", "Cells", "Summary", "Survey", "read_off", "survey"]
+__all__ = ["ENGINES", "Cells", "Marks", "Summary", "Survey", "read_off", "survey"]

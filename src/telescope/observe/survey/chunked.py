@@ -17,9 +17,10 @@ from .cells import Cells
 from .memory import as_it_fits
 from .ranking import first
 from .scores import Scores
-from .summary import Summary, precision
+from .summary import Marks, Summary, precision
 
 SCORES = {"cpu": 2**21, "cuda": 2**26}  # how many a block holds: on a CPU as many as stay in its last cache
+STRIP = 64  # rows whose marks are read together
 LOW = -1e4  # exp(LOW) is 0, and 0 · LOW is 0, which 0 · -inf is not
 
 
@@ -47,14 +48,22 @@ def summarize(
     lse: Float[Tensor, "batch heads query"] | None,
     top: int,
     cells: Cells | None,
+    marks: Marks | None = None,
 ) -> Summary:
     most = SCORES.get(queries.device.type, SCORES["cuda"])
-    run = partial(_summarize, queries, keys, attention, lse, top, cells)
+    run = partial(_summarize, queries, keys, attention, lse, top, cells, marks)
     return as_it_fits(run, most, keys.shape[-2], queries, keys)
 
 
 def _summarize(
-    queries: Tensor, keys: Tensor, attention: Attention, lse: Tensor | None, top: int, cells: Cells | None, most: int
+    queries: Tensor,
+    keys: Tensor,
+    attention: Attention,
+    lse: Tensor | None,
+    top: int,
+    cells: Cells | None,
+    marks: Marks | None,
+    most: int,
 ) -> Summary:
     (batch, heads, rows, _), columns, device = queries.shape, keys.shape[-2], queries.device
     sink = -torch.inf if attention.sink is None else attention.sink
@@ -68,6 +77,9 @@ def _summarize(
     top_keys = torch.full((batch, heads, rows, top), -1, dtype=torch.int32, device=device)
     pooled = None if cells is None else _empty_map(sink, batch, cells)
 
+    before = single = None
+    if marks is not None:
+        before, single = torch.zeros_like(entropy), sink.new_zeros(batch, heads, rows, len(marks.single))
     scores = Scores(queries, keys, attention)
     for block in blocks(queries, keys, attention, most):
         here, real = block.here, block.columns.stop - block.columns.start
@@ -84,11 +96,13 @@ def _summarize(
         received[block.sequences, block.heads, block.columns] += (read.share.mT @ read.powers)[..., 0, :real]
         if cells is not None and pooled is not None:
             _pool(pooled, read, cells, block)
+        if marks is not None and before is not None and single is not None:
+            _read_marks(before[here], single[here], read, marks, block)
 
     if cells is not None and pooled is not None:
         pooled = cells.averaged(pooled) if cells.how == "share" else pooled.masked_fill(pooled == -torch.inf, 0.0)
     lse = logs if attention.normalize is softmax else None
-    return Summary(lse, received.to(sink.dtype), entropy, top_weights, top_keys, pooled)
+    return Summary(lse, received.to(sink.dtype), entropy, top_weights, top_keys, pooled, before, single)
 
 
 # ------------------------------------------------------------------------------------------------ what a block says
@@ -184,6 +198,30 @@ def _largest(
     where = first(candidates, min(count, candidates.shape[-1]))
     best = candidates.gather(-1, where)
     return best, key.gather(-1, where).masked_fill(best == -torch.inf, -1)
+
+
+def _read_marks(
+    before: Float[Tensor, "batch heads query"],
+    single: Float[Tensor, "batch heads query which"],
+    read: Reading,
+    marks: Marks,
+    block: Block,
+) -> None:
+    start, real = block.columns.start, block.columns.stop - block.columns.start
+    powers, stop = read.powers[..., :real], (marks.before[block.rows] - start).clamp(0, real)
+    for first in range(0, len(stop), STRIP):
+        strip = slice(first, first + STRIP)
+        some, own = powers[:, :, strip], stop[strip]
+        whole, last = int(own.min()), int(own.max())  # up to the one all of these queries count, from the other on none
+        edge = torch.arange(whole, last, device=powers.device) < own[:, None]
+        total = some[..., :whole].sum(-1) + (some[..., whole:last] * edge).sum(-1)
+        before[:, :, strip] += total * read.share[:, :, strip, 0]
+    for i, where in enumerate(marks.single):
+        own = where.expand(len(where) if len(where) > 1 else block.sequences.stop, -1)
+        own = own[block.sequences, block.rows][:, None, :, None] - start
+        there = (own >= 0) & (own < real)
+        found = powers.gather(-1, own.clamp(0, real - 1).expand(*powers.shape[:3], 1)) * read.share * there
+        single[..., i] += found[..., 0]
 
 
 # ------------------------------------------------------------------------------------------------------------- a map

@@ -1,11 +1,20 @@
 """What an engine of `survey` gives back: numbers for each query and each key, none for their pairs."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+
+class Marks(NamedTuple):
+    """Keys of each query whose weight is asked for beside the summary, where an engine has it at hand; -1 is none."""
+
+    before: Int[Tensor, " query"]
+    """The weight of all keys before this one is asked for."""
+    single: Int[Tensor, "which #batch query"]
+    """The weight of this key is asked for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +32,9 @@ class Summary:
     top_keys: Int[Tensor, "batch heads query top"]
     """Their keys, int32, the lower one first where scores are equal; -1 where fewer are seen."""
     map: Float[Tensor, "batch heads rows columns"] | None
+    before: Float[Tensor, "batch heads query"] | None = None
+    """The weights that Marks ask for, from engines that have them at hand."""
+    single: Float[Tensor, "batch heads query which"] | None = None
 
     def of_head(self, i: int) -> "Summary":
         """The same numbers of one head."""

@@ -20,7 +20,7 @@ from .check_lse import check_lse, check_sums
 from .choose import ENGINES, choose
 from .extend import holds, joined
 from .rows import masked_rows
-from .summary import Summary
+from .summary import Marks, Summary
 
 
 class Top(NamedTuple):
@@ -237,11 +237,16 @@ def read_off(
     lse: Float[Tensor, "batch heads query"] | None = None,
     map: tuple[int, int] | None = None,
     engine: str | None = None,
+    marks: Marks | None = None,
 ) -> Survey:
-    """`survey` of what is known to fit, and of an lse that is known to be its own: on a GPU, nobody waits for it."""
+    """`survey` of what is known to fit, and of an lse that is known to be its own: on a GPU, nobody waits for it.
+
+    `marks` are answered by the engine that passes over all weights in turn, and by no other.
+    """
     chosen = choose(queries, keys, attention, top, engine)
     cells = None if map is None else _cells(queries, keys, *_pair(map), "share", None)
-    summary = ENGINES[chosen].summarize(queries, keys, attention, lse, top, cells)
+    also = () if marks is None or chosen != "chunked" else (marks,)
+    summary = ENGINES[chosen].summarize(queries, keys, attention, lse, top, cells, *also)
     return Survey(queries, keys, None, attention, chosen, summary, map, None)
 
 
