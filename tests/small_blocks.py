@@ -20,10 +20,10 @@ SIZES: dict[str, dict[str, Any]] = {  # each module that reads a size, since a s
     "telescope.observe.huggingface.biases": {"ROWS": 3},
     "telescope.observe.shares": {"BLOCK": {"cpu": 60}, "SMALL": 8},
     "telescope.observe.survey.blocks": {"ROWS": 3, "GROUP": 2},
-    "telescope.observe.survey.chunked": {"SCORES": {"cpu": 60}, "GROUP": 2},
+    "telescope.observe.survey.chunked": {"SCORES": {"cpu": 60}, "GROUP": 2, "STRIP": 2},
     "telescope.observe.survey.rows": {"KEYS": 3},
     "telescope.observe.survey.scores": {"GROUP": 2},
-    "telescope.observe.survey.within": {"SCORES": {"cpu": 60}},
+    "telescope.observe.survey.within": {"SCORES": {"cpu": 60}, "TILE": 3},
     "telescope.observe.tiles.learnt": {"ROWS": 3},
     "telescope.observe.tiles.scores": {"ROWS": 3, "BLOCK": 12},
 }

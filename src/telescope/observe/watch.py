@@ -43,9 +43,11 @@ def watch(
     tokenizer what turns ids into text, by its decode; of our models their own
 
     The model computes what it does unwatched, bit by bit, and is as it was when the block is left. What is kept is a
-    copy without gradients. Writing token by token is one call that grows. Other threads are not watched. A layer that
-    several places of a model share is recorded once for each pass through it: its name, then its name.2, its name.3.
-    Attentions that go past what can be watched are named in a warning.
+    copy without gradients. Padding asks nothing: what is received, and heads, are those of the sentence alone, and its
+    rows are empty, entropy 0 and top key -1; only trace() shows them as they ran. Writing token by token is one call
+    that grows. Other threads are not watched. A layer that several places of a model share is recorded once for each
+    pass through it: its name, then its name.2, its name.3. Attentions that go past what can be watched are named in a
+    warning.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"watch takes a model, a torch.nn.Module, not {type(model).__name__}")

@@ -209,8 +209,8 @@ def _read_marks(
 ) -> None:
     start, real = block.columns.start, block.columns.stop - block.columns.start
     powers, stop = read.powers[..., :real], (marks.before[block.rows] - start).clamp(0, real)
-    for first in range(0, len(stop), STRIP):
-        strip = slice(first, first + STRIP)
+    for row in range(0, len(stop), STRIP):
+        strip = slice(row, row + STRIP)
         some, own = powers[:, :, strip], stop[strip]
         whole, last = int(own.min()), int(own.max())  # up to the one all of these queries count, from the other on none
         edge = torch.arange(whole, last, device=powers.device) < own[:, None]
