@@ -29,6 +29,7 @@ SIZES: dict[str, dict[str, Any]] = {  # each module that reads a size, since a s
 }
 OTHERS = {  # sizes by these names that are not shrunk here, and why
     "telescope.decoding.top": "tests/properties/test_decoding.py crosses it: 64 words of a vocabulary",
+    "telescope.engines.tables": "FEW is how many numbers make a tensor worth comparing, and nothing is cut by it",
     "telescope.models.loss_kernel": "tests/agreement/test_loss.py shrinks its BLOCK; a program reads one row of logits",
     "telescope.observe.html": "rows of a page",
     "telescope.observe.survey.check_lse": "how many rows are looked at, not how many at a time",

@@ -10,6 +10,8 @@ import telescope as ts
 from strategies import Shape, assert_near, gradients, learnable, normal, tensors
 from telescope.engines import reference, sdpa, tables
 
+pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # torch 2.11's profiler, of itself
+
 HEADS = 4
 
 

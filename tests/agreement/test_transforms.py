@@ -205,6 +205,9 @@ def drawn(batch, n, seed=0):
     return *tensors(Shape(batch, 4, 2, n, n, 4, 3), seed), lengths, normal(batch, n, seed=seed) < 0.5
 
 
+@pytest.mark.skipif(
+    torch.__version__ < "2.12", reason="torch 2.11 takes the layout of a broadcast mask for a constraint on its length"
+)
 def test_an_export_leaves_batch_and_length_open(unchecked):
     batch, n = Dim("batch", min=2, max=4096), Dim("n", min=2, max=100_000)
     rows = {0: batch, 2: n}

@@ -276,7 +276,8 @@ def test_memory_grows_with_n(family):
         sums = sum(watched.call.parts["shares"].nbytes for watched in recording.values())  # whatever the length
         assert sums <= 2 * 4 * 8 * 8
         sizes.append(recording.nbytes - sums)
-    assert sizes == [sizes[0], 2 * sizes[0], 4 * sizes[0]]
+    assert sizes[2] - sizes[1] == 2 * (sizes[1] - sizes[0])
+    assert sizes[1] > 1.99 * sizes[0]  # a few bytes are the definition's, whatever the length
 
 
 # ------------------------------------------------------------------------------------------------------- what is chosen

@@ -49,12 +49,12 @@ def cannot(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, 
         return f"it has no {str(queries.dtype).removeprefix('torch.')}"
     if 0 in (*queries.shape, *keys.shape, values.shape[-1]):
         return "there is nothing to compute"
+    if queries.device.type not in LACKING:
+        return f"it does not know {queries.device.type} devices"
     if not torch.compiler.is_compiling() and not has_numbers(queries):
         return "without numbers it has nothing to compile for"
     if torch.compiler.is_exporting():
         return "torch.export cannot hold a kernel that is compiled for one size"
-    if queries.device.type not in LACKING:
-        return f"it does not know {queries.device.type} devices"
     elsewhere = next((tensor.device for tensor in tensors(attention) if tensor.device != queries.device), None)
     if elsewhere is not None and torch.compiler.is_compiling():
         return f"inside torch.compile it cannot move what is on {elsewhere}; attention.to({str(queries.device)!r}) can"

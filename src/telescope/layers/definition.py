@@ -60,20 +60,21 @@ class Definition(nn.Module):
 class Defined(nn.Module):
     """The base of layers that hold a definition, `attention`."""
 
+    definition: Definition | Attention
+    """The definition itself, or the module that holds its tensors, where it has any."""
+
     @property
     def attention(self) -> Attention:
-        held = cast(Definition | None, self._modules.get("definition"))
-        return cast(Attention, self.__dict__["attention"]) if held is None else held.attention
+        held = self.definition
+        return held.attention if isinstance(held, Definition) else held
 
     @attention.setter
     def attention(self, attention: Attention) -> None:
         """A definition without tensors is kept as it is, so that a layer has no part that it does not need."""
         self._modules.pop("definition", None)
-        self.__dict__.pop("attention", None)
-        if any(isinstance(leaf, Tensor | nn.Module) for _, leaf in named_leaves(attention)):
-            self.definition = Definition(attention)
-        else:
-            self.__dict__["attention"] = attention
+        self.__dict__.pop("definition", None)
+        has_tensors = any(isinstance(leaf, Tensor | nn.Module) for _, leaf in named_leaves(attention))
+        self.definition = Definition(attention) if has_tensors else attention
 
 
 def _must_not_be_forgotten(name: str, tensor: Tensor) -> None:
