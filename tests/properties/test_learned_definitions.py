@@ -126,7 +126,7 @@ def test_the_definition_may_be_changed_afterwards():
     layer.attention = ts.Attention(mask=ts.causal)
     assert {name for name, _ in layer.named_parameters()} == usual
     assert layer.attention == ts.Attention(mask=ts.causal)
-    assert not hasattr(layer, "definition")
+    assert "definition" not in dict(layer.named_children())
     layer.attention = definition()
     assert "definition.bias_table" in layer.state_dict()
 
