@@ -89,7 +89,7 @@ def test_a_batch_has_the_numbers_of_its_sentences():
 
 
 def test_padding_of_masks_that_others_made():
-    """Tokens that nobody sees are padding, if all others see themselves."""
+    """Tokens that nobody sees are padding, if all others see themselves and the heads see the same."""
     size = {"batch": 2, "heads": 1, "size": (5, 5), "device": torch.device("cpu")}
     keep = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     square, strict = keep[:, None, None].expand(2, 1, 5, 5), torch.ones(5, 5).tril(-1).bool()
@@ -103,6 +103,9 @@ def test_padding_of_masks_that_others_made():
     assert padding_in(ts.Attention(bias=hidden), **size) == expected
     assert padding_in(ts.Attention(bias=ts.from_additive(torch.zeros(2, 1, 5, 5))), **size) is None
     assert padding_in(ts.Attention(mask=ts.causal & ts.padding([5, 3])), **size) == ts.padding([5, 3])
+    of_one_head = square.repeat(1, 2, 1, 1)
+    of_one_head[:, 0] |= torch.ones(5, 5).tril().bool()
+    assert padding_in(ts.Attention(mask=ts.from_tensor(of_one_head)), **size | {"heads": 2}) is None
 
 
 def test_padding_queries_see_nothing():

@@ -117,12 +117,10 @@ def test_keywords(family, implementation, monkeypatch):
         with ts.watch(model, keep=keep) as recordings[keep]:
             assert torch.equal(model(**inputs)[0], expected)
     assert set(truth) == set(recordings["steps"].names)
-    if family == "Doge":
-        pytest.xfail("Doge hides keys by a table of its own, from which padding queries are not told as its rows are")
     for name, weights in truth.items():
         for recording in recordings.values():
             for call, matrix in zip(recording[name].calls, weights, strict=True):
-                if "attention_mask" in inputs:  # padding asks nothing
+                if "attention_mask" in inputs and family != "Doge":  # padding asks nothing, where heads see the same
                     matrix = matrix * inputs["attention_mask"][:, None, :, None]
                 assert_close(call.survey().received, matrix.sum(-2), **CLOSE)
                 assert_close(call.survey().entropy, -torch.xlogy(matrix, matrix).sum(-1), **CLOSE)

@@ -41,25 +41,22 @@ class Pairs:
 
         torch.export has sizes that are not known yet; those are numbers, since a range would fix them.
         """
-        queries, keys = of
-        ahead = keys - queries
-        if torch.compiler.is_compiling() or not all(
-            isinstance(it, int | range) for it in (batch, heads, rows, columns)
-        ):
+        known = all(isinstance(some, int | range) for some in (batch, heads, rows, columns))
+        if torch.compiler.is_compiling() or not known:
             row = _indices(rows, 2, device)
             return cls(
                 batch=_indices(batch, 0, device),
                 head=_indices(heads, 1, device),
                 row=row,
-                query=row + ahead,
+                query=row + (of[1] - of[0]),
                 key=_indices(columns, 3, device),
             )
-        ranges = {"batch": batch, "head": heads, "row": rows, "key": columns}
-        known = {axis: range(some) if isinstance(some, int) else some for axis, some in ranges.items()}
-        known["query"] = range(known["row"].start + ahead, known["row"].stop + ahead, known["row"].step)
-        make = _indices if device is None or device.type != "cpu" or traced() else _remembered_indices
-        at = cls(*(make(known[axis], PLACES[axis], device) for axis in ("batch", "head", "row", "query", "key")))
-        at.ranges.update(known)
+        if device is None or device.type != "cpu" or max(of) > REMEMBERED or traced():
+            return _block(rows, columns, of[1] - of[0], batch, heads, device)
+        at, versions = _remembered(rows, columns, of[1] - of[0], batch, heads)
+        if (at.batch._version, at.head._version, at.row._version, at.query._version, at.key._version) != versions:
+            _remembered.cache_clear()
+            at, _ = _remembered(rows, columns, of[1] - of[0], batch, heads)
         return at
 
     @classmethod
@@ -76,6 +73,8 @@ class Pairs:
         table = table.to(self.key.device)
         if not self.ranges:
             return pick(table, *(getattr(self, axis) for axis in axes))
+        if len(axes) == 4 and all(self.ranges.get(axis) == range(n) for axis, n in zip(axes, table.shape, strict=True)):
+            return table  # all of it
         slices: list[slice | None] = [None] * 4
         for axis, size in zip(axes, table.shape, strict=True):
             some = self.ranges.get(axis) if size != 1 else range(1)
@@ -87,7 +86,7 @@ class Pairs:
 
 PLACES = {"batch": 0, "head": 1, "row": 2, "query": 2, "key": 3}  # of the axes, in a block
 SHAPES = tuple(tuple(-1 if axis == place else 1 for axis in range(4)) for place in range(4))
-REMEMBERED = 2**14  # numbers of an index that is remembered, at most; 64 of these take 8 MiB
+REMEMBERED = 2**14  # queries and keys of a matrix whose blocks are remembered, at most; 64 of these take 24 MiB
 
 
 def _indices(some: int | range, place: int, device: torch.device | None) -> Int[Tensor, "..."]:
@@ -97,22 +96,30 @@ def _indices(some: int | range, place: int, device: torch.device | None) -> Int[
     return torch.arange(some, device=device).view(SHAPES[place])
 
 
-def _remembered_indices(some: range, place: int, device: torch.device | None) -> Int[Tensor, "..."]:
-    """As `_indices`, on a CPU. Every layer asks for the same few: they are remembered until somebody writes to them."""
-    if len(some) > REMEMBERED:
-        return _indices(some, place, device)
-    indices, version = _remembered(some, place)
-    if indices._version != version:
-        _remembered.cache_clear()
-        indices, _ = _remembered(some, place)
-    return indices
+def _block(
+    rows: int | range,
+    columns: int | range,
+    ahead: int,
+    batch: int | range,
+    heads: int | range,
+    device: torch.device | None,
+) -> Pairs:
+    given = {"batch": batch, "head": heads, "row": rows, "key": columns}
+    known = {axis: range(some) if isinstance(some, int) else some for axis, some in given.items()}
+    known["query"] = range(known["row"].start + ahead, known["row"].stop + ahead, known["row"].step)
+    at = Pairs(*(_indices(known[axis], PLACES[axis], device) for axis in ("batch", "head", "row", "query", "key")))
+    at.ranges.update(known)
+    return at
 
 
 @lru_cache(maxsize=64)
-def _remembered(some: range, place: int) -> tuple[Tensor, int]:
+def _remembered(
+    rows: int | range, columns: int | range, ahead: int, batch: int | range, heads: int | range
+) -> tuple[Pairs, tuple[int, ...]]:
+    """As `_block`, on a CPU. Every layer asks for the same few: they are remembered until somebody writes to them."""
     with torch.inference_mode(False):  # an inference tensor could not be saved for a gradient later
-        indices = _indices(some, place, torch.device("cpu"))
-    return indices, indices._version
+        at = _block(rows, columns, ahead, batch, heads, torch.device("cpu"))
+    return at, (at.batch._version, at.head._version, at.row._version, at.query._version, at.key._version)
 
 
 def traced() -> bool:

@@ -50,7 +50,8 @@ def padding_in(
     nothing is padding.
 
     Padding is what a mask made by `padding` hides; of a mask or bias given as a tensor or a function, a token that
-    nobody may see, not even itself, if every other token sees itself.
+    nobody may see, not even itself, if every other token sees itself and the heads agree about all of it: a rule of
+    each head's own hides keys for other reasons, and then all queries count.
     """
     bias, parts = attention.bias, _parts(attention.mask)
     known = [part for part in parts if isinstance(_inner(part), Lengths | Left | Keep)]
@@ -112,7 +113,9 @@ def _unseen(
     for row in range(0, queries, ROWS):
         rows = range(row, min(row + ROWS, queries))
         block = sees(Pairs.block(rows, columns, of=size, batch=batch, heads=heads, device=device))
-        seen |= block.expand(*block.shape[:3], queries).any(1).any(1)
+        if bool((block != block[:, :1]).any()):
+            return None
+        seen |= block.expand(*block.shape[:3], queries)[:, 0].any(1)
     if bool((seen & ~itself).any()):
         return None  # a rule under which tokens look at others and not at themselves says nothing about padding
     keep = torch.ones(batch, keys, dtype=torch.bool, device=device)

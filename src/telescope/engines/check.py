@@ -33,16 +33,14 @@ def _check(given: dict[str, Tensor], attention: Attention) -> None:
     if not isinstance(attention, Attention):
         raise TypeError(f"attention is a ts.Attention, not {type(attention).__name__}; the plain one is ts.Attention()")
     queries, keys = given["queries"], given["keys"]
-    for name, tensor in given.items():
-        if not isinstance(tensor, Tensor) or tensor.ndim != 4 or not tensor.is_floating_point():
+    values = given.get("values", keys)
+    if not _fit(queries, keys, values):
+        for name, tensor in given.items():
             _one(name, tensor)
-    for name, tensor in given.items():
-        if tensor is not queries:
+        for name, tensor in given.items():
             _alike(name, tensor, queries)
-
     batch, heads, rows, d_q = queries.shape
     key_heads, columns, d_k = keys.shape[1:]
-    values = given.get("values", keys)
     if values.shape[1:3] != keys.shape[1:3]:
         raise ValueError(f"values {_shape(values)} must have as many heads and positions as keys {_shape(keys)}")
     if key_heads != heads and (key_heads == 0 or heads % key_heads):
@@ -50,6 +48,20 @@ def _check(given: dict[str, Tensor], attention: Attention) -> None:
             f"{heads} query heads cannot share {key_heads} key heads evenly; their number must divide {heads}"
         )
     attention.check(batch=batch, heads=heads, queries=rows, keys=columns, d_q=d_q, d_k=d_k)
+
+
+def _fit(queries: Any, keys: Any, values: Any) -> bool:
+    """Whether these are tensors of one kind. If not, somebody has to find out why; every call asks this first."""
+    return (
+        isinstance(queries, Tensor)
+        and isinstance(keys, Tensor)
+        and isinstance(values, Tensor)
+        and queries.ndim == keys.ndim == values.ndim == 4
+        and queries.dtype == keys.dtype == values.dtype
+        and queries.is_floating_point()
+        and queries.device == keys.device == values.device
+        and queries.shape[0] == keys.shape[0] == values.shape[0]
+    )
 
 
 def _one(name: str, tensor: Any) -> None:

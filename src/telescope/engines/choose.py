@@ -102,6 +102,8 @@ def _choose(
     """The engine, and what kept faster ones from running."""
     if engine is not None and engine not in ENGINES:
         raise ValueError(f'there is no engine "{engine}"; {hint(engine, ENGINES)}')
+    if engine is None and sdpa.cannot(queries, keys, values, attention, dropout) is None:
+        return "sdpa", []
     last = _exact(queries, keys)
     names = [engine] if engine else ["sdpa", last] if last == "reference" else ["sdpa", "flex", last]
     obstacles = []

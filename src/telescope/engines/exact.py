@@ -17,13 +17,14 @@ def precise(tensor: Tensor) -> Tensor:
 
 def broken(*tensors: Tensor) -> bool:
     """Whether there may be a NaN or an infinity to look after; never where there are no numbers to look at."""
-    return all(map(has_numbers, tensors)) and not all(isfinite(total(tensor.detach())) for tensor in tensors)
+    return all(map(has_numbers, tensors)) and any(not isfinite(total(tensor)) for tensor in tensors)
 
 
 def total(tensor: Tensor) -> float:
     """Return the sum of all numbers, in which one NaN or infinity shows, several times faster than by isfinite. Halves
     are summed in float32; finite numbers whose sum is infinite are taken for suspects too."""
-    return tensor.sum(dtype=torch.float32 if tensor.element_size() < 4 else tensor.dtype).item()
+    tensor = tensor.detach() if tensor.requires_grad else tensor
+    return (tensor.sum(dtype=torch.float32) if tensor.element_size() < 4 else tensor.sum()).item()
 
 
 def share_heads(
