@@ -6,11 +6,14 @@ import threading
 import time
 from urllib.parse import urlencode, urlsplit
 
-import uvicorn
+import pytest
 
-from telescope.explorer.api import Api
-from telescope.explorer.app import app
-from telescope.explorer.guard import Guard
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+pytest.importorskip("starlette", reason="the serve extra is not installed")
+uvicorn = pytest.importorskip("uvicorn", reason="the serve extra is not installed")
+from telescope.explorer.api import Api  # noqa: E402
+from telescope.explorer.app import app  # noqa: E402
+from telescope.explorer.guard import Guard  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 SCREENS = ("walk", "heads", "geometry", "alignment", "map")

@@ -13,6 +13,9 @@ import pytest
 import writers
 from exploring import recorded
 
+pytest.importorskip("starlette", reason="the serve extra is not installed")
+pytest.importorskip("uvicorn", reason="the serve extra is not installed")
+
 
 @pytest.fixture
 def bench(monkeypatch):

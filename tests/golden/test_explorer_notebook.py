@@ -3,6 +3,7 @@
 import json
 import re
 from html import unescape
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ import writers
 from exploring import HOSTILE, api, got, read, recorded
 from telescope.explorer import notebook, show
 
+needs_anywidget = pytest.mark.skipif(find_spec("anywidget") is None, reason="the notebook extra is not installed")
+
 
 def asked(widget, monkeypatch, **message):
     sent = []
@@ -20,6 +23,7 @@ def asked(widget, monkeypatch, **message):
     return sent
 
 
+@needs_anywidget
 def test_a_cell_is_answered_as_a_browser_is(monkeypatch):
     widget = show(writers.learnt(), writers.NOTES)
     start = json.loads(widget.start)
@@ -49,6 +53,7 @@ def test_a_cell_is_answered_as_a_browser_is(monkeypatch):
     assert asked(widget, monkeypatch, nothing=1) == []
 
 
+@needs_anywidget
 def test_what_a_notebook_without_a_kernel_has_of_it():
     """The widget, and in words what it would be: that is all that an export to HTML shows, and says how to get more."""
     bundle, *_ = show(writers.learnt(), writers.NOTES)._repr_mimebundle_()
@@ -56,6 +61,7 @@ def test_what_a_notebook_without_a_kernel_has_of_it():
     assert bundle["text/plain"].startswith(f"Telescope: {writers.NOTES}. Run this cell")
 
 
+@needs_anywidget
 def test_many_cells_do_not_know_of_each_other(monkeypatch):
     cells = [show(recorded(n)) for n in (5, 9)]
     sizes = []
@@ -65,6 +71,7 @@ def test_many_cells_do_not_know_of_each_other(monkeypatch):
     assert sizes == [5, 9]
 
 
+@needs_anywidget
 def test_a_recording_that_was_saved(tmp_path, monkeypatch):
     recorded(5).save(tmp_path / "five.telescope")
     widget = show(tmp_path / "five.telescope", screen="map")
@@ -101,6 +108,7 @@ def test_what_cannot_be_shown(what, part):
         what()
 
 
+@needs_anywidget
 def test_a_recording_that_still_grows(monkeypatch):
     model = writers.gpt()
     with ts.watch(model, keep="steps") as recording, torch.no_grad():
