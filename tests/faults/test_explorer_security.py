@@ -10,13 +10,13 @@ import writers
 from exploring import HOSTILE, SENTENCES, api, got, read, recorded, serving
 from telescope.explorer.api import Api
 from telescope.explorer.export import page, safe
-from telescope.explorer.guard import LARGEST, Guard
 from telescope.explorer.library import Library
 from telescope.explorer.pages import files
 
 pytest.importorskip("httpx2", reason="starlette's test client needs httpx2, which is not installed")
 TestClient = pytest.importorskip("starlette.testclient", reason="the serve extra is not installed").TestClient
 from telescope.explorer.app import app  # noqa: E402
+from telescope.explorer.guard import LARGEST, Guard  # noqa: E402
 
 TOKEN, PORT = "a-secret-of-24-bytes", 8123
 HOST = f"127.0.0.1:{PORT}"
