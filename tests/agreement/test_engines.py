@@ -183,7 +183,7 @@ def test_chunked_agrees_on_everything():
     ran = Counter()
 
     @given(st.data())
-    @settings(max_examples=600)
+    @settings(max_examples=300)
     def compare(data):
         shape = data.draw(shapes())
         attention = data.draw(definitions(shape))
@@ -199,7 +199,7 @@ def test_chunked_agrees_on_everything():
         ran["grouped heads"] += shape.heads != shape.key_heads
 
     compare()
-    assert min(ran.values()) >= 40, ran
+    assert min(ran.values()) >= 20, ran
 
 
 @given(st.data())

@@ -1,5 +1,7 @@
 """Where torch's own attention works, ours does too: torch.func, torch.export with sizes left open, FakeTensorMode."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -246,3 +248,13 @@ def test_layers_and_models_export(name, unchecked):
     for size in ((2, 5), (4, 3), (3, 40)):
         other = [some.flatten(0, 2)[torch.arange(size[0] * size[1]).view(size) * 7 % 30] for some in inputs]
         assert_near(exported(*other), layer(*other))
+
+
+def test_a_definition_is_made_inside_a_compiled_function(unchecked):
+    def attend(q, k, v):
+        attention = ts.Attention(mask=ts.causal)
+        return ts.attend(q, k, v, attention) + ts.attend(q, k, v, replace(attention, scale=0.5))
+
+    inputs = tensors(SHAPE)
+    torch._dynamo.reset()
+    assert_near(torch.compile(attend, backend="eager", fullgraph=True)(*inputs), attend(*inputs))

@@ -1,7 +1,7 @@
 """What an attention is: one frozen value, read in the order in which it is computed."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import inf, isfinite, isnan, sqrt
 from typing import Any
@@ -32,13 +32,14 @@ class Attention(Value):
     mask      who may see whom; see masks
     """
 
-    score: Score = dot
+    # Factories: torch.compile of torch 2.11 cannot build a dataclass whose default values are objects.
+    score: Score = field(default_factory=lambda: dot)
     scale: float | None = None
     bias: Bias | Callable[[Tensor, Tensor], Tensor] | None = None
     softcap: float | None = None
     sink: float | Float[Tensor, "*heads"] | None = None
-    mask: Mask = everyone
-    normalize: Normalizer = softmax
+    mask: Mask = field(default_factory=lambda: everyone)
+    normalize: Normalizer = field(default_factory=lambda: softmax)
 
     def __post_init__(self) -> None:
         if not isinstance(self.score, Score):
