@@ -7,8 +7,6 @@ shift
 log=$(mktemp) || exit 1
 ticker=
 trap '[ -z "$ticker" ] || kill "$ticker" 2>/dev/null; rm -f "$log"' EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM
 
 count() { # in steps of $1 seconds; sleep must not hold on to our output when its shell is killed
     passed=0
@@ -26,6 +24,8 @@ else
     count 30 '%s: %s s so far\n' &
 fi
 ticker=$!
+trap 'exit 130' INT # after the ticker was forked: a shell that has yet to reset our traps could lose its TERM
+trap 'exit 143' TERM
 "$@" >"$log" 2>&1
 code=$?
 kill "$ticker" 2>/dev/null

@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy as theirs
 from torch.nn.functional import linear
 from torch.testing import assert_close
 
+from kernels import need_triton
 from telescope.models import loss as module
 from telescope.models.loss import cross_entropy
 
@@ -191,7 +192,7 @@ def test_a_head_learns_by_it():
 @pytest.mark.parametrize("ignore", [-100, 2])
 def test_the_kernel_differentiates_in_place(bias, smoothing, ignore, monkeypatch):
     """By triton's interpreter, where there is no GPU: rows wider than the vocabulary, in several blocks."""
-    pytest.importorskip("triton")
+    need_triton()
     from telescope.models import loss_kernel
 
     words, width, place = 150, 192, "cuda" if torch.cuda.is_available() else "cpu"
@@ -215,7 +216,7 @@ def test_the_kernel_differentiates_in_place(bias, smoothing, ignore, monkeypatch
 
 @pytest.mark.usefixtures("unchecked")
 def test_the_kernel_is_part_of_a_compiled_step(monkeypatch):
-    pytest.importorskip("triton")
+    need_triton()
     torch._dynamo.reset()
     given, targets = made(torch.float32, bias=False)
     truth = expected(given, targets)

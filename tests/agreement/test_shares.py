@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import telescope as ts
+from kernels import need_triton
 from strategies import Shape, composite, definitions, normal, seeds, shapes, tensors
 from telescope.attention import Pairs
 from telescope.attention.queries import of_queries
@@ -146,7 +147,7 @@ ATTENTIONS = {
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs it on the GPU")
 @pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=ATTENTIONS)
 def test_the_kernel_agrees(attention, monkeypatch):
-    pytest.importorskip("triton")
+    need_triton()
     monkeypatch.setattr(module, "SMALL", -1)
     monkeypatch.setattr(module, "FAR", 9)
     for one in (launch, engine):

@@ -4,12 +4,13 @@ import pytest
 import torch
 
 import telescope as ts
+from kernels import need_triton
 from strategies import Shape, assert_near, normal, tensors
 from telescope.observe.survey import launch, reference
 from telescope.observe.survey import triton as engine
 from telescope.observe.survey.cells import grid, segments
 
-pytest.importorskip("triton")
+need_triton()
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them on the GPU")
 
 

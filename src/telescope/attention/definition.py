@@ -178,8 +178,9 @@ class Attention(Value):
         return self.formula() + ("" if self.mask == everyone else f", mask = {self.mask!r}")
 
     def __repr__(self) -> str:
-        given = ((field.name, getattr(self, field.name)) for field in fields(self) if _differs(self, field))
-        return f"Attention({', '.join(f'{name}={_show(value)}' for name, value in given)})"
+        usual = Attention()
+        names = [it.name for it in fields(self) if _differ(getattr(self, it.name), getattr(usual, it.name))]
+        return f"Attention({', '.join(f'{name}={_show(getattr(self, name))}' for name in names)})"
 
 
 def _times(scale: float | None, d_k: int | str) -> str:
@@ -193,8 +194,7 @@ def _times(scale: float | None, d_k: int | str) -> str:
     return f" / √{round(square)}" if known else f" · {scale:g}"
 
 
-def _differs(attention: Attention, field: Any) -> bool:
-    value, usual = getattr(attention, field.name), field.default
+def _differ(value: Any, usual: Any) -> bool:
     return value is not usual and (isinstance(value, Tensor) or value != usual)
 
 

@@ -155,7 +155,8 @@ def meant(said: Any, tensors: dict[str, Tensor], where: str, depth: int = 0) -> 
                     raise LoadError(f'{where}: {name} has no field "{part}"; {hint(part, kinds)}')
                 if not _is(value, kinds[part]):
                     raise LoadError(f'{where}: field "{part}" of {name} is {_short(value)}, which is of another type')
-            lacking = [field.name for field in fields(kind) if field.default is MISSING and field.name not in given]
+            needed = (it.name for it in fields(kind) if it.default is MISSING and it.default_factory is MISSING)
+            lacking = [part for part in needed if part not in given]
             if lacking:
                 raise LoadError(f'{where}: {name} lacks its field "{lacking[0]}"')
             try:
