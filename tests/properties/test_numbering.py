@@ -277,7 +277,6 @@ def test_a_step_works_out_its_mask_once_for_all_layers(monkeypatch):
     assert len(asked) == 2
 
 
-@pytest.mark.skipif(torch.__version__ < "2.12", reason="torch 2.11 compiles no call of a dataclass that it made itself")
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("kind", PARTS)
 def test_inside_torch_compile(kind):

@@ -40,7 +40,7 @@ class SomeHeads(Numbering):
 
     alike = (Everyone, Causal, Window, Prefix, Lengths, Left, Keep, Documents, OfPositions)
 
-    def __call__(self, at: Pairs) -> Pairs:
+    def in_whole(self, at: Pairs) -> Pairs:
         return replace(at, head=pick(self.which, at.head))
 
     def whole(self, **size: int) -> dict[str, int]:

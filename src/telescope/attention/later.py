@@ -33,7 +33,7 @@ class LaterKeys(Numbering):
 
     alike = (Everyone, Causal, Window, Alibi, Relative)  # of the distance alone
 
-    def __call__(self, at: Pairs) -> Pairs:
+    def in_whole(self, at: Pairs) -> Pairs:
         return replace(at, query=at.query + self.gone, key=at.key + self.gone)
 
     def whole(self, **size: int) -> dict[str, int]:

@@ -23,7 +23,7 @@ class Numbering(Value, ABC):
     """The masks and biases that say the same at both numbers. They stay, so that an engine still finds `causal`."""
 
     @abstractmethod
-    def __call__(self, at: Pairs) -> Pairs:
+    def in_whole(self, at: Pairs) -> Pairs:
         """The same pairs, as they are numbered in the whole."""
 
     def whole(self, **size: int) -> dict[str, int]:
@@ -58,11 +58,11 @@ class Renumbered(Mask):
     numbering: Numbering
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
-        return self.mask.sees(self.numbering(at))
+        return self.mask.sees(self.numbering.in_whole(at))
 
     def spans(self, at: Pairs, keys: int) -> Spans:
         of = self.numbering.whole(keys=keys)["keys"]
-        spans, gone = self.mask.spans(self.numbering(at), of), of - keys
+        spans, gone = self.mask.spans(self.numbering.in_whole(at), of), of - keys
         return Spans.between(spans.start - gone, spans.stop - gone, keys, whole=spans.whole)
 
     def check(self, **size: int) -> None:
@@ -84,10 +84,10 @@ class RenumberedBias(Bias):
     numbering: Numbering
 
     def __call__(self, at: Pairs) -> Float[Tensor, "#batch #head #query #key"]:
-        return self.bias(self.numbering(at))
+        return self.bias(self.numbering.in_whole(at))
 
     def added(self, at: Pairs, dtype: torch.dtype) -> Float[Tensor, "#batch #head #query #key"]:
-        return self.bias.added(self.numbering(at), dtype)
+        return self.bias.added(self.numbering.in_whole(at), dtype)
 
     def check(self, **size: int) -> None:
         self.bias.check(**self.numbering.whole(**size))

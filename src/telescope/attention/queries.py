@@ -25,7 +25,7 @@ class SomeQueries(Numbering):
     which: Int[Tensor, " some"]
     of: Size
 
-    def __call__(self, at: Pairs) -> Pairs:
+    def in_whole(self, at: Pairs) -> Pairs:
         row = pick(self.which, at.row)
         return replace(at, row=row, query=row + (self.of[1] - self.of[0]))
 

@@ -25,7 +25,7 @@ class SomeSequences(Numbering):
 
     alike = (Everyone, Causal, Window, Prefix, OfPositions, Alibi, Relative)
 
-    def __call__(self, at: Pairs) -> Pairs:
+    def in_whole(self, at: Pairs) -> Pairs:
         return replace(at, batch=pick(self.which, at.batch))
 
     def whole(self, **size: int) -> dict[str, int]:

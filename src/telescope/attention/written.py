@@ -30,7 +30,7 @@ class BeforeRoom(Numbering):
     def length(self) -> Int[Tensor, ""]:
         return self.keys - self.behind
 
-    def __call__(self, at: Pairs) -> Pairs:
+    def in_whole(self, at: Pairs) -> Pairs:
         return replace(at, query=at.query - self.behind)
 
     def mask(self, mask: Mask) -> Mask:
