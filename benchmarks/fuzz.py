@@ -468,15 +468,15 @@ def _compare_maps(it: Checked, seen: ts.Survey, engine: str, line: str, dice: ra
 
 
 def _pooled(weights: Tensor, of_queries: Tensor, of_keys: Tensor, how: str) -> Tensor:
+    """The mean over the queries of a cell of the sum over its keys; with "max" the largest weight of the cell."""
     of_queries, of_keys = of_queries.to(weights.device), of_keys.to(weights.device)
-    rows, columns = int(of_queries.max()) + 1, int(of_keys.max()) + 1
-    down = torch.nn.functional.one_hot(of_queries, rows).to(weights.dtype)
-    across = torch.nn.functional.one_hot(of_keys, columns).to(weights.dtype)
-    if how == "share":
-        return torch.einsum("bhij,ir,jc->bhrc", weights, down, across) / down.sum(0).clamp(min=1.0)[:, None]
-    members = (down[:, None, :, None] * across[None, :, None, :]) > 0
-    spread = weights[..., None, None].masked_fill(~members, -torch.inf)
-    return spread.amax((2, 3)).masked_fill(~members.any(0).any(0), 0.0)
+    cells = weights.new_zeros(*weights.shape[:2], int(of_queries.max()) + 1, int(of_keys.max()) + 1)
+    across = weights.new_zeros(*weights.shape[:3], cells.shape[3])
+    if how == "max":  # of cells without a gap: every one has a weight
+        across = across.index_reduce(3, of_keys, weights, "amax", include_self=False)
+        return cells.index_reduce(2, of_queries, across, "amax", include_self=False)
+    sums = cells.index_add(2, of_queries, across.index_add(3, of_keys, weights))
+    return sums / of_queries.bincount().clamp(min=1)[:, None]
 
 
 def _compare_extended(it: Checked, seen: ts.Survey, engine: str) -> None:
