@@ -473,8 +473,8 @@ def _pooled(weights: Tensor, of_queries: Tensor, of_keys: Tensor, how: str) -> T
     cells = weights.new_zeros(*weights.shape[:2], int(of_queries.max()) + 1, int(of_keys.max()) + 1)
     across = weights.new_zeros(*weights.shape[:3], cells.shape[3])
     if how == "max":  # of cells without a gap: every one has a weight
-        across = across.index_reduce(3, of_keys, weights, "amax", include_self=False)
-        return cells.index_reduce(2, of_queries, across, "amax", include_self=False)
+        across = across.scatter_reduce(3, of_keys.expand_as(weights), weights, "amax", include_self=False)
+        return cells.scatter_reduce(2, of_queries[:, None].expand_as(across), across, "amax", include_self=False)
     sums = cells.index_add(2, of_queries, across.index_add(3, of_keys, weights))
     return sums / of_queries.bincount().clamp(min=1)[:, None]
 
