@@ -22,7 +22,7 @@ class Mask(Value):
     """Who may see whom. A new mask says `sees`, and `check` where it only fits some sizes; the rest follows."""
 
     given: ClassVar[bool] = False
-    """Whether somebody else made it, as a tensor or a function: it may then hide padding beside anything else."""
+    """Whether the mask was given as a tensor or a function, which may hide padding among other things."""
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
         raise TypeError(f"{type(self).__name__} does not say who sees whom: it needs a method sees(self, at)")

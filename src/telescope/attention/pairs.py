@@ -116,7 +116,7 @@ def _block(
 def _remembered(
     rows: int | range, columns: int | range, ahead: int, batch: int | range, heads: int | range
 ) -> tuple[Pairs, tuple[int, ...]]:
-    """As `_block`, on a CPU. Every layer asks for the same few: they are remembered until somebody writes to them."""
+    """Return `_block` on the CPU, cached, with the version counters that tell whether a tensor was written to since."""
     with torch.inference_mode(False):  # an inference tensor could not be saved for a gradient later
         at = _block(rows, columns, ahead, batch, heads, torch.device("cpu"))
     return at, (at.batch._version, at.head._version, at.row._version, at.query._version, at.key._version)

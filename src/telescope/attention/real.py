@@ -1,4 +1,4 @@
-"""Padding as queries: a sequence that is filled up with padding asks from there too, and nobody wants to know what."""
+"""Leave padding queries out: the rows of padding positions, which mean nothing, are hidden from every statistic."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -102,7 +102,7 @@ def _inner(mask: Mask) -> Mask:
 def _unseen(
     sees: Callable[[Pairs], Tensor], batch: int, heads: int, size: tuple[int, int], device: torch.device
 ) -> Bool[Tensor, "batch key"] | None:
-    """False where a token is seen by nobody, not even by itself; None where there is no such token."""
+    """Return False for each token that no query may see, itself included; None if every token is seen."""
     (queries, keys), first = size, size[1] - size[0]
     at = Pairs.block(range(queries), range(0), of=size, batch=batch, heads=heads, device=device)
     itself = sees(replace(at, key=at.query)).any(1)[..., 0].expand(batch, queries)

@@ -62,7 +62,7 @@ def has_numbers(tensor: Tensor) -> bool:
         if torch._C._functorch.is_batchedtensor(tensor):
             return False
         tensor = torch._C._functorch.get_unwrapped(tensor)
-    fake = sys.modules.get("torch._subclasses.fake_tensor")  # whoever has a fake tensor has imported it
+    fake = sys.modules.get("torch._subclasses.fake_tensor")  # not imported: there can be no fake tensor
     return fake is None or not isinstance(tensor, fake.FakeTensor)
 
 

@@ -51,7 +51,7 @@ def _check(given: dict[str, Tensor], attention: Attention) -> None:
 
 
 def _fit(queries: Any, keys: Any, values: Any) -> bool:
-    """Whether these are tensors of one kind. If not, somebody has to find out why; every call asks this first."""
+    """Return whether the tensors agree in rank, dtype, device and batch: one cheap test before the detailed checks."""
     return (
         isinstance(queries, Tensor)
         and isinstance(keys, Tensor)

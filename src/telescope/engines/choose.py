@@ -99,25 +99,27 @@ def plan(
 def _choose(
     queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, dropout: float, engine: str | None
 ) -> tuple[str, list[str]]:
-    """The engine, and what kept faster ones from running."""
-    if engine is not None and engine not in ENGINES:
-        raise ValueError(f'there is no engine "{engine}"; {hint(engine, ENGINES)}')
-    if engine is None and sdpa.cannot(queries, keys, values, attention, dropout) is None:
-        return "sdpa", []
-    last = _exact(queries, keys)
-    names = [engine] if engine else ["sdpa", last] if last == "reference" else ["sdpa", "flex", last]
-    obstacles = []
-    for name in names:
-        obstacle = ENGINES[name].cannot(queries, keys, values, attention, dropout)
+    """Return the engine that runs the call, and why faster ones do not."""
+    given = (queries, keys, values, attention, dropout)
+    if engine is not None:
+        if engine not in ENGINES:
+            raise ValueError(f'there is no engine "{engine}"; {hint(engine, ENGINES)}')
+        obstacle = ENGINES[engine].cannot(*given)
         if obstacle:
-            obstacles.append(f"{name} cannot: {obstacle}")
-        elif name == "flex" and engine is None and queries.device.type == "cpu":
-            obstacles.append('flex, which compiles for half a minute on a CPU, waits for engine="flex"')
-        else:
-            return name, obstacles
-    formula = attention.formula(keys.shape[-1])
-    way = f'leave engine out, or use "{last}"'
-    raise ValueError(f'engine="{engine}" cannot run {formula}: {obstacles[0].partition(": ")[2]}; {way}')
+            way = f'leave engine out, or use "{_exact(queries, keys)}"'
+            raise ValueError(f'engine="{engine}" cannot run {attention.formula(keys.shape[-1])}: {obstacle}; {way}')
+        return engine, []
+    obstacle = sdpa.cannot(*given)
+    if obstacle is None:
+        return "sdpa", []
+    obstacles, last = [f"sdpa cannot: {obstacle}"], _exact(queries, keys)
+    if last == "chunked":
+        obstacle = flex.cannot(*given)
+        if obstacle is None and queries.device.type != "cpu":
+            return "flex", obstacles
+        waits = 'flex, which compiles for half a minute on a CPU, waits for engine="flex"'
+        obstacles.append(f"flex cannot: {obstacle}" if obstacle else waits)
+    return last, obstacles
 
 
 def _exact(queries: Tensor, keys: Tensor) -> str:

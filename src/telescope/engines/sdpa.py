@@ -136,7 +136,7 @@ def _fused(
             context = scaled_dot_product_attention(queries, keys, values, **how)
     else:
         context = scaled_dot_product_attention(queries, keys, values, **how)
-    if broken or (far and _learns(queries, keys, values, attention)):  # a NaN tells whoever looks to compute it again
+    if broken or (far and _learns(queries, keys, values, attention)):  # the caller sees the NaN and recomputes
         return torch.full_like(context, torch.nan)
     return context if blind is None else context.masked_fill(blind, 0.0)
 

@@ -1,7 +1,7 @@
 """Masks and biases as a fused kernel takes them: one table that is added to the scores.
 
-Those of positions alone, and of a few numbers, come again in every layer and every step: they are remembered, by what
-they say and not by who says it, so that nobody can change them behind the back of those who remember.
+Every layer and step needs the same tables of positions and small tensors again. Those are cached under their content,
+not under the object that holds it, so that writing to a tensor never leaves a stale table behind.
 """
 
 import threading
@@ -154,7 +154,7 @@ class _Remembered:
             if found is None:
                 return None
             made, version = found
-            if made.added is not None and made.added._version != version:  # somebody wrote to it
+            if made.added is not None and made.added._version != version:  # the table was written to
                 self._drop(asked)
                 return None
             self.tables.move_to_end(asked)

@@ -26,7 +26,7 @@ def open_sizes(*tensors: Tensor) -> bool:
     """Whether sizes are not known yet, so that nothing can be cut into blocks: torch.export leaves them open."""
     if torch.compiler.is_exporting():
         return True
-    if type(tensors[0]) is Tensor:  # those of whoever traces are of another type
+    if type(tensors[0]) is Tensor:  # while tracing, tensors are of a subclass
         return False
     return not all(isinstance(size, int) for tensor in tensors for size in tensor.shape)
 

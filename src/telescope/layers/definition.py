@@ -78,7 +78,7 @@ class Defined(nn.Module):
 
 
 def _must_not_be_forgotten(name: str, tensor: Tensor) -> None:
-    """A tensor that was computed from parameters is taken: those belong to whoever computed it."""
+    """Accept a tensor that was computed from parameters: the module that computed it owns them."""
     if tensor.requires_grad and tensor.is_leaf:
         raise ValueError(
             f"attention.{name} is a tensor that requires a gradient and no nn.Parameter, so that no optimiser would "

@@ -38,7 +38,7 @@ class Hook:
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function as one that torch.compile leaves alone: compiled code calls it as it is written.
 
-    Without the compiler it stays as it is: nobody else waits for the compiler's import.
+    Return the function unchanged if torch._dynamo is not imported: importing it takes seconds.
     """
     if "torch._dynamo" not in sys.modules:
         return function

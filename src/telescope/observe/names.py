@@ -37,7 +37,7 @@ def name_of(path: str) -> str:
 def chosen(names: Sequence[str], layers: Layers, past: Sequence[str] = (), argument: str = "layers") -> list[str]:
     """Those that `layers` means: names, patterns such as "encoder.*", or numbers, which count in every stack.
 
-    `past` are attentions that cannot be watched, so that whoever asks for one of them is told so.
+    `past` are attentions that cannot be watched; the error says so if one of them is asked for.
     """
     if layers is None:
         return list(names)

@@ -44,7 +44,7 @@ class Ran(NamedTuple):
     text: Text | None = None
     """The tokens of all keys, where these are the queries' own and known."""
     across: bool | None = None
-    """Whether the keys are another sequence than the queries; None where whoever called it does not say."""
+    """Whether keys and queries come from two sequences; None if the caller does not say."""
 
     @property
     def size(self) -> Size:
@@ -52,7 +52,7 @@ class Ran(NamedTuple):
 
     @property
     def looks_across(self) -> bool:
-        """Whether the keys are another sequence: as whoever called it says, else as tokens, sizes and the mask tell."""
+        """Whether keys and queries come from two sequences: as the caller says, else a guess."""
         if self.across is not None:
             return self.across
         return self.key_ids is not None or seems_across(self.attention, self.size)
@@ -153,6 +153,6 @@ class Ran(NamedTuple):
 
 
 def seems_across(attention: Attention, size: Size) -> bool:
-    """Guess whether the keys are another sequence, where nobody says: by their number, and by who sees them."""
+    """Guess whether keys and queries come from two sequences, by the number of keys and by the mask."""
     queries, keys = size
     return queries > keys or (queries < keys and attention.mask.keys_alone)

@@ -105,7 +105,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _beside(place: Path, use: str) -> Path:
-    """A name that nobody has, in the same folder and hidden."""
+    """Return a hidden name in the same folder that does not exist yet."""
     return place.with_name(f".{place.name}.{use}-{token_hex(4)}")
 
 
@@ -132,7 +132,7 @@ def recover(place: Path) -> None:
 
 
 def _remove_if_abandoned(folder: Path) -> None:
-    """If its lock is free nobody writes there; where folders cannot be locked, if it is older than a day."""
+    """Return whether no process writes there: its lock is free or, where folders cannot be locked, it is a day old."""
     try:
         lock = _lock(folder)
         old = time() - folder.stat().st_mtime > DAY

@@ -116,9 +116,9 @@ class Reader:
     def _once(self, module: nn.Module, tensor: Tensor, read: Callable[[], Any]) -> Any:
         """Return what `read` makes of this tensor, for all layers of one forward pass at once.
 
-        A tensor is read again where somebody may have written to it: when its version has changed, in every call if it
-        has none, as under torch.inference_mode(), and when a module comes with it once more, since a write through
-        `.data` or NumPy changes no version. What is read alike is the same object, so that equality is soon seen.
+        A tensor is read again if it may have been written to: when its version has changed; in every call if it has no
+        version, as under torch.inference_mode(); and when the same module passes it a second time, since a write
+        through `.data` or NumPy changes no version. Equal results are one object, so that comparing them is fast.
         """
         known = self._known.get(tensor)
         version = None if tensor.is_inference() else tensor._version

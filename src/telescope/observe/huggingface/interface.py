@@ -75,7 +75,7 @@ def attentions(parts: Parts) -> dict[str, nn.Module]:
 
 
 def _must_be_known(kind: str, attentions: Mapping[str, Any]) -> None:
-    """Refuse implementations of which nobody knows here what they compute."""
+    """Refuse attention implementations whose computation is not known here."""
     alike = {(id(module.config), type(module)): (path, module) for path, module in reversed([*attentions.items()])}
     for path, module in reversed(alike.values()):  # the first of each
         implementation = _implementation(module)
@@ -319,7 +319,7 @@ def _rename(config: Any) -> None:
 
 
 def _switch_back(config: Any) -> None:
-    """Also where somebody has chosen another implementation meanwhile: it stays chosen."""
+    """Undo `_switch`, unless the model's implementation was changed inside the block: that choice stays."""
     with _lock:
         _, count = _switched.pop(id(config))
         if count > 1:

@@ -51,7 +51,7 @@ class LazyMask(Tensor):
 
     @property
     def overwritten(self) -> bool:
-        """Whether somebody wrote to it, so that `dense` alone says what it is."""
+        """Whether the mask was written to, so that only `dense` is valid."""
         return self.shared and not torch.equal(self.dense, self.own(**self.given))
 
     def rows(self, rows: range) -> Tensor:

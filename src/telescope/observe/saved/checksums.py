@@ -1,4 +1,4 @@
-"""Checksums of a saved recording. CRC-32 finds what a disk or a copy spoils; it does not stop somebody who forges."""
+"""Checksums of a saved recording: CRC-32, which finds accidental damage and is no protection against forgery."""
 
 import json
 from typing import Any
@@ -17,6 +17,6 @@ def of_tensor(tensor: Shaped[Tensor, "..."]) -> int:
 
 
 def of_manifest(said: dict[str, Any]) -> int:
-    """Of what it says, however it is laid out; its own checksum left out."""
+    """Return the checksum of the manifest's content, independent of its layout and without its own checksum."""
     rest = {name: value for name, value in said.items() if name != "crc32"}
     return crc32(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode())
