@@ -8,6 +8,7 @@ a survey is computed from these weights by the formulas.
 import json
 import os
 import random
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from torch import Tensor
 
 import telescope as ts
 from telescope.attention.normalizers import ZeroSumError
+from telescope.attention.scores import Additive
 from telescope.engines import chunked as chunked_engine
 from telescope.engines import flex as flex_engine
 from telescope.engines import reference
@@ -34,10 +36,10 @@ from telescope.engines.choose import ENGINES
 from telescope.observe.survey import blocks, chunked, scores
 from telescope.observe.survey import choose as survey_choose
 
-TOGETHER = {"cpu": 25, "cuda": 4}  # cases that a process draws before it reports
+TOGETHER = 24  # cases that a process draws before it reports; on a GPU of one kind, which one set of kernels serves
 SECONDS = 45  # that a failure is shrunk for, at most
 CONDITION = 30.0  # by_sum divides by a sum: beyond this ratio of Σ|score| to |Σ score| rounding is all there is
-FLEX = 0.01  # share of the cases on a GPU that FlexAttention runs, which compiles each for seconds
+FLEX = 0.004  # share of the cases on a GPU that FlexAttention runs, which compiles each for seconds
 
 # ------------------------------------------------------------------------------------------------------------- a case
 
@@ -70,6 +72,10 @@ class Case:
     backward: bool = False
     seed: int = field(default=0, compare=False)
     device: str = "cpu"
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.key_heads
 
     def script(self, check: str = "") -> str:
         """Lines of Python that build the case, and the one that fails."""
@@ -148,13 +154,13 @@ def small_blocks(most: int) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------------------ drawing
 
 LENGTHS = (1, 1, 2, 3, 5, 7, 11, 17, 33)
-ON_GPU = (1, 33, 64, 65, 130, 192)  # few kinds: a kernel is compiled for each
+ON_GPU = ((1,), (64, 128, 192), (33, 65, 100, 130))  # lengths by kind: a kernel is compiled for each
 
 
 def drawn(seed: int, device: str = "cpu") -> Case:
     """A random case."""
     dice = random.Random(seed)
-    pick, lengths = dice.choice, ON_GPU if device == "cuda" else LENGTHS
+    pick, lengths = dice.choice, sum(ON_GPU, ()) if device == "cuda" else LENGTHS
     key_heads = pick((1, 1, 2, 3))
     queries = pick(lengths)
     keys = queries if dice.random() < 0.5 else pick(lengths)
@@ -194,6 +200,27 @@ def drawn(seed: int, device: str = "cpu") -> Case:
     if dice.random() < 0.02:  # nothing of something
         case = replace(case, **{pick(("batch", "queries", "keys")): 0})
     return case
+
+
+def varied(case: Case, seed: int) -> Case:
+    """The same kind of case, with other sizes and numbers."""
+    dice = random.Random(seed)
+
+    def line(text: str) -> str:
+        text = re.sub(r"seed=\d+", lambda _: f"seed={dice.randrange(10**6)}", text)
+        return re.sub(r"(window|prefix)\(\d+", lambda found: f"{found[1]}({dice.randrange(1, 12)}", text)
+
+    def tree(mask: Tree) -> Tree:
+        return line(mask) if isinstance(mask, str) else (mask[0], *map(tree, mask[1:]))
+
+    lengths = {n: dice.choice(kind) for kind in ON_GPU for n in kind} | {0: 0}
+    queries, keys, key_heads = lengths[case.queries], lengths[case.keys], dice.choice((1, 2, 3))
+    batch = case.batch and dice.choice((1, 2, 3))
+    heads = key_heads * dice.choice((1, 2, 3))
+    parts = {name: line(getattr(case, name)) for name in ("score", "bias", "sink")}
+    blocks = case.small_blocks and max(10, batch * heads * queries * keys // dice.randint(2, 9))
+    sizes = {"batch": batch, "heads": heads, "key_heads": key_heads, "queries": queries, "keys": keys}
+    return replace(case, **sizes, **parts, mask=tree(case.mask), small_blocks=blocks, seed=dice.randrange(10**6))
 
 
 def _general(dice: random.Random) -> str:
@@ -322,6 +349,11 @@ def check(case: Case) -> Counter[str]:
         if float(condition) > CONDITION:
             return Counter({"by_sum near zero, left out": 1})
         unit *= float(condition) * _largest(truth.weights)
+    if isinstance(attention.score, Additive) and finite.numel():
+        # tanh is given sums that were rounded as what they are the sum of
+        score, (q_, k_) = attention.score, (exact[0].detach(), exact[1].detach().repeat_interleave(case.group, 1))
+        inner = float((q_ @ score.W_q).abs().max() + (k_ @ score.W_k).abs().max())
+        unit += max(1.0, abs(attention.scale_for(case.d))) * inner * float(score.v.abs().sum(-1).max())
     checked = Checked(case, attention, (q, k, v), truth, unit)
     with small_blocks(case.small_blocks):
         for name, compare in CHECKS.items():
@@ -572,7 +604,7 @@ def hunt(first: int, count: int, device: str = "cpu") -> Found:
     counts: Counter[str] = Counter()
     wrong = []
     for seed in range(first, first + count):
-        case = drawn(seed, device)
+        case = varied(case, seed) if device == "cuda" and seed > first else drawn(seed, device)
         counts["definitions"] += 1
         try:
             counts += check(case)
@@ -584,29 +616,32 @@ def hunt(first: int, count: int, device: str = "cpu") -> Found:
 
 def main(device: torch.device, minutes: float, seed: int, path: Path | None, header: dict[str, str]) -> int:
     """Hunt for so long in as many processes as there are cores; return 1 if anything was wrong."""
-    began, first = perf_counter(), seed * 10**9
-    workers = min(os.cpu_count() or 1, 8 if device.type == "cuda" else 64)
-    together = TOGETHER.get(device.type, 1)
+    began, first, shown = perf_counter(), seed * 10**9, 0.0
+    workers = min(os.cpu_count() or 1, 16 if device.type == "cuda" else 64)
     counts: Counter[str] = Counter()
     wrong: list[tuple[str, str]] = []
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         waiting = set()
         while waiting or perf_counter() - began < 60.0 * minutes:
             while len(waiting) < 2 * workers and perf_counter() - began < 60.0 * minutes:
-                waiting.add(pool.submit(hunt, first, together, device.type))
-                first += together
+                waiting.add(pool.submit(hunt, first, TOGETHER, device.type))
+                first += TOGETHER
             done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
             for found in (future.result() for future in done):
                 counts += found.counts
                 wrong += found.wrong
                 for said, script in found.wrong:
                     print(f"\nwrong: {said}\n\n{script}\n", flush=True)
-            if sys.stderr.isatty():
-                print(f"\r{counts['definitions']:,} definitions, {len(wrong)} wrong", end="", file=sys.stderr)
+            if perf_counter() - shown > (1.0 if sys.stderr.isatty() else 60.0):
+                shown, end = perf_counter(), "\r" if sys.stderr.isatty() else "\n"
+                print(
+                    f"{counts['definitions']:,} definitions, {len(wrong)} wrong", end=end, file=sys.stderr, flush=True
+                )
     seconds = perf_counter() - began
     total = counts.pop("definitions")
     print(*(f"{number:>9,}  {name}" for name, number in sorted(counts.items())), sep="\n")
-    print(f"\n{total:,} definitions in {seconds:.0f} s, {len(wrong)} wrong")
+    kinds = f" of {first // TOGETHER - seed * 10**9 // TOGETHER:,} kinds" if device.type == "cuda" else ""
+    print(f"\n{total:,} definitions{kinds} in {seconds:.0f} s, {len(wrong)} wrong")
     if path is not None:
         told = {"benchmark": "fuzz", "machine": header, "seed": seed, "seconds": seconds, "definitions": total}
         path.write_text(json.dumps({**told, "compared": counts, "wrong": wrong}, ensure_ascii=False, indent=1))

@@ -11,7 +11,7 @@ from torch.func import functional_call, grad, jvp, vjp, vmap
 
 import telescope as ts
 from strategies import Shape, assert_near, gradients, learnable, normal, tensors
-from telescope.engines import choose
+from telescope.engines import choose, transforms
 from telescope.layers import DecoderBlock, EncoderBlock, FeedForward, MultiHeadAttention, SelfAttention
 from telescope.models import GPT, Encoder, EncoderConfig, GPTConfig, Transformer, TransformerConfig
 
@@ -258,3 +258,18 @@ def test_a_definition_is_made_inside_a_compiled_function(unchecked):
     inputs = tensors(SHAPE)
     torch._dynamo.reset()
     assert_near(torch.compile(attend, backend="eager", fullgraph=True)(*inputs), attend(*inputs))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_compiled_function_is_not_taken_for_an_export(strict, unchecked):
+    """torch 2.11 says that it exports whenever it compiles; then everything would run on `reference`."""
+
+    class Says(nn.Module):
+        def forward(self, x):
+            return x + transforms.exporting()
+
+    x = torch.zeros(2)
+    torch._dynamo.reset()
+    assert torch.compile(Says(), backend="eager", fullgraph=True)(x).tolist() == [0.0, 0.0]
+    assert export(Says(), (x,), strict=strict).module()(x).tolist() == [1.0, 1.0]
+    assert Says()(x).tolist() == [0.0, 0.0]

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import telescope as ts
-from telescope.observe.survey import ENGINES, chunked, launch, reference
+from telescope.observe.shares import Places, Text, shares
+from telescope.observe.survey import ENGINES, chunked, launch, reference, within
 from telescope.observe.survey import triton as engine
 from telescope.observe.survey.cells import grid
 
@@ -75,6 +76,25 @@ def test_kernels_agree(sizes, dtype, attention):
     for how in ("share", "max"):
         cells = grid(rows, columns, how, of=sizes[3:5], device=q.device)
         assert_agrees(engine.summarize(q, k, attention, None, 8, cells), q, k, attention, cells)
+
+
+SELF_ATTENTIONS = {name: case for name, case in CASES.items() if case[0][3] == case[0][4]}
+
+
+@pytest.mark.parametrize(("sizes", "dtype", "attention"), SELF_ATTENTIONS.values(), ids=SELF_ATTENTIONS)
+def test_shares_of_heads_agree(sizes, dtype, attention, monkeypatch):
+    """The kernel that sums weights over listed keys, against plain PyTorch in float64."""
+    (batch, heads, _, n, *_), (q, k) = sizes, inputs(sizes, dtype)
+    ids = torch.randint(0, n // 8, (batch, n), generator=torch.Generator().manual_seed(1)).cuda()
+    places = Places.of(
+        attention, batch=batch, heads=heads, size=(n, n), positions=None, across=False, text=Text(ids), device=q.device
+    )
+    got = shares(q, k, attention, engine.summarize(q, k, attention, None, 8, None), places)
+    monkeypatch.setattr(within, "_by_kernel", None)  # the truth must not use it
+    monkeypatch.setattr(engine, "cannot", lambda *given: "plain PyTorch is asked for")
+    q, k = q.double(), k.double()
+    expected = shares(q, k, attention, reference.summarize(q, k, attention, None, 8, None), places)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-3)
 
 
 def test_a_map_that_fits_the_tiles_and_bands(monkeypatch):

@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 
 from ..attention import Attention, Mask, Pairs, everyone, softmax
 from ..attention.values import has_numbers, identity, moved, tensors
+from .transforms import exporting
 
 TILE = 128  # queries and keys of a block, FlexAttention's own default
 NARROWEST = 16  # features; a smaller product does not fit a tensor core
@@ -53,7 +54,7 @@ def cannot(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, 
         return f"it does not know {queries.device.type} devices"
     if not torch.compiler.is_compiling() and not has_numbers(queries):
         return "without numbers it has nothing to compile for"
-    if torch.compiler.is_exporting():
+    if exporting():
         return "torch.export cannot hold a kernel that is compiled for one size"
     elsewhere = next((tensor.device for tensor in tensors(attention) if tensor.device != queries.device), None)
     if elsewhere is not None and torch.compiler.is_compiling():

@@ -22,9 +22,14 @@ def checkpoints() -> bool:
     return torch.compiler.is_compiling() or not _levels()
 
 
+def exporting() -> bool:
+    """Whether torch.export runs. torch.compiler.is_exporting() is also true in every torch.compile by torch 2.11."""
+    return torch.compiler._is_exporting_flag
+
+
 def open_sizes(*tensors: Tensor) -> bool:
     """Whether sizes are not known yet, so that nothing can be cut into blocks: torch.export leaves them open."""
-    if torch.compiler.is_exporting():
+    if exporting():
         return True
     if type(tensors[0]) is Tensor:  # while tracing, tensors are of a subclass
         return False

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .tiles import HIDDEN, hide, load, load_lse, log2_weights
+from .tiles import HIDDEN, hide, kernel, load, load_lse, log2_weights
 
 
 @triton.jit
@@ -14,7 +14,7 @@ def _note(cell, gathered, SHARE: tl.constexpr):
         tl.atomic_max(cell, tl.exp2(tl.max(tl.max(gathered, 1), 0)), sem="relaxed")
 
 
-@triton.jit
+@kernel
 def pool(
     q, k, LSE, rule, rows_of, keys_of, KEY_ITEM, MAP,
     rows, keys, heads, group, width, lse_head, map_columns, map_size,

@@ -1,12 +1,11 @@
 """How much of each row's weight falls into stretches of keys that are listed in any order."""
 
-import triton
 import triton.language as tl
 
-from .tiles import NOWHERE, hide, load, load_lse, log2_weights
+from .tiles import NOWHERE, hide, kernel, load, load_lse, log2_weights
 
 
-@triton.jit
+@kernel
 def stretches(
     q, k, LSE, rule, ROWS, KEYS, START, STOP, SHARES, SEEN,
     rows, keys, row_slots, key_slots, row_batch, key_batch, span_batch, span_set, heads, group, width, lse_head,

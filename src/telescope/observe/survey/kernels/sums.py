@@ -1,12 +1,11 @@
 """What is summed: the log-sum-exp of each row; what each key receives, each row's entropy, and a map of tiles."""
 
-import triton
 import triton.language as tl
 
-from .tiles import LN_2, LOWEST, NOWHERE, hide, load, load_lse, log2_weights
+from .tiles import LN_2, LOWEST, NOWHERE, hide, kernel, load, load_lse, log2_weights
 
 
-@triton.jit
+@kernel
 def log_sum_exp(
     q, k, rule, tiles, sinks, LSE, rows, keys, heads, group, width, row_tiles, lse_head,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
@@ -46,7 +45,7 @@ def log_sum_exp(
     tl.store(LSE + bh * lse_head + rm, lse, mask=rm < rows)
 
 
-@triton.jit
+@kernel
 def statistics(
     q, k, LSE, rule, tiles, RECEIVED, ENTROPY, MAXIMA, MAP,
     rows, keys, heads, group, width, row_tiles, lse_head, cell_rows, cell_keys, map_columns, map_size, first_row,

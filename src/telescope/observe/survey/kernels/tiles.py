@@ -17,6 +17,15 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 EMPTY = tl.constexpr(-(2**63) + 1)
 
+# A kernel is compiled once for all of these sizes, instead of once for 1, once for multiples of 16 and once for others:
+# none of them says how memory is read.
+SIZES = [
+    "rows", "keys", "heads", "group", "row_tiles", "key_blocks", "lines", "lse_head", "cell_rows", "cell_keys",
+    "map_columns", "map_size", "first_row", "row_slots", "key_slots", "row_batch", "key_batch", "span_batch",
+    "span_set", "result_set",
+]  # fmt: skip
+kernel = triton.jit(do_not_specialize=SIZES)
+
 
 class Heads(NamedTuple):
     """Queries or keys: where they are, and how far it is from one batch, head and position to the next."""

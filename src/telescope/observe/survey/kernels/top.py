@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .tiles import EMPTY, HIDDEN, LOWEST, NOWHERE, hide, load, load_lse, log2_weights
+from .tiles import EMPTY, HIDDEN, LOWEST, NOWHERE, hide, kernel, load, load_lse, log2_weights
 
 
 @triton.jit
@@ -16,7 +16,7 @@ def _nth_largest(values, NTH: tl.constexpr, AXIS: tl.constexpr):
     return tl.maximum(nth, NOWHERE)
 
 
-@triton.jit
+@kernel
 def candidates(
     MAXIMA, tiles, THRESHOLD, ASKED, COUNT, NOTED, BUSY, heads, row_tiles, key_blocks,
     TOP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CLASSES: tl.constexpr, ROOM: tl.constexpr,
@@ -72,7 +72,7 @@ def candidates(
     tl.store(COUNT + bh * lines + row, count)
 
 
-@triton.jit
+@kernel
 def enlist(
     COUNT, NOTED, FIRST, ENTRIES, lines, key_blocks,
     BM: tl.constexpr, ROOM: tl.constexpr,
@@ -86,7 +86,7 @@ def enlist(
     tl.store(ENTRIES + first + entry.to(tl.int32), row + 0 * place, mask=there)
 
 
-@triton.jit
+@kernel
 def sharpen(
     q, k, LSE, rule, THRESHOLD, BUSY, rows, keys, heads, group, width, row_tiles, lse_head,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
@@ -140,7 +140,7 @@ def _first(count):
     return tl.where(count >= 32, -1, (1 << tl.minimum(tl.maximum(count, 0), 31)) - 1)
 
 
-@triton.jit
+@kernel
 def mark(
     q, k, LSE, rule, THRESHOLD, FIRST, ASKED, ENTRIES, MARKED, NOTED,
     rows, keys, heads, group, width, lines, lse_head,
@@ -196,7 +196,7 @@ def mark(
                 slot += 1
 
 
-@triton.jit
+@kernel
 def rank(
     COUNT, MARKED, NOTED, WEIGHTS, KEYS, OVERFULL, rows, lines, lse_head,
     BM: tl.constexpr, TOP: tl.constexpr, TOP_WIDE: tl.constexpr, ROOM: tl.constexpr, SLOTS: tl.constexpr,
@@ -223,7 +223,7 @@ def _noted(NOTED, marked, SLOTS: tl.constexpr):
     return tl.load(NOTED + slot, mask=slot < marked[:, None], other=EMPTY)
 
 
-@triton.jit
+@kernel
 def search(
     q, k, LSE, rule, tiles, OVERFULL, WEIGHTS, KEYS, rows, keys, heads, group, width, lse_head,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, PER: tl.constexpr,
