@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import torch
 
 import telescope as ts
-from telescope.observe.kept import Keeping
-from telescope.observe.ran import Ran
-from telescope.observe.recording import Recording
+from telescope.recording.attention_call import Ran
+from telescope.recording.kept import Keeping
+from telescope.recording.recording import Recording
 
 from .measure import Row
 

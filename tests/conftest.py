@@ -22,41 +22,35 @@ ATTENTION = [
     for name in (
         "biases",
         "definition",
-        "heads",
-        "later",
         "mask",
         "masks",
-        "numbering",
         "pairs",
         "positions",
-        "queries",
+        "restrict",
         "scores",
-        "sequences",
         "spans",
         "values",
-        "written",
     )
 ]
 ENGINES = [f"telescope.engines.{name}" for name in ("chunked", "exact", "reference", "sdpa")]  # flex compiles
-SURVEY = [f"telescope.observe.survey.{name}" for name in ("reference", "chunked", "triton", "ranking", "cells")]
-OBSERVE = [
-    f"telescope.observe.{name}"
+SURVEY = [f"telescope.survey.{name}" for name in ("reference", "chunked", "triton", "cells")]
+TRACE = ["telescope.trace.geometry"]
+RECORDING = [
+    f"telescope.recording.{name}"
     for name in (
-        "closely",
-        "follow",
-        "geometry",
-        "growing",
-        "habits",
-        "huggingface",
+        "attention_call",
+        "continuation",
+        "head_kinds",
         "kept",
         "one_head",
-        "ran",
         "recording",
+        "row_in_float64",
         "saved",
-        "tiles",
-        "together",
+        "storage",
+        "survey_queue",
     )
 ]
+LOOKING = ["telescope.tiles", "telescope.watch.huggingface"]
 MODELS = [f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong", "parts", "transformer")]
 TRAINING = [
     f"telescope.training.{name}"
@@ -67,7 +61,19 @@ TASKS = [
     f"telescope.tasks.{name}"
     for name in ("explaining.looking", "explaining.show", "learning.recall.corruption", "learning.recall.data")
 ]
-HOOKED = (*ATTENTION, *ENGINES, *SURVEY, *OBSERVE, "telescope.layers", *MODELS, *DECODING, *TRAINING, *TASKS)
+HOOKED = (
+    *ATTENTION,
+    *ENGINES,
+    *SURVEY,
+    *TRACE,
+    *RECORDING,
+    *LOOKING,
+    "telescope.layers",
+    *MODELS,
+    *DECODING,
+    *TRAINING,
+    *TASKS,
+)
 install_import_hook(HOOKED, "checking.typechecker")
 
 torch.set_num_threads(1)  # the tests run side by side

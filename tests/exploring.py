@@ -9,9 +9,9 @@ import telescope as ts
 import writers
 from telescope.explorer.api import Api
 from telescope.explorer.library import Library
-from telescope.observe.kept import Keeping
-from telescope.observe.ran import Ran
-from telescope.observe.recording import Recording
+from telescope.recording.attention_call import Ran
+from telescope.recording.kept import Keeping
+from telescope.recording.recording import Recording
 
 SENTENCES = (writers.NOTES, "Good morning.", "How are you?")
 

@@ -31,8 +31,11 @@ from .attention import (
 )
 from .engines import Plan, attend, plan
 from .models import LoadError, export, load
-from .observe import Recording, Row, Survey, Trace, survey, trace, watch
-from .observe import open as open  # not in __all__: `from telescope import *` leaves the builtin alone
+from .recording import Recording
+from .recording import open as open  # not in __all__: `from telescope import *` leaves the builtin alone
+from .survey import Survey, survey
+from .trace import Row, Trace, trace
+from .watch import watch
 
 __version__ = "0.1.0"
 

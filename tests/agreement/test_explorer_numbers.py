@@ -19,8 +19,8 @@ from telescope.explorer.library import Library
 from telescope.explorer.maps import _f16, _u8
 from telescope.layers import Attend
 from telescope.models import Encoder, EncoderConfig
-from telescope.observe.closely import ALL, SOME
-from telescope.observe.geometry import cosines, plane
+from telescope.recording.row_in_float64 import ALL, SOME
+from telescope.trace.geometry import cosines, plane
 
 CLOSE = {"atol": 1e-12, "rtol": 1e-12}
 

@@ -8,7 +8,7 @@ import torch
 
 import telescope as ts
 from telescope.engines import chunked as chunked_engine
-from telescope.observe.survey import chunked
+from telescope.survey import chunked
 
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # torch, on a CPU that has no bfloat16
 

@@ -10,10 +10,10 @@ from torch.testing import assert_close
 
 import telescope as ts
 from strategies import Shape, normal, tensors
-from telescope.attention.real import RealQueries, padding_in
+from telescope.attention.padding_queries import RealQueries, padding_in
 from telescope.layers import Attend
-from telescope.observe.heads import Head
-from telescope.observe.shares import NAMES
+from telescope.recording.head_shares import NAMES
+from telescope.recording.heads import Head
 from watching import KEEPS, filled
 
 VOCABULARY = 61

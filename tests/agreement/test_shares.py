@@ -11,12 +11,12 @@ import telescope as ts
 from kernels import need_triton
 from strategies import Shape, composite, definitions, normal, seeds, shapes, tensors
 from telescope.attention import Pairs
-from telescope.attention.queries import of_queries
-from telescope.attention.real import RealQueries
-from telescope.observe import shares as module
-from telescope.observe.shares import NAMES, Places, Text, shares
-from telescope.observe.survey import ENGINES, blocks, launch, read_off, reference, within
-from telescope.observe.survey import triton as engine
+from telescope.attention.padding_queries import RealQueries
+from telescope.attention.restrict import of_queries
+from telescope.recording import head_shares as module
+from telescope.recording.head_shares import NAMES, Places, Text, shares
+from telescope.survey import ENGINES, blocks, launch, read_off, reference, within
+from telescope.survey import triton as engine
 
 
 def truth(q, k, attention, positions, ids, first, back=module.FAR):

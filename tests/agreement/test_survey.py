@@ -13,8 +13,9 @@ from torch.testing import assert_close
 
 import telescope as ts
 from strategies import Shape, assert_near, composite, definitions, dtypes, layouts, normal, seeds, shapes, tensors
-from telescope.observe.survey import ENGINES, blocks, chunked, reference, scores
-from telescope.observe.survey.cells import grid, segments
+from telescope.survey import ENGINES, blocks, chunked, reference
+from telescope.survey import block_scores as scores
+from telescope.survey.cells import grid, segments
 
 FAST = ["chunked"]
 on_every_engine = pytest.mark.parametrize("engine", FAST)

@@ -6,9 +6,9 @@ import torch
 import telescope as ts
 from kernels import need_triton
 from strategies import Shape, assert_near, normal, tensors
-from telescope.observe.survey import launch, reference
-from telescope.observe.survey import triton as engine
-from telescope.observe.survey.cells import grid, segments
+from telescope.survey import launch, reference
+from telescope.survey import triton as engine
+from telescope.survey.cells import grid, segments
 
 need_triton()
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them on the GPU")

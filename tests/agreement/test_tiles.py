@@ -16,13 +16,13 @@ from torch.testing import assert_close
 import telescope as ts
 from small_blocks import small_blocks
 from strategies import Shape, definitions, normal, seeds, shapes, tensors
-from telescope.observe.growing import Growing
-from telescope.observe.kept import Facts, QueriesKeys
-from telescope.observe.one_head import OneHead, one_head
-from telescope.observe.tiles import Pyramid, Tiles
-from telescope.observe.tiles.sample import representatives
-from telescope.observe.tiles.sums import sums
-from telescope.observe.tiles.tiles import SHARED
+from telescope.recording.kept import Facts, QueriesKeys
+from telescope.recording.one_head import OneHead, one_head
+from telescope.recording.storage import Growing
+from telescope.tiles import Pyramid, Tiles
+from telescope.tiles.pyramid import representatives
+from telescope.tiles.row_sums import sums
+from telescope.tiles.tiles import SHARED
 
 inf = torch.inf
 
@@ -311,7 +311,7 @@ def test_who_needs_the_same_rows_helps(monkeypatch):
         sleep(0.01)
         return sums(scores, rows)
 
-    monkeypatch.setattr("telescope.observe.tiles.learnt.sums", slowly)
+    monkeypatch.setattr("telescope.tiles.row_sums.sums", slowly)
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(tiles.tile, 0, 0, 0, 2**40) for _ in range(4)]
         problems = [one.exception() for one in asked]

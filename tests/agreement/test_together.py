@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import telescope as ts
 from telescope.attention.values import identity
 from telescope.layers import MultiHeadAttention
-from telescope.observe import together
+from telescope.recording import survey_queue as together
 
 D, N = 8, 6
 keep = torch.ones(2, N, dtype=torch.bool)

@@ -10,10 +10,10 @@ from torch.testing import assert_close
 
 import telescope as ts
 from strategies import Shape, composite, definitions, position_masks, seeds, shapes, tensors
-from telescope.attention.heads import key_heads_of, of_heads
+from telescope.attention.restrict import key_heads_of, of_heads
 from telescope.engines import reference
 from telescope.layers import AddNorm, Attend, LuongAttention
-from telescope.observe.names import name_of
+from telescope.recording.names import name_of
 from watching import KEEPS, D, Museum, Translator, causal, filled, sequence
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 import telescope as ts
 from huggingface import transformers
 from strategies import composite, definitions, shapes
-from telescope.attention.later import without_first_keys
+from telescope.attention.restrict import without_first_keys
 from watched import FAMILIES, weights_by_name
 from watching import KEEPS
 

@@ -6,9 +6,9 @@ from torch.testing import assert_close
 
 import telescope as ts
 from huggingface import GPT2, numbered, transformers
-from telescope.observe.huggingface import lazy
-from telescope.observe.ran import Ran
-from telescope.observe.recording import Recording
+from telescope.recording.attention_call import Ran
+from telescope.recording.recording import Recording
+from telescope.watch.huggingface import lazy
 from watched import FAMILIES, IDS, PADDED_LEFT, PADDED_RIGHT, TRANSLATORS, WRITERS, weights_by_name
 from watching import KEEPS
 

@@ -143,7 +143,7 @@ def calls_of(text):
 
 def test_every_call_of_every_model_fits_our_function():
     """How all of transformers' models call their attention function, read off their source."""
-    from telescope.observe.huggingface.interface import _forward
+    from telescope.watch.huggingface.interface import _forward
 
     ours = signature(partial(_forward, "sdpa"))
     files = sorted(Path(transformers.__file__).parent.glob("models/*/modeling_*.py"))

@@ -9,13 +9,12 @@ from torch.testing import assert_close
 import telescope as ts
 from huggingface import transformers
 from strategies import composite, definitions, seeds, shapes, tensors
-from telescope.attention.later import of_later_keys
 from telescope.attention.masks import Causal, Documents, Left
-from telescope.attention.queries import of_queries
-from telescope.observe.huggingface import interface
-from telescope.observe.huggingface.biases import bias_of
-from telescope.observe.huggingface.lazy import LazyMask
-from telescope.observe.huggingface.masks import Told, understood
+from telescope.attention.restrict import of_later_keys, of_queries
+from telescope.watch.huggingface import interface
+from telescope.watch.huggingface.definition import bias_of
+from telescope.watch.huggingface.lazy import LazyMask
+from telescope.watch.huggingface.masks import Told, understood
 from watched import FAMILIES, IDS, PADDED_LEFT
 
 their = transformers.masking_utils

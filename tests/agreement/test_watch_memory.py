@@ -9,9 +9,9 @@ from torch import nn
 
 import telescope as ts
 from huggingface import transformers
-from telescope.observe.huggingface import interface
-from telescope.observe.huggingface.definition import PLACES, Reader
-from telescope.observe.huggingface.place import Place
+from telescope.watch.huggingface import interface
+from telescope.watch.huggingface.definition import PLACES, Reader
+from telescope.watch.huggingface.masks import Place
 from watched import FAMILIES, IDS
 from watching import KEEPS
 

@@ -17,8 +17,8 @@ from telescope.models import (
     Transformer,
     TransformerConfig,
 )
-from telescope.observe.one_head import one_head
-from telescope.observe.tiles import Tiles
+from telescope.recording.one_head import one_head
+from telescope.tiles import Tiles
 from watching import KEEPS, filled
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-11}

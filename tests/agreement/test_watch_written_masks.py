@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 import telescope as ts
 from huggingface import LLAMA
-from telescope.observe.huggingface import interface
+from telescope.watch.huggingface import interface
 from watched import FAMILIES, Family
 
 N = 10

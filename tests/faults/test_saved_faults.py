@@ -14,12 +14,10 @@ from torch.testing import assert_close
 
 import telescope as ts
 from strategies import definitions, shapes
-from telescope.attention.heads import of_heads
-from telescope.attention.later import of_later_keys
-from telescope.attention.sequences import of_sequences
+from telescope.attention.restrict import of_heads, of_later_keys, of_sequences
+from telescope.files.definitions import meant, told
 from telescope.layers import Attend
-from telescope.models.files.definitions import meant, told
-from telescope.observe.saved import save
+from telescope.recording.saved import save
 from watching import KEEPS, Museum, Translator, filled, sequence
 
 
@@ -191,7 +189,7 @@ def test_a_head_is_surveyed_alone(tmp_path, monkeypatch):
         heads.append(queries.shape[1])
         return ts.survey(queries, *rest, **options)
 
-    monkeypatch.setattr("telescope.observe.kept.steps.survey", counted)
+    monkeypatch.setattr("telescope.recording.kept.survey", counted)
     for name, watched in opened.items():
         for number in watched.call.heads:
             one, of_all = watched.head(number), other[name].survey().head(number)

@@ -9,8 +9,8 @@ from torch import nn
 
 import telescope as ts
 from huggingface import numbered, transformers
-from telescope.observe import stores
-from telescope.observe.huggingface import weights
+from telescope.recording import storage as stores
+from telescope.watch.huggingface import interface as weights
 from watched import FAMILIES, IDS
 
 

@@ -7,9 +7,9 @@ import torch
 from torch.testing import assert_close
 
 import telescope as ts
-from telescope.observe.table import text
 from telescope.tasks.explaining.examples import EXAMPLES
 from telescope.tasks.explaining.explain import explain
+from telescope.trace.terminal import text
 
 
 def test_journey_ends_in_the_contexts_of_the_notes():

@@ -9,10 +9,10 @@ from torch.testing import assert_close
 
 import telescope as ts
 import writers
-from telescope.observe.table import text
 from telescope.tasks.explaining.explain_sentence import draw
 from telescope.tasks.explaining.sentence import explained
 from telescope.tasks.explaining.show import shares
+from telescope.trace.terminal import text
 
 TITLES = ("Encoder self-attention", "Decoder masked self-attention", "Encoder-decoder attention")
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import telescope as ts
 from telescope.layers import Attend
-from telescope.observe.heads import Head, Heads
+from telescope.recording.heads import Head, Heads
 
 STRONG = 40.0  # a score so much above the others takes all of the weight
 N = 12

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from telescope.files.safetensors import Tensors
 from telescope.models.files.build import described
 from telescope.models.files.huggingface.families import FAMILIES
 from telescope.models.files.huggingface.fields import Fields
-from telescope.models.files.tensors import Tensors
 
 GPT2 = {
     "activation_function": "gelu_new",

@@ -8,8 +8,8 @@ import torch
 import corpora
 import telescope as ts
 import writers
+from telescope.files import safetensors as tensors
 from telescope.models import shipped
-from telescope.models.files import tensors
 
 HERE = Path(__file__).parent
 MEGABYTES = {"translator-en-de": 16, "summarizer": 16, "shakespeare": 16}

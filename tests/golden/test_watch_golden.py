@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 import telescope as ts
 from telescope.layers import EncoderBlock, FeedForward, MultiHeadAttention
-from telescope.observe.names import chosen, name_of
+from telescope.recording.names import chosen, name_of
 
 # Features of a token: 1, its score as a key, its value. exp gives 1 and 3: the second token looks by 1/4 and 3/4.
 TOKENS = torch.tensor([[[1.0, 0.0, 4.0], [1.0, log(3.0), 8.0]]], dtype=torch.float64)

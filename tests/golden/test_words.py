@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 import writers
-from telescope.observe.words import Words
 from telescope.tasks.explaining.looking import words
+from telescope.trace.words import Words
 
 
 def metaspace():

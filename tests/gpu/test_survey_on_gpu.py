@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import telescope as ts
-from telescope.observe.shares import Places, Text, shares
-from telescope.observe.survey import ENGINES, chunked, launch, reference, within
-from telescope.observe.survey import triton as engine
-from telescope.observe.survey.cells import grid
+from telescope.recording.head_shares import Places, Text, shares
+from telescope.survey import ENGINES, chunked, launch, reference, within
+from telescope.survey import triton as engine
+from telescope.survey.cells import grid
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 import telescope as ts
 from huggingface import LLAMA, numbered, transformers
-from telescope.observe import together
+from telescope.recording import survey_queue as together
 
 pytestmark = [
     pytest.mark.gpu,

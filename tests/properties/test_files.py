@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import llama2c
 import telescope as ts
+from telescope.files.atomic import recover, written_whole
 from telescope.models import (
     GPT,
     Encoder,
@@ -28,7 +29,6 @@ from telescope.models import (
     Transformer,
     TransformerConfig,
 )
-from telescope.models.files.whole import recover, written_whole
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -328,7 +328,7 @@ def test_interrupted_save_leaves_what_was_there(tmp_path, monkeypatch, error, st
 def exchange(request, monkeypatch):
     """Linux and macOS exchange two names in one step; elsewhere, and on some disks, there are two renames."""
     if not request.param:
-        monkeypatch.setattr("telescope.models.files.whole._exchange", lambda one, other: False)
+        monkeypatch.setattr("telescope.files.atomic._exchange", lambda one, other: False)
     elif sys.platform not in ("linux", "darwin"):
         pytest.skip("this system cannot exchange two names")
     return request.param
@@ -400,7 +400,7 @@ def test_what_another_process_is_writing_is_left_alone(tmp_path):
 
 
 def test_where_folders_cannot_be_locked_what_is_old_is_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr("telescope.models.files.whole._lock", lambda folder: None)
+    monkeypatch.setattr("telescope.files.atomic._lock", lambda folder: None)
     new, old = (tmp_path / f".saved.new-0000000{number}" for number in range(2))
     for folder in (new, old):
         folder.mkdir()
@@ -412,7 +412,7 @@ def test_where_folders_cannot_be_locked_what_is_old_is_removed(tmp_path, monkeyp
 def test_save_that_fails_at_the_last_moment_puts_the_old_one_back(tmp_path, monkeypatch):
     first = small()
     first.save(tmp_path / "saved")
-    monkeypatch.setattr("telescope.models.files.whole._exchange", lambda one, other: False)
+    monkeypatch.setattr("telescope.files.atomic._exchange", lambda one, other: False)
     rename, path = type(tmp_path).rename, tmp_path / "saved"
 
     def fails(source, target):

@@ -11,15 +11,7 @@ from torch.testing import assert_close
 import telescope as ts
 from learning import END, START, WORDS, learn, learned, pairs, transformer
 from telescope import layers, training
-from telescope.models import (
-    GPT,
-    Encoder,
-    EncoderConfig,
-    GPTConfig,
-    LoadError,
-    LuongConfig,
-    LuongTranslator,
-)
+from telescope.models import GPT, Encoder, EncoderConfig, GPTConfig, LoadError, LuongConfig, LuongTranslator
 from telescope.training import Examples
 from telescope.training.shard import shard
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from telescope.observe.follow import marks, same
+from telescope.recording.continuation import marks, same
 
 KINDS = pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 WIDTHS = pytest.mark.parametrize("width", [1, 3, 8, 64])

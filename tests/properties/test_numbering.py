@@ -11,17 +11,21 @@ from hypothesis import strategies as st
 import telescope as ts
 from strategies import Shape, assert_near, composite, definitions, normal, seeds, shapes, tensors
 from telescope.attention.biases import Alibi
-from telescope.attention.heads import key_heads_of, of_heads
-from telescope.attention.later import of_later_keys
-from telescope.attention.queries import of_queries
-from telescope.attention.sequences import of_sequences
+from telescope.attention.restrict import (
+    WrittenMask,
+    key_heads_of,
+    of_heads,
+    of_later_keys,
+    of_queries,
+    of_sequences,
+    written,
+)
 from telescope.attention.spans import Spans
 from telescope.attention.values import mapped
-from telescope.attention.written import WrittenMask, written
 from telescope.engines.choose import ENGINES
 from telescope.engines.exact import share_heads
+from telescope.files.definitions import meant, told
 from telescope.models import GPT, GPTConfig
-from telescope.models.files.definitions import meant, told
 
 # ------------------------------------------------------------------------------ of somebody's own: every number counts
 

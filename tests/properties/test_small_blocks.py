@@ -8,7 +8,7 @@ import torch
 
 import small_blocks
 import telescope as ts
-from telescope.observe.survey import blocks, chunked
+from telescope.survey import blocks, chunked
 
 SIZE = re.compile(r"^(?:\w+, )*(ROWS|GROUP|KEYS|SCORES|BLOCK|FEW)\b[^=\n(]*= ", re.MULTILINE)
 ROOT = Path(ts.__file__).parent

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from telescope.observe.survey.start import alike
+from telescope.survey.launch import alike
 
 GRID = (3, 2)
 

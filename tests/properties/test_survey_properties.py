@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 import telescope as ts
 from strategies import Shape, composite, definitions, normal, position_masks, seeds, shapes, tensors
-from telescope.observe.survey import chunked
+from telescope.survey import chunked
 
 EXACT = {"atol": 1e-11, "rtol": 1e-11}
 SUMMARY = ("lse", "received", "entropy", "top_weights")

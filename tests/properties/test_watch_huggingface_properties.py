@@ -13,7 +13,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 import telescope as ts
 from huggingface import BERT, numbered, transformers
-from telescope.observe.huggingface import interface
+from telescope.watch.huggingface import interface
 from watched import FAMILIES, IDS, PADDED_LEFT
 from watching import hooks_of
 

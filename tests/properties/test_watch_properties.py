@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import telescope as ts
 from telescope.attention.values import tensors
 from telescope.layers import AddNorm, Attend, LuongAttention, MultiHeadAttention
-from telescope.observe.names import parts_of
+from telescope.recording.names import parts_of
 from watching import KEEPS, D, Museum, Translator, causal, filled, hooks_of, sequence
 
 every_keep = pytest.mark.parametrize("keep", KEEPS)

@@ -90,7 +90,7 @@ def watch(
     plain: Plain = False,
 ) -> None:
     """Let a model read a text, look at every head, and say what kind each is."""
-    from ..observe.saved.save import must_be_free
+    from ..recording.saved.save import must_be_free
     from ..tasks.look import look, to_json
     from ..words import size
 

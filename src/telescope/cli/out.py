@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 
 def print_all(drawn: Iterable[RenderableType], plain: bool) -> None:
     """Texts as they are, for a pipe takes them line by line; pictures as wide as a page."""
-    from ..observe.table import text
+    from ..trace.terminal import text
 
     for one in drawn:
         if isinstance(one, str):

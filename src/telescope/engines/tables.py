@@ -17,8 +17,8 @@ from ..attention.biases import Alibi, Relative
 from ..attention.mask import Both, Either, Everyone, Opposite
 from ..attention.masks import Causal, Left, Lengths, Prefix, Window
 from ..attention.pairs import traced
+from ..attention.restrict import WrittenMask
 from ..attention.values import Value, contents, has_numbers, readable
-from ..attention.written import WrittenMask
 
 LARGEST = 2**21  # numbers of a table that is remembered, at most
 BYTES = 2**25  # of all that are remembered

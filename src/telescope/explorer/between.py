@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..observe.json_numbers import plain
+from ..trace.json_numbers import plain
 from .asked import Asked
 from .refusal import Refusal
 from .run import Looked, Run

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 from urllib.parse import urlencode
 
-from ..observe.closely import closely
+from ..recording.row_in_float64 import closely
 from .asked import Asked
 from .maps import Picture
 from .pages import files

@@ -10,8 +10,8 @@ import torch
 
 from ..models import LoadError, Model, load
 from ..models.shipped import shipped
-from ..observe import Recording
-from ..observe import open as open_recording
+from ..recording.recording import Recording
+from ..recording.saved.open import open_recording
 from .recent import Recent
 from .refusal import Refusal, unknown
 from .run import Run, of_recording

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..observe.tiles import BUDGET, TILE, Tile, Tiles, Track
+from ..tiles import BUDGET, TILE, Tile, Tiles, Track
 from .asked import Asked, whole
 from .recent import Recent
 from .refusal import Refusal

@@ -5,10 +5,10 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from ..observe.heads import heads_of
-from ..observe.json_numbers import plain
-from ..observe.kept import Summaries
-from ..observe.tiles import BUDGET, Tiles
+from ..recording.heads import heads_of
+from ..recording.kept import Summaries
+from ..tiles import BUDGET, Tiles
+from ..trace.json_numbers import plain
 from .asked import Asked
 from .refusal import not_kept
 from .run import Looked

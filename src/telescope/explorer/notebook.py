@@ -9,7 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 from ..models import Model
-from ..observe import Recording
+from ..recording.recording import Recording
 from .api import JSON, Api
 from .asked import Asked
 from .export import exported, page

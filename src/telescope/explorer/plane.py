@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from ..observe.geometry import cosines, plane
-from ..observe.json_numbers import plain
+from ..trace.geometry import cosines, plane
+from ..trace.json_numbers import plain
 from .asked import Asked
 from .run import Looked
 from .walk import sequence

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from ..attention import Pairs, softmax
-from ..observe import Recording
-from ..observe.kept import Call, Steps, Summaries
-from ..observe.one_head import OneHead, one_head
-from ..observe.words import Words
+from ..recording.kept import Call, Steps, Summaries
+from ..recording.one_head import one_head
+from ..recording.recording import Recording
+from ..tiles.one_head import OneHead
+from ..trace.words import Words
 from ..words import hint
 from .refusal import not_kept
 

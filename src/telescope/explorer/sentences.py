@@ -10,10 +10,10 @@ from tokenizers import Tokenizer
 
 from ..decoding import Written
 from ..models import GPT, Encoder, Model, Transformer
-from ..observe import watch
-from ..observe.words import Words
 from ..tasks.explaining.looking import Looking, sentence, source_words, words
 from ..tasks.writing.rewrite import longest, rewrite, tokens
+from ..trace.words import Words
+from ..watch.watch import watch
 from .refusal import Refusal
 from .run import Looked, Run
 

@@ -14,8 +14,8 @@ import torch
 import uvicorn
 from starlette.types import ASGIApp
 
-from ..models.files import paths
-from ..observe.saved.manifest import FILE
+from ..files import paths
+from ..recording.saved.manifest import FILE
 from .api import Api
 from .app import app
 from .connections import Connection

@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
-from ..observe.closely import Closely, closely
-from ..observe.json_numbers import number, plain
-from ..observe.one_head import OneHead
+from ..recording.row_in_float64 import Closely, closely
+from ..tiles.one_head import OneHead
+from ..trace.json_numbers import number, plain
 from .asked import Asked
 from .refusal import unknown
 from .run import Looked

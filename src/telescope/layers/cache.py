@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..attention import Attention, Mask, padding
 from ..attention.positions import Rotation
+from ..attention.restrict import written
 from ..attention.values import identity
-from ..attention.written import written
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,8 @@
 """Whole models, made of layers: each with a config, its attention, a cache to decode with, and a loss to learn by."""
 
+from ..files.errors import LoadError
 from .config import Config
 from .encoder import Encoder, EncoderConfig
-from .files.errors import LoadError
 from .files.huggingface import export
 from .files.load import load
 from .gpt import GPT, GPTConfig

@@ -27,6 +27,6 @@ class Model(nn.Module):
 
         The folder is there whole or not at all. One that was saved before is replaced; any other is left alone.
         """
-        from .files.save import save  # it knows all models, and each of them is a Model
+        from .files.save import save
 
         save(self, path)

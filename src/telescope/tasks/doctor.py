@@ -21,8 +21,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from .. import __version__
 from ..attention import Attention, causal, window
 from ..engines import chunked, flex, reference, sdpa
-from ..observe import Survey, survey
-from ..observe.survey import ENGINES as SURVEYS
+from ..survey import ENGINES as SURVEYS
+from ..survey import Survey, survey
 
 SIZE = (1, 4, 261, 64)  # batch, heads, position, feature: longer than a kernel's tile, and odd
 TIMED = {"cpu": (1, 8, 1024, 64), "cuda": (1, 16, 4096, 128)}

@@ -12,10 +12,11 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from .. import decoding
+from ..files import paths
 from ..models import GPT, Encoder, Model, Transformer, load
-from ..models.files import paths
 from ..models.files.load import found, read_tokenizer
-from ..observe import Recording, watch
+from ..recording.recording import Recording
+from ..watch.watch import watch
 
 Progress = Callable[[str, int, int], object]  # what is done, how much of it, of how much
 

@@ -15,9 +15,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..models.files import paths
-from ..models.files.tensors import in_file
-from ..models.files.whole import write_json, written_whole
+from ..files import paths
+from ..files.atomic import write_json, written_whole
+from ..files.safetensors import in_file
 from .errors import TrainingError
 
 STATE = "state.json"

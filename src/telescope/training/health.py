@@ -7,7 +7,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..models import Model
-from ..observe import Survey, watch
+from ..survey import Survey
+from ..watch.watch import watch
 from .batch import IGNORE, Pair
 from .objectives import Objective
 

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ..files.definitions import must_be_savable, told
 from ..layers.definition import Defined
 from ..models import Model
-from ..models.files.definitions import must_be_savable, told
 from ..models.files.save import own_definition
 from . import checkpoint, gather, random
 from .average import Average

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ...attention import Attention
+from ...files.errors import LoadError
+from ...files.safetensors import Tensors
 from ..config import Config
 from ..model import Model
-from .errors import LoadError
-from .tensors import Tensors
 
 
 def empty(kind: type[Model], config: Config, attention: Attention | None = None) -> Model:

@@ -6,9 +6,9 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-from .errors import LoadError
+from ...files.errors import LoadError
+from ...files.safetensors import Tensors
 from .table import Row, weights_of
-from .tensors import Tensors
 
 
 def fill(

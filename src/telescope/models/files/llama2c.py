@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
+from ...files import paths
+from ...files.errors import LoadError
+from ...files.safetensors import InMemory, Tensors
 from ..gpt import GPT, GPTConfig
 from ..model import Model
 from ..special import Special
-from . import paths
 from .build import described
-from .errors import LoadError
 from .fill import fill
 from .table import Row, row, rows_for
-from .tensors import InMemory, Tensors
 
 HEADER = struct.Struct("<7i")
 SIZES = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "seq_len")

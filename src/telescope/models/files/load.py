@@ -8,13 +8,15 @@ import torch
 from tokenizers import Tokenizer
 
 from ...attention import Attention, values
+from ...files import paths
+from ...files import safetensors as tensors
+from ...files.definitions import meant, must_be_savable
+from ...files.errors import LoadError
 from ...words import hint, near
 from ..model import Model
 from ..shipped import by_name, shipped
-from . import huggingface, llama2c, paths, tensors
+from . import huggingface, llama2c
 from .build import described
-from .definitions import meant, must_be_savable
-from .errors import LoadError
 from .fill import fill
 from .kinds import CONFIGS, DEFINED, FORMAT, KINDS
 from .special import special

@@ -8,13 +8,13 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from ...attention import Attention
+from ...files.atomic import WRITTEN_BY, write_json, written_whole
+from ...files.definitions import must_be_savable, told
+from ...files.safetensors import SINGLE
 from ..model import Model
 from .build import empty
-from .definitions import must_be_savable, told
 from .kinds import DEFINED, FORMAT, KINDS
 from .table import weights_of
-from .tensors import SINGLE
-from .whole import WRITTEN_BY, write_json, written_whole
 
 
 def save(model: Model, path: str | os.PathLike[str]) -> None:

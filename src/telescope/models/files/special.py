@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ...files.errors import LoadError
 from ...words import hint
 from ..special import Special
-from .errors import LoadError
 
 
 def special(given: Mapping[str, Any], file: Path, vocabulary: int | None = None) -> Special:

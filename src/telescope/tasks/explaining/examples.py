@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ...attention import Attention, causal
 from ...attention.definition import Normalizer
-from ...observe import Trace, trace
-from ...observe.geometry import nearness
+from ...trace.geometry import nearness
+from ...trace.trace import Trace, trace
 
 BOOK = "the numbers are those of Raschka, Build a Large Language Model, chapter 3"
 DRAWN = "the notes draw this without numbers: the vectors are constructed by hand, not learned"

@@ -5,7 +5,7 @@ from rich.rule import Rule
 from rich.text import Text
 from torch import Tensor
 
-from ...observe.table import lines, table
+from ...trace.terminal import lines, table
 from .examples import Example, Scene
 
 

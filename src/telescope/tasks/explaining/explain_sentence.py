@@ -5,7 +5,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from ...observe.table import inset
+from ...trace.terminal import inset
 from .sentence import Explained, Scene
 from .show import JOINED, shares, show
 

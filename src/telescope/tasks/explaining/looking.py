@@ -13,10 +13,11 @@ from ...decoding import Written
 from ...decoding.line import Reader
 from ...decoding.writers import must_start
 from ...models import GPT, Model, Transformer
-from ...observe import Recording, Trace, watch
-from ...observe.names import chosen
-from ...observe.recording import Watched
-from ...observe.words import Span, Words
+from ...recording.names import chosen
+from ...recording.recording import Recording, Watched
+from ...trace.trace import Trace
+from ...trace.words import Span, Words
+from ...watch.watch import watch
 from ..writing.rewrite import must_rewrite, tokens
 from ..writing.write_on import beginning
 

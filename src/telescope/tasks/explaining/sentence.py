@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ...decoding import Written
 from ...models import Model, Transformer
-from ...observe.words import Words
+from ...trace.words import Words
 from ...words import hint
 from ..writing.rewrite import longest, rewrite, tokens
 from .looking import Looking, sentence

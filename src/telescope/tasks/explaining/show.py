@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from ...observe.table import Fitting, cell, inset
+from ...trace.terminal import Fitting, cell, inset
 from .looking import Looking
 
 LONGEST = 16  # letters of a word

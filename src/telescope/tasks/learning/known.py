@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from ...models.files import paths
+from ...files import paths
 from ...words import hint, near, one_line
 from .generate import GENERATE
 from .recall.task import RECALL

@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from ....files import paths
+from ....files.errors import LoadError
+from ....files.safetensors import Tensors
 from ...encoder import Encoder, EncoderConfig
-from .. import paths
-from ..errors import LoadError
 from ..table import Row, linear, row
-from ..tensors import Tensors
 from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, only
 from .fields import Fields
 

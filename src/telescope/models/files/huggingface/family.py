@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
+from ....files.safetensors import Tensors
 from ...config import Config
 from ...model import Model
 from ..table import Row, weights_of
-from ..tensors import Tensors
 from .fields import Fields
 
 Reader = Callable[[Fields, Tensors], Config]

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import LoadError
+from ....files.errors import LoadError
 
 # Fields that do not change the numbers of a model.
 # fmt: off

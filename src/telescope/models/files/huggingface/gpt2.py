@@ -4,9 +4,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ....files.safetensors import Tensors
 from ...gpt import GPT, GPTConfig
 from ..table import Row, linear, row
-from ..tensors import Tensors
 from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, only
 from .fields import Fields
 

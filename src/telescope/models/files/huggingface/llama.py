@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....files.safetensors import Tensors
 from ....layers import MultiHeadAttention
 from ...gpt import GPT, GPTConfig
 from ...model import Model
 from ..table import Row, linear, row, weights_of
-from ..tensors import Tensors
 from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Reader, Writer, only
 from .fields import Fields
 

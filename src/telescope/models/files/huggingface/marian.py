@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from ....attention import sinusoidal
+from ....files.errors import LoadError
+from ....files.safetensors import Tensors
 from ...transformer import Transformer, TransformerConfig
-from ..errors import LoadError
 from ..table import Row, linear, row
-from ..tensors import Tensors
 from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, only
 from .fields import Fields
 

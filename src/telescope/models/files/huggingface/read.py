@@ -8,16 +8,17 @@ from typing import Any
 
 import torch
 
+from ....files import paths
+from ....files import safetensors as tensors
+from ....files.errors import LoadError
+from ....files.safetensors import Tensors
 from ...model import Model
 from ...special import Special
 from ...transformer import Transformer
-from .. import paths, tensors
 from ..build import described
-from ..errors import LoadError
 from ..fill import fill
 from ..special import special
 from ..table import rows_for
-from ..tensors import Tensors
 from .families import FAMILIES
 from .family import Family
 from .fields import Fields

@@ -6,14 +6,14 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ....files.atomic import WRITTEN_BY, write_json, written_whole
+from ....files.safetensors import SINGLE
 from ...encoder import Encoder
 from ...gpt import GPT
 from ...model import Model
 from ...transformer import Transformer
 from ..save import must_be_its_config, write_tokenizer
 from ..table import rows_for
-from ..tensors import SINGLE
-from ..whole import WRITTEN_BY, write_json, written_whole
 from . import llama
 from .bert import BERT
 from .family import Family

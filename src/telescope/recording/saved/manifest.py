@@ -1,0 +1,182 @@
+"""What recording.json says of a call, and which tensors it must then have."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ...attention import Attention, Bias, Mask
+from ...attention.mask import Combination, Opposite
+from ...attention.restrict import Numbering, Renumbered, RenumberedBias, SomeHeads, SomeQueries, SomeSequences
+from ...files.errors import LoadError
+from ...files.safetensors import DTYPES
+from ..head_shares import COUNTS, NAMES
+from ..kept import Facts
+
+FILE = "recording.json"
+KIND, VERSION = "telescope recording", 1
+
+Shape = tuple[int | None, ...]  # None is any
+IDS = ("top_keys", "query_ids", "key_ids")  # whole numbers; all else is floating-point
+LARGEST = 2**31  # of a size: tensors of such sizes can still be described
+
+
+FLOATS = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
+
+
+def must_have(keep: str, facts: Facts) -> dict[str, Shape]:
+    """The tensors a call of this kind has at least, and their shapes."""
+    (batch, key_heads, d_q, d_k), heads = facts.shape, len(facts.heads)
+    keys, rows = facts.size[1], facts.size[0] if facts.rows is None else len(facts.rows)
+    if keep == "summaries":
+        return {
+            "received": (batch, heads, keys),
+            "entropy": (batch, heads, rows),
+            "top_weights": (batch, heads, rows, None),
+            "top_keys": (batch, heads, rows, None),
+        }
+    kept: dict[str, Shape] = {"queries": (batch, heads, rows, d_q), "keys": (batch, key_heads, keys, d_k)}
+    return kept | ({"values": (batch, key_heads, keys, None)} if keep == "steps" else {})
+
+
+def may_have(keep: str, facts: Facts) -> dict[str, Shape]:
+    """Those that some have."""
+    (batch, _, _, _), (queries, keys) = facts.shape, facts.size
+    rows = queries if facts.rows is None else len(facts.rows)
+    return {
+        "query_ids": (batch, queries),
+        "key_ids": (batch, keys),
+        "lse": (batch, len(facts.heads), rows),
+        "map": (batch, len(facts.heads), *(facts.recorded or (None, None))),
+        "shares": (batch, len(facts.heads), len(NAMES) + len(COUNTS)),
+        "before": (batch, None, None),
+        "after": (batch, None, None),
+    }
+
+
+def facts_to_json(facts: Facts) -> dict[str, Any]:
+    return {
+        "heads": list(facts.heads),
+        "dropout": facts.dropout,
+        "queries": facts.size[0],
+        "keys": facts.size[1],
+        "rows": facts.rows,
+        "batch": facts.shape[0],
+        "key_heads": facts.shape[1],
+        "d_q": facts.shape[2],
+        "d_k": facts.shape[3],
+        "dtype": str(facts.dtype).removeprefix("torch."),
+        "engine": facts.engine,
+        "map": None if facts.recorded is None else list(facts.recorded),
+        "across": facts.across,
+    }
+
+
+def facts_of_json(name: str, said: Any, attention: Attention, where: str) -> Facts:
+    match said:
+        case {
+            "heads": [*heads],
+            "dropout": int() | float() as dropout,
+            "queries": queries,
+            "keys": keys,
+            "rows": None | list() as rows,
+            "batch": batch,
+            "key_heads": key_heads,
+            "d_q": d_q,
+            "d_k": d_k,
+            "dtype": str(dtype),
+            "engine": None | str() as engine,
+            "map": None | [_, _] as pooled,
+        } if (
+            all(_is_size(number) for number in (*heads, queries, keys, batch, key_heads, d_q, d_k, *(pooled or ())))
+            and 0 <= dropout <= 1
+            and len(set(heads)) == len(heads)
+            and dtype in FLOATS
+            and all(_is_size(row) and row < queries for row in rows or ())
+            and isinstance(said.get("across"), bool | None)  # a recording of before does not say
+        ):
+            pass
+        case _:
+            raise LoadError(f"{where} does not say what a call of an attention is: {str(said)[:80]}")
+    facts = Facts(
+        name=name,
+        heads=tuple(heads),
+        dropout=float(dropout),
+        attention=attention,
+        size=(queries, keys),
+        rows=rows,
+        shape=(batch, key_heads, d_q, d_k),
+        dtype=FLOATS[dtype],
+        device=torch.device("cpu"),
+        engine=engine,
+        recorded=None if pooled is None else (pooled[0], pooled[1]),
+        across=said.get("across"),
+    )
+    if len(heads) % max(key_heads, 1) or (heads and not key_heads):
+        raise LoadError(f"{where}: key_heads={key_heads} does not divide its {len(heads)} heads")
+    if batch * max(len(heads), 1) * max(queries, keys, 1) * max(d_q, d_k, 1) >= LARGEST**2:
+        raise LoadError(f"{where} speaks of more numbers than a tensor can hold")
+    sizes = {"batch": batch, "heads": len(heads), "queries": queries, "keys": keys}
+    try:
+        attention.check(**sizes, d_q=d_q, d_k=d_k)
+        for part in (attention.mask, attention.bias):
+            _check_numbers(part, **sizes)
+    except (TypeError, ValueError) as problem:
+        raise LoadError(f"{where}: its definition does not fit it: {problem}") from None
+    return facts
+
+
+def _is_size(number: object) -> bool:
+    return type(number) is int and 0 <= number < LARGEST
+
+
+def _check_numbers(part: object, **size: int) -> None:
+    """Raise a ValueError where a mask or a bias of a whole is asked about another part than it was made for."""
+    for inner in _inside(part):
+        _check_numbers(inner, **size)
+    if not isinstance(part, Renumbered | RenumberedBias):
+        return
+    axes: dict[type[Numbering], str] = {SomeHeads: "heads", SomeQueries: "queries", SomeSequences: "batch"}
+    axis, numbering = axes.get(type(part.numbering)), part.numbering
+    which: Any = getattr(numbering, "which", ())
+    if axis is not None and len(which) != size[axis]:
+        raise ValueError(f"{type(numbering).__name__} numbers {len(which)} of {axis}, and there are {size[axis]}")
+    if isinstance(numbering, SomeQueries) and numbering.of[1] != size["keys"]:
+        raise ValueError(f"{type(numbering).__name__} is of {numbering.of[1]} keys, and there are {size['keys']}")
+    _check_numbers(part.mask if isinstance(part, Renumbered) else part.bias, **numbering.whole(**size))
+
+
+def _inside(part: object) -> Iterator[Mask | Bias]:
+    if isinstance(part, Combination):
+        yield from part.masks
+    elif isinstance(part, Opposite):
+        yield part.mask
+
+
+def must_be_told_right(keep: str, facts: Facts, header: dict[str, tuple[str, tuple[int, ...]]], where: str) -> None:
+    """Raise a LoadError where the tensors are not those that the manifest speaks of."""
+    needed, possible = must_have(keep, facts), may_have(keep, facts)
+    for name, shape in needed.items():
+        if name not in header:
+            raise LoadError(f'{where} has no tensor "{name}", which keep="{keep}" keeps')
+        _must_fit(name, header[name][1], shape, where)
+    for name, (kind, shape) in header.items():
+        if name.startswith("attention."):
+            continue
+        if name in possible:
+            _must_fit(name, shape, possible[name], where)
+        elif name not in needed:
+            raise LoadError(f'{where} has a tensor "{name}", which no recording has')
+        if (kind[0] == "I") != (name in IDS) or (name not in IDS and kind not in DTYPES):
+            right = "whole numbers" if name in IDS else f"one of {', '.join(DTYPES)}"
+            raise LoadError(f'{where}: tensor "{name}" is {kind}, and {right} would be right')
+    if keep == "summaries" and header["top_keys"][1] != header["top_weights"][1]:
+        raise LoadError(f'{where}: tensors "top_keys" and "top_weights" have different shapes')
+    if (facts.recorded is None) != ("map" not in header):
+        raise LoadError(f"{where} has a map and {FILE} says none, or the other way round")
+
+
+def _must_fit(name: str, shape: tuple[int, ...], wanted: Shape, where: str) -> None:
+    if len(shape) != len(wanted) or any(want not in (None, have) for have, want in zip(shape, wanted, strict=True)):
+        said = ["any" if size is None else size for size in wanted]
+        raise LoadError(f'{where}: tensor "{name}" has shape {list(shape)}, and {FILE} speaks of {said}')

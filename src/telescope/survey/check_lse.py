@@ -1,0 +1,63 @@
+"""Whether an lse that was passed in is the one of these scores: some rows are summed, to see whether they come to 1."""
+
+from math import inf, log
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..attention import Attention
+from ..attention.values import has_numbers
+from .rows import masked_rows
+
+ROWS = 3  # or four, looked at in the first and in the last head of the first and the last sequence
+
+
+def check_lse(queries: Tensor, lse: Tensor) -> None:
+    """Raise a TypeError or ValueError, one sentence, where it cannot be one."""
+    if not isinstance(lse, Tensor) or not lse.is_floating_point():
+        kind = lse.dtype if isinstance(lse, Tensor) else type(lse).__name__
+        raise TypeError(f"lse is a float tensor, the log of each row's sum of exponentials, not {kind}")
+    if lse.shape != queries.shape[:3]:
+        raise ValueError(
+            f"lse has shape {tuple(lse.shape)}; it must be (batch, heads, query) = {tuple(queries.shape[:3])}"
+        )
+    if lse.device != queries.device:
+        raise ValueError(f"lse is on {lse.device}, queries on {queries.device}; move one of them")
+
+
+def check_sums(queries: Tensor, keys: Tensor, attention: Attention, lse: Tensor) -> None:
+    """Raise a ValueError, one sentence, where the weights of some rows do not sum to one."""
+    if not lse.numel() or not keys.shape[-2] or not has_numbers(lse):
+        return
+    batch, heads, rows = (
+        range(0, size, max(1, (size - 1) // apart)) for size, apart in zip(lse.shape, (1, 1, ROWS - 1), strict=True)
+    )
+    some = torch.arange(rows.start, rows.stop, rows.step, device=lse.device)
+    scores = masked_rows(queries, keys, attention, some, range(keys.shape[-2]), batch, heads)
+    scores = _with_sink(scores, attention, heads)
+    logs = lse[:: batch.step, :: heads.step, :: rows.step, None].to(scores.dtype)
+    sums, by_two = (torch.exp(scores - unit * logs).sum(-1) for unit in (1.0, log(2.0)))
+    largest = scores.masked_fill(scores == -torch.inf, 0.0).abs().amax(-1)
+    told = torch.stack([sums, by_two, largest, scores.amax(-1)]).flatten(1).T.tolist()  # one wait for the GPU
+    rounding = max(torch.finfo(lse.dtype).eps, torch.finfo(queries.dtype).eps)
+    seeing = [(total, other, 1e-3 + (8.0 + most) * rounding) for total, other, most, top in told if top > -inf]
+    wrong = [total for total, _, slack in seeing if not abs(total - 1.0) <= slack]
+    if wrong:
+        why = (
+            "it looks like one of base 2: multiply it by ln 2"
+            if all(abs(other - 1.0) <= slack for _, other, slack in seeing)
+            else "it belongs to other queries, keys or another definition; leave lse out and it is computed"
+        )
+        raise ValueError(f"with this lse the weights of a row sum to {wrong[0]:.4g}, not 1; {why}")
+
+
+def _with_sink(
+    masked: Float[Tensor, "batch head row key"], attention: Attention, heads: range
+) -> Float[Tensor, "batch head row key_and_sink"]:
+    """The sink is one more score."""
+    if attention.sink is None:
+        return masked
+    sink = torch.as_tensor(attention.sink, dtype=masked.dtype, device=masked.device).flatten()
+    sink = sink[:: heads.step] if len(sink) > 1 else sink
+    return torch.cat([masked, sink[:, None, None].expand(*masked.shape[:3], 1)], -1)

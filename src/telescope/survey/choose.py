@@ -1,0 +1,28 @@
+"""Which engine runs a survey. Each has `cannot`, `summarize` and `pool`."""
+
+from types import ModuleType
+
+from torch import Tensor
+
+from ..attention import Attention
+from ..words import hint
+from . import chunked, reference, triton
+
+ENGINES: dict[str, ModuleType] = {  # the first that can run it does
+    "triton": triton,
+    "chunked": chunked,
+    "reference": reference,
+}
+
+
+def choose(queries: Tensor, keys: Tensor, attention: Attention, top: int, engine: str | None) -> str:
+    """The engine that was asked for, or the first that can."""
+    if engine is None:
+        return next(name for name in ENGINES if ENGINES[name].cannot(queries, keys, attention, top) is None)
+    if engine not in ENGINES:
+        raise ValueError(f'there is no engine "{engine}"; {hint(engine, ENGINES)}')
+    obstacle = ENGINES[engine].cannot(queries, keys, attention, top)
+    if obstacle:
+        formula = attention.formula(keys.shape[-1])
+        raise ValueError(f'engine="{engine}" cannot survey {formula}: {obstacle}; leave engine out, or use "chunked"')
+    return engine
