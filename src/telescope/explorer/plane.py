@@ -8,13 +8,13 @@ from .asked import Asked
 from .run import Looked
 from .walk import sequence
 
-MOST, SMALL = 512, 64
+MOST_POINTS, SMALL = 512, 64
 
 
 def geometry(looked: Looked, asked: Asked, layer: int) -> dict[str, Any]:
     looked.must_have("geometry")
     b, rows = sequence(looked, asked), looked.call.facts.rows
-    some = asked.stretch(looked.size[0], MOST)
+    some = asked.stretch(looked.size[0], MOST_POINTS)
     which = list(some) if rows is None else [rows[i] for i in some]
     before, after = looked.call.before[b, which], looked.call.after[b, which]
     flat = plane(before, after)

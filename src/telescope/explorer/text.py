@@ -6,13 +6,13 @@ from .asked import Asked
 from .run import Looked
 from .walk import sequence
 
-MOST = 4096
+MOST_TOKENS = 4096
 
 
 def tokens(looked: Looked, asked: Asked, layer: int) -> dict[str, Any]:
     axis, b = asked.word("axis", ("q", "k")), sequence(looked, asked)
     there = looked.size[0 if axis == "q" else 1]
-    some = asked.stretch(there, MOST)
+    some = asked.stretch(there, MOST_TOKENS)
     words = looked.words(axis)
     of = None if words is None else words.of[some.start : some.stop]
     names = None if words is None or not of else list(words.names[of[0] : of[-1] + 1])

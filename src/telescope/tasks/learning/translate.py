@@ -12,7 +12,8 @@ from ...layers.check import one_of
 from ...models import Model
 from ...models import config as fits
 from ...models.config import Config
-from ...text.corpora import TRANSLATIONS, Pair, Split, multi30k
+from ...text.corpora import TRANSLATIONS, Pair, Split
+from ...text.corpora.multi30k import codes
 from ...text.tokenizer import from_codes
 from . import metrics
 from .pairs import Column, PairsRecipe, Pieces, answers, predictions, work
@@ -60,7 +61,7 @@ class TranslationPieces(Pieces):
     kind: Literal["bpe", "multi30k"] = "bpe"
 
     def learn(self, texts: Sequence[str], data: Path) -> Tokenizer:
-        return from_codes(multi30k.codes(data), texts) if self.kind == "multi30k" else super().learn(texts, data)
+        return from_codes(codes(data), texts) if self.kind == "multi30k" else super().learn(texts, data)
 
 
 @dataclass(frozen=True)

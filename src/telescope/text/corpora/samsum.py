@@ -8,21 +8,21 @@ from random import Random
 from .files import Split, records, set_folder
 from .pair import Pair
 
-SOURCE = "arxiv.org/abs/1911.12237 (ancillary files)"
-NAMES: dict[Split, str] = {"train": "train", "validation": "val", "test": "test"}
+SAMSUM_SOURCE = "arxiv.org/abs/1911.12237 (ancillary files)"
+SAMSUM_FILES: dict[Split, str] = {"train": "train", "validation": "val", "test": "test"}
 HELD_OUT: tuple[Split, ...] = ("validation", "test")
 SPEAKER = re.compile(r"^([A-Z][a-z]{2,}):", re.MULTILINE)
-KNOWN = 3  # chats that somebody must speak in to lend a name
+SAMSUM_KNOWN = 3  # chats that somebody must speak in to lend a name
 
 
 def dialogues(data: Path, split: Split) -> list[Pair]:
     """Chats with a line for everything said, "Tom: hi". Those of validation and test that are in train too, with
     another summary, are no part of train here."""
-    folder = set_folder(data, "samsum", SOURCE)
-    pairs = _pairs(folder, split)
+    folder = set_folder(data, "samsum", SAMSUM_SOURCE)
+    pairs = _dialogues(folder, split)
     if split != "train":
         return pairs
-    held_out = {pair.source for other in HELD_OUT for pair in _pairs(folder, other)}
+    held_out = {pair.source for other in HELD_OUT for pair in _dialogues(folder, other)}
     return [pair for pair in pairs if pair.source not in held_out]
 
 
@@ -32,7 +32,7 @@ def renamed(pairs: list[Pair], seed: int) -> list[Pair]:
     What a summary says about somebody is true whatever the name; only copying the name from the chat gives it away.
     """
     speaking = Counter(name for pair in pairs for name in set(SPEAKER.findall(pair.source)))
-    names = sorted(name for name, count in speaking.items() if count >= KNOWN)
+    names = sorted(name for name, count in speaking.items() if count >= SAMSUM_KNOWN)
     random = Random(seed)
     return [_renamed(pair, names, random) for pair in pairs]
 
@@ -48,8 +48,8 @@ def _renamed(pair: Pair, names: list[str], random: Random) -> Pair:
     return Pair(source, tuple(targets))
 
 
-def _pairs(folder: Path, split: Split) -> list[Pair]:
-    texts = records(folder / f"{NAMES[split]}.json", "dialogue", "summary")
+def _dialogues(folder: Path, split: Split) -> list[Pair]:
+    texts = records(folder / f"{SAMSUM_FILES[split]}.json", "dialogue", "summary")
     cleaned = ((_lines(dialogue), summary.strip()) for dialogue, summary in texts)
     return [Pair(dialogue, (summary,)) for dialogue, summary in cleaned if dialogue and summary]
 
