@@ -52,15 +52,9 @@ RECORDING = [
 ]
 LOOKING = ["telescope.tiles", "telescope.watch.huggingface"]
 MODELS = [f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong", "parts", "transformer")]
-TRAINING = [
-    f"telescope.training.{name}"
-    for name in ("agreement", "batch", "examples", "gapped", "health", "learner", "objectives", "windows")
-]
-DECODING = [f"telescope.decoding.{name}" for name in ("beam", "choose", "ready", "top", "writers")]
-TASKS = [
-    f"telescope.tasks.{name}"
-    for name in ("explaining.looking", "explaining.show", "learning.recall.corruption", "learning.recall.data")
-]
+TRAINING = [f"telescope.training.{name}" for name in ("batch", "examples", "health", "objectives", "windows")]
+DECODING = [f"telescope.decoding.{name}" for name in ("beam", "choose", "ready", "writers")]
+TASKS = [f"telescope.tasks.{name}" for name in ("explaining.looking", "explaining.show", "learning.recall_data")]
 HOOKED = (
     *ATTENTION,
     *ENGINES,

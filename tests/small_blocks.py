@@ -28,7 +28,7 @@ SIZES: dict[str, dict[str, Any]] = {  # each module that reads a size, since a s
     "telescope.tiles.scores": {"ROWS": 3, "BLOCK": 12},
 }
 OTHERS = {  # sizes by these names that are not shrunk here, and why
-    "telescope.decoding.top": "tests/properties/test_decoding.py crosses it: 64 words of a vocabulary",
+    "telescope.decoding.choose": "tests/properties/test_decoding.py crosses it: 64 words of a vocabulary",
     "telescope.engines.tables": "FEW is how many numbers make a tensor worth comparing, and nothing is cut by it",
     "telescope.models.loss_kernel": "tests/agreement/test_loss.py shrinks its BLOCK; a program reads one row of logits",
     "telescope.trace.html": "rows of a page",

@@ -16,7 +16,7 @@ from telescope.layers import (
     SelfAttention,
     SynthesizerAttention,
 )
-from telescope.layers.heads import join_heads
+from telescope.layers.attend import join_heads
 
 D = 8
 causal = ts.Attention(mask=ts.causal)

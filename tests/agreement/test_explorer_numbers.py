@@ -387,8 +387,8 @@ def test_what_a_summary_has_is_told_and_what_it_lacks_is_said():
 
 
 def test_heads_of_a_long_text_are_sampled_and_say_so(monkeypatch):
-    monkeypatch.setattr("telescope.explorer.multiples.EXACT", 1)
-    monkeypatch.setattr("telescope.explorer.multiples.BUDGET", 1)
+    monkeypatch.setattr("telescope.explorer.views.EXACT", 1)
+    monkeypatch.setattr("telescope.explorer.views.BUDGET", 1)
     asked, run = serving(recorded(400))
     told = got(asked, f"/runs/{run}/heads", l=0)
     assert (told["rows"], told["columns"], told["habits"]) == (25, 25, None)

@@ -7,9 +7,8 @@ from torch.testing import assert_close
 
 from learning import gpt, luong, pairs, transformer
 from telescope.training import Examples, Training, language, translation
-from telescope.training.agreement import agreeing, twice
 from telescope.training.batch import IGNORE
-from telescope.training.learner import Learner
+from telescope.training.objectives import Learner, agreeing, twice
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 

@@ -24,7 +24,7 @@ from telescope.training import (
     objectives,
 )
 from telescope.training.health import health
-from telescope.training.learner import Learner
+from telescope.training.objectives import Learner
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 

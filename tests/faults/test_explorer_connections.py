@@ -10,7 +10,7 @@ import pytest
 import uvicorn
 
 from exploring import recorded, serving
-from telescope.explorer import connections
+from telescope.explorer import server as connections
 from telescope.explorer.app import WAITING, app
 from telescope.explorer.guard import Guard
 from telescope.explorer.server import configured

@@ -141,7 +141,7 @@ def test_data_that_are_broken(tmp_path, name, file, contents, said):
 
 
 def test_a_packed_file_that_unpacks_to_gigabytes(tmp_path, monkeypatch):
-    monkeypatch.setattr("telescope.text.corpora.files.LARGEST", 1 << 24)
+    monkeypatch.setattr("telescope.text.corpus_files.LARGEST", 1 << 24)
     packed = tmp_path / "tatoeba_de_en" / "deu.txt.gz"
     packed.parent.mkdir()
     packed.write_bytes(gzip.compress(bytes(1 << 20)) * 4096)

@@ -13,9 +13,9 @@ from learning import gpt, learn, losses, luong, pairs, transformer
 from telescope import training
 from telescope.models import LoadError
 from telescope.training import Examples, Logged, Saved, Training, TrainingError, Windows
-from telescope.training.learner import Learner
-from telescope.training.shard import shard
-from telescope.training.tensorboard import tensorboard
+from telescope.training.events import tensorboard
+from telescope.training.objectives import Learner
+from telescope.training.processes import shard
 from telescope.training.validation import Better
 
 pytestmark = pytest.mark.usefixtures("on_cpu")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from telescope.trace.colour import background, ink, luminance
+from telescope.trace.numbers import background, ink, luminance
 
 PAGE = (Path(__file__).parents[2] / "web/parts/colour.js").read_text()
 

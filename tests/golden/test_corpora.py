@@ -4,9 +4,8 @@ import pytest
 
 import corpora
 from data import DATA, folder
-from telescope.text.corpora import SUMMARIES, TEXTS, TRANSLATIONS, Pair, data_folder
-from telescope.text.corpora.samsum import renamed
-from telescope.text.corpora.tatoeba import split_of
+from telescope.text.corpora import SUMMARIES, TEXTS, TRANSLATIONS, Pair, renamed, split_of
+from telescope.text.corpus_files import data_folder
 
 
 @pytest.fixture(scope="module")

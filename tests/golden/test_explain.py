@@ -7,8 +7,7 @@ import torch
 from torch.testing import assert_close
 
 import telescope as ts
-from telescope.tasks.explaining.examples import EXAMPLES
-from telescope.tasks.explaining.explain import explain
+from telescope.tasks.explaining.examples import EXAMPLES, explain
 from telescope.trace.terminal import text
 
 

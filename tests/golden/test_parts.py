@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telescope.tasks.writing.parts import apart, sentences, together
+from telescope.tasks.writing.rewrite import apart, sentences, together
 
 
 @pytest.mark.parametrize(

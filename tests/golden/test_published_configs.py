@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from telescope.files.safetensors import Tensors
-from telescope.models.files.build import described
-from telescope.models.files.huggingface.families import FAMILIES
-from telescope.models.files.huggingface.fields import Fields
+from telescope.models.saved.build import described
+from telescope.models.saved.huggingface.fields import Fields
+from telescope.models.saved.huggingface.read import FAMILIES
 
 GPT2 = {
     "activation_function": "gelu_new",

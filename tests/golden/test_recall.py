@@ -7,10 +7,8 @@ import torch
 
 from data import folder
 from telescope.tasks.learning.known import read
-from telescope.tasks.learning.recall.corruption import Spans, corrupt, spans
-from telescope.tasks.learning.recall.data import Lines
-from telescope.tasks.learning.recall.task import prepare, score, to_be_learnt
-from telescope.tasks.learning.recall.vocabulary import encode, vocabulary
+from telescope.tasks.learning.recall import prepare, score, to_be_learnt
+from telescope.tasks.learning.recall_data import Lines, Spans, corrupt, encode, spans, vocabulary
 from telescope.text.corpora import Pair
 from telescope.training import Training
 from telescope.training.batch import IGNORE

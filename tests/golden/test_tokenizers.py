@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 import corpora
 from data import DATA, folder
 from telescope.models import Special
-from telescope.text.corpora.files import lines
-from telescope.text.corpora.multi30k import codes
+from telescope.text.corpora import codes
+from telescope.text.corpus_files import lines
 from telescope.text.tokenizer import bpe, characters, encode, from_codes, special
 
 TEXTS = ["low lower lowest", "new newer newest 2018", "Größe\nund „Maß“"]

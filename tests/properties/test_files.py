@@ -314,7 +314,7 @@ def test_interrupted_save_leaves_what_was_there(tmp_path, monkeypatch, error, st
     def interrupted(*_, **__):
         raise error
 
-    monkeypatch.setattr(f"telescope.models.files.save.{step}", interrupted)
+    monkeypatch.setattr(f"telescope.models.model.{step}", interrupted)
     with pytest.raises(type(error)):
         small().save(tmp_path / "saved")
     with pytest.raises(type(error)):
@@ -356,16 +356,16 @@ def test_replaced_in_one_step(tmp_path, exchange):
 
 KILLED = """
 import os, signal, sys
-from telescope.models.files import whole
+from telescope.files import atomic
 place, moment = sys.argv[1:]
 def killed(*_, **__): os.kill(os.getpid(), signal.SIGKILL)
 if moment == "between":
-    whole._exchange = lambda one, other: False
-    rename = whole.Path.rename
-    whole.Path.rename = lambda old, new: killed() if ".new-" in old.name else rename(old, new)
+    atomic._exchange = lambda one, other: False
+    rename = atomic.Path.rename
+    atomic.Path.rename = lambda old, new: killed() if ".new-" in old.name else rename(old, new)
 else:
-    whole.shutil.rmtree = killed
-with whole.written_whole(place, lambda _: None) as folder:
+    atomic.shutil.rmtree = killed
+with atomic.written_whole(place, lambda _: None) as folder:
     (folder / "number").write_text("2")
     if moment == "before":
         killed()

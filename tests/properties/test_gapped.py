@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telescope.training import IGNORE, Gapped, Training
-from telescope.training.gapped import LONGEST, SHARE, with_gaps
+from telescope.training.windows import LONGEST, SHARE, with_gaps
 
 START = 2
 

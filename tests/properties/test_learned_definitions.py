@@ -13,7 +13,7 @@ from learning import END, START, WORDS, learn, learned, pairs, transformer
 from telescope import layers, training
 from telescope.models import GPT, Encoder, EncoderConfig, GPTConfig, LoadError, LuongConfig, LuongTranslator
 from telescope.training import Examples
-from telescope.training.shard import shard
+from telescope.training.processes import shard
 
 HEADS = 2
 

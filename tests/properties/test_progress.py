@@ -8,8 +8,8 @@ from rich.console import Console
 
 from learning import learn, pairs, transformer
 from telescope.training import Examples, Finished, Logged, Saved, Started, Stopped, Validated, Watched
+from telescope.training.events import tensorboard
 from telescope.training.progress import Moving, duration, plain, sentence
-from telescope.training.tensorboard import tensorboard
 
 LOGGED = Logged(
     step=1200, steps=8000, epoch=2, loss=5.83456, lr=0.00123, norm=0.871, tokens_per_second=1912.0, seconds_left=10260.0

@@ -4,8 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telescope.tasks.learning.recall.corruption import Spans, corrupt, spans
-from telescope.tasks.learning.recall.vocabulary import encode, vocabulary
+from telescope.tasks.learning.recall_data import Spans, corrupt, encode, spans, vocabulary
 
 TEXT = "abcdefghijklmnopqrstuvwxyz"
 TOKENS = vocabulary([TEXT])

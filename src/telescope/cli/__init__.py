@@ -6,9 +6,8 @@ from io import TextIOWrapper
 
 import typer
 
-from .doctor import doctor
 from .learning import evaluate, train
-from .looking import explain, serve, watch
+from .looking import doctor, explain, serve, watch
 from .writing import generate, recall, summarize, translate
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .options import AsJson
-from .out import print_json
+from .common import AsJson, print_json
 
 
 def train(

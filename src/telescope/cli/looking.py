@@ -1,6 +1,7 @@
 """telescope explain | watch | serve"""
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,9 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ..words import hint
-from .loading import load
-from .options import AsJson, Device, ModelName, Plain, Port
-from .out import print_all, print_json
+from .common import AsJson, Device, ModelName, Plain, Port, load, print_all, print_json
 from .writing import TRANSLATOR
 
 
@@ -60,7 +59,7 @@ def explain(
     else:
         from .. import attention
         from ..tasks.explaining.examples import EXAMPLES
-        from ..tasks.explaining.explain import explain as picture
+        from ..tasks.explaining.examples import explain as picture
 
         name = example or "journey"
         if name not in EXAMPLES:
@@ -189,3 +188,20 @@ def _pair(words: str | None) -> list[str]:
     if len(named) not in (0, 2):
         raise ValueError(f'--between "{words}" is not two words; such as --between man,astronomer')
     return named
+
+
+def doctor(
+    every: Annotated[bool, typer.Option("--all", help="also what compiles for half a minute first")] = False,
+    as_json: AsJson = False,
+    plain: Plain = False,
+) -> None:
+    """Check every engine on this machine: right, how fast, and what is missing. Exit code 1 if one is wrong."""
+    from ..tasks.doctor import doctor as examine
+    from ..tasks.doctor import draw
+
+    report = examine(every=every)
+    if as_json:
+        print_json(asdict(report), indent=1)
+    else:
+        print_all([draw(report)], plain)
+    raise typer.Exit(0 if report.healthy else 1)

@@ -6,9 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .loading import load
-from .options import AsJson, Beam, Best, Device, Given, ModelName, Plain, Show
-from .out import print_all, print_json
+from .common import AsJson, Beam, Best, Device, Given, ModelName, Plain, Show, load, print_all, print_json
 
 TRANSLATOR, SUMMARIZER, WRITER = "translator-en-de", "summarizer", "shakespeare"
 LINES = 64  # how many are read before what was made of them is written
@@ -25,10 +23,9 @@ def translate(
     device: Device = "cpu",
 ) -> None:
     """Translate each text, line by line. A line of several sentences is translated sentence by sentence."""
-    from ..tasks.explaining import report
+    from ..tasks.explaining import show as report
     from ..tasks.writing import given
-    from ..tasks.writing.parts import apart
-    from ..tasks.writing.rewrite import rewrite
+    from ..tasks.writing.rewrite import apart, rewrite
 
     loaded, lines = load(model, device), given.lines(text or [])
     while some := list(islice(lines, 1 if given.typed(text or []) else LINES)):
@@ -50,10 +47,9 @@ def summarize(
     device: Device = "cpu",
 ) -> None:
     """Summarize each document. One that is too long to be read at once is summarized in parts, each in a line."""
-    from ..tasks.explaining import report
+    from ..tasks.explaining import show as report
     from ..tasks.writing import given
-    from ..tasks.writing.parts import together
-    from ..tasks.writing.rewrite import rewrite
+    from ..tasks.writing.rewrite import rewrite, together
 
     loaded, documents = load(model, device), list(given.documents(text or []))
     for document, parts in zip(documents, rewrite(loaded, documents, together, beams=beam, n_best=n_best), strict=True):
@@ -79,7 +75,7 @@ def generate(
     device: Device = "cpu",
 ) -> None:
     """Write on from each prompt, for as long as you like."""
-    from ..tasks.explaining import report
+    from ..tasks.explaining import show as report
     from ..tasks.writing import given, write_on
     from ..tasks.writing.rewrite import Part
 
@@ -110,7 +106,7 @@ def recall(
     device: Device = "cpu",
 ) -> None:
     """Where was NAME born? As far as a model that was trained to recall has read about it."""
-    from ..tasks.learning.recall.answers import about, answers
+    from ..tasks.learning.recall import about, answers
     from ..tasks.writing import given
 
     loaded = load(model, device)

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ..models import Model
 from . import check
+from .choose import filled_up, top
 from .line import Line, Written
 from .prompts import Prompts
-from .top import filled_up, top
 from .writers import Writer, start
 
 

@@ -94,17 +94,14 @@ from time import perf_counter
 from typing import Any
 
 from ..models import LoadError
-from .asked import Asked
 from .between import alignment, sharpest
 from .export import exported, page
 from .library import Library
 from .maps import Maps, Picture
-from .multiples import heads
-from .plane import geometry
-from .refusal import Refusal
+from .requests import Asked, Refusal
 from .run import Looked, Run
 from .sentences import LONGEST
-from .text import tokens
+from .views import geometry, heads, tokens
 from .walk import cell, cells, trace
 
 Resource = Callable[..., Any]

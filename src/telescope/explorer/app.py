@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 from .api import Answer, Api
 from .guard import Guard, refused
 from .pages import files, kind_of
-from .refusal import Refusal
+from .requests import Refusal
 
 WAITING = 128  # answers that wait to be computed
 BODY = 10.0  # seconds in which the body of a request has to come

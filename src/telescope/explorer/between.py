@@ -6,9 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..trace.json_numbers import plain
-from .asked import Asked
-from .refusal import Refusal
+from ..trace.numbers import plain
+from .requests import Asked, Refusal
 from .run import Looked, Run
 from .walk import head, sequence
 

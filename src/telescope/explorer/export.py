@@ -9,10 +9,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 from ..recording.row_in_float64 import closely
-from .asked import Asked
 from .maps import Picture
 from .pages import files
-from .refusal import Refusal
+from .requests import Asked, Refusal
 from .run import Run
 from .walk import head, sequence, told_trace
 

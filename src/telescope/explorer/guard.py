@@ -16,7 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .refusal import Refusal
+from .requests import Refusal
 
 LARGEST = 1_000_000  # bytes of a body
 POLICY = (

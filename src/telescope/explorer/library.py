@@ -12,8 +12,8 @@ from ..models import LoadError, Model, load
 from ..models.shipped import shipped
 from ..recording.recording import Recording
 from ..recording.saved.open import open_recording
-from .recent import Recent
-from .refusal import Refusal, unknown
+from .lru_cache import Recent
+from .requests import Refusal, unknown
 from .run import Run, of_recording
 from .sentences import name_of, read
 

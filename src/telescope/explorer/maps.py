@@ -8,9 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..tiles import BUDGET, TILE, Tile, Tiles, Track
-from .asked import Asked, whole
-from .recent import Recent
-from .refusal import Refusal
+from .lru_cache import Recent
+from .requests import Asked, Refusal, whole
 from .run import Looked
 from .walk import head, sequence
 

@@ -11,11 +11,10 @@ from uuid import uuid4
 from ..models import Model
 from ..recording.recording import Recording
 from .api import JSON, Api
-from .asked import Asked
 from .export import exported, page
 from .library import Library
 from .pages import files
-from .refusal import Refusal
+from .requests import Asked, Refusal
 from .run import Run
 
 

@@ -15,7 +15,7 @@ from ..recording.recording import Recording
 from ..tiles.one_head import OneHead
 from ..trace.words import Words
 from ..words import hint
-from .refusal import not_kept
+from .requests import not_kept
 
 ALIGNED = 512  # words each way of an alignment, of twice as many tokens
 UNREAD = "…"  # what was written last: no query has read it, so that no recording has its id

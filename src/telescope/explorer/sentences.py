@@ -14,7 +14,7 @@ from ..tasks.explaining.looking import Looking, sentence, source_words, words
 from ..tasks.writing.rewrite import longest, rewrite, tokens
 from ..trace.words import Words
 from ..watch.watch import watch
-from .refusal import Refusal
+from .requests import Refusal
 from .run import Looked, Run
 
 LONGEST = 4096  # tokens of a text that is typed in; what is longer is for `telescope watch`

@@ -1,5 +1,6 @@
 """`telescope serve`: a server for one person on this machine, until Ctrl-C."""
 
+import asyncio
 import os
 import secrets
 import socket
@@ -8,20 +9,21 @@ import webbrowser
 from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import torch
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ..files import paths
 from ..recording.saved.manifest import FILE
 from .api import Api
 from .app import app
-from .connections import Connection
 from .guard import Guard
 from .library import Library
-from .refusal import Refusal
+from .requests import Refusal
 
 __all__ = ["Library", "Refusal", "recordings", "serve"]
 
@@ -111,3 +113,34 @@ def _loopback(host: str) -> bool:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+IDLE = 60.0  # seconds
+
+
+class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """Close a connection without a whole request, or with an answer that nobody reads, within IDLE seconds.
+
+    uvicorn closes those that are idle after an answer. Those that never sent a request, or all of its headers, would
+    stay for as long as they like, and each takes one of the files that a process may have open.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._seen: Any = None
+        self._look()
+
+    def connection_lost(self, problem: Exception | None) -> None:
+        self._again.cancel()
+        super().connection_lost(problem)
+
+    def _look(self) -> None:
+        """Twice in IDLE seconds: what waits for the client, and is the same as before, has waited for half of them."""
+        unsent = self.transport.get_write_buffer_size()
+        waits = self.cycle is None or self.cycle.response_complete or unsent > 0
+        seen = (self.cycle, unsent) if waits else None
+        if seen is not None and seen == self._seen:
+            self.transport.abort() if unsent else self.transport.close()
+            return
+        self._seen = seen
+        self._again = asyncio.get_running_loop().call_later(IDLE / 2, self._look)

@@ -6,9 +6,8 @@ import torch
 
 from ..recording.row_in_float64 import Closely, closely
 from ..tiles.one_head import OneHead
-from ..trace.json_numbers import number, plain
-from .asked import Asked
-from .refusal import unknown
+from ..trace.numbers import number, plain
+from .requests import Asked, unknown
 from .run import Looked
 
 TOGETHER = 32  # cells

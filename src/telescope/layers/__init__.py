@@ -1,10 +1,8 @@
 """Trainable parts: attention layers that hold an `Attention`, and the blocks of the Transformer. Batch first always."""
 
-from .add_norm import AddNorm
 from .attend import Attend
-from .blocks import DecoderBlock, EncoderBlock
+from .blocks import AddNorm, DecoderBlock, EncoderBlock, FeedForward, GatedFeedForward
 from .cache import Cache, Place, Room
-from .feed_forward import FeedForward, GatedFeedForward
 from .from_torch import from_torch
 from .luong import LuongAttention
 from .multi_head import MultiHeadAttention

@@ -29,3 +29,12 @@ class Attend(nn.Module):
         across: bool | None = None,
     ) -> Float[Tensor, "batch heads query d_v"]:
         return attend(queries, keys, values, attention, dropout=self.dropout if self.training else 0.0)
+
+
+def split_heads(features: Float[Tensor, "batch n heads_d"], heads: int) -> Float[Tensor, "batch heads n d"]:
+    batch, n, width = features.shape
+    return features.reshape(batch, n, heads, width // heads).transpose(1, 2)
+
+
+def join_heads(context: Float[Tensor, "batch heads n d"]) -> Float[Tensor, "batch n heads_d"]:
+    return context.transpose(1, 2).flatten(-2)

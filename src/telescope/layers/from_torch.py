@@ -9,9 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, relu, silu
 
 from ..attention import Attention
-from .add_norm import AddNorm
-from .blocks import DecoderBlock, EncoderBlock
-from .feed_forward import ACTIVATIONS, FeedForward
+from .blocks import ACTIVATIONS, AddNorm, DecoderBlock, EncoderBlock, FeedForward
 from .multi_head import MultiHeadAttention
 
 

@@ -7,10 +7,9 @@ from torch import Tensor, nn
 from ..attention import Attention, Mask
 from ..attention.positions import Rotary
 from . import check
-from .attend import Attend
+from .attend import Attend, join_heads, split_heads
 from .cache import Place, Room
 from .definition import Defined
-from .heads import join_heads, split_heads
 from .stack import Affine, Stack
 
 KeysAndValues = tuple[Float[Tensor, "sources key_heads key d_k"], Float[Tensor, "sources key_heads key d_v"]]

@@ -7,10 +7,9 @@ from torch.nn.functional import pad, relu
 
 from ..attention import Attention, Mask, causal
 from . import check
-from .attend import Attend
+from .attend import Attend, join_heads, split_heads
 from .cache import Place, Room
 from .definition import Defined
-from .heads import join_heads, split_heads
 
 
 class SynthesizerAttention(Defined):

@@ -90,3 +90,12 @@ def _must_be(name: str, value: Any, hint: Any) -> None:
         raise TypeError(f"{name}={value!r} is {type(value).__name__}; it takes {' or '.join(wanted)}")
     if type(value) is int and abs(value) >= LARGEST:
         raise ValueError(f"{name} is a whole number of {value.bit_length()} bits; at most 63 can be")
+
+
+@dataclass(frozen=True)
+class Special:
+    """The id with which a text starts, those at which it ends, and the one that fills up a batch; None: not known."""
+
+    start: int | None = None
+    end: tuple[int, ...] = ()
+    pad: int | None = None

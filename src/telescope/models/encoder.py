@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..attention import Attention, Mask
 from ..layers import EncoderBlock, FeedForward, LearnedPositions, MultiHeadAttention
-from ..layers.feed_forward import Activation
+from ..layers.blocks import Activation
 from . import config as fits
 from .config import Config
 from .model import Model
@@ -46,7 +46,7 @@ class EncoderConfig(Config):
             raise ValueError(f"types={self.types} must not be negative; 0 is none")
 
 
-class Encoder(Model):
+class Encoder(Model, config_type=EncoderConfig):
     """ids → embedding ⊕ positions ⊕ types → norm → blocks → one hidden state for each token; `pool` makes one of all.
 
     `attention` is that of every block.

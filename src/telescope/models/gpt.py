@@ -22,7 +22,7 @@ from ..layers import (
     Place,
     SynthesizerAttention,
 )
-from ..layers.feed_forward import Activation
+from ..layers.blocks import Activation
 from . import config as fits
 from .config import Config
 from .loss import Reduction, cross_entropy
@@ -109,7 +109,7 @@ class GPTConfig(Config):
         return Rotary(self.rotary_base, self.rotary_fraction, self.rotary_pairs, scaling)
 
 
-class GPT(Model):
+class GPT(Model, config_type=GPTConfig):
     """ids → embedding ⊕ positions → blocks → norm → head → logits of the next token.
 
     `attention` is that of every block: unless given, causal with the config's window. One that is given has a mask of

@@ -74,7 +74,7 @@ class LuongCache:
         self.fed = self.fed.index_select(0, index)
 
 
-class LuongTranslator(Model):
+class LuongTranslator(Model, config_type=LuongConfig):
     """source → LSTM → h; target → LSTM → s_t; c_t = Σ α h; h̃_t = tanh(W_c [c_t; s_t]) → head → logits.
 
     With input feeding, h̃ of a step is part of the next step's input. `attention` is that of the attention between the

@@ -1,32 +1,135 @@
-"""What every model has beside its layers: a config that says all of its shape, what its ids mean, and `save`."""
+"""The base of all models: a config that describes the whole shape, the meaning of the ids, and saving as a folder."""
 
 import os
+from dataclasses import asdict
+from typing import Any, ClassVar
 
+import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ..attention import Attention
-from .config import Config
-from .special import Special
+from ..files.atomic import WRITTEN_BY, write_json, written_whole
+from ..files.definitions import must_be_savable, told
+from ..files.safetensors import SINGLE
+from .config import Config, Special
+from .saved.names import weights_of
+
+# The format of config.json; a later one is refused by its number. DEFINED also holds the definition of the attention.
+FORMAT, DEFINED = 1, 2
 
 
 class Model(nn.Module):
-    """The base of all models. `tokenizer` turns text into its ids, if there is one; `special` are ids of no word."""
+    """The base of all models.
+
+    A subclass that can be saved and loaded names its config: `class GPT(Model, config_type=GPTConfig)`. Loading looks
+    it up in `KINDS` by its class name.
+
+    tokenizer: turns text into ids and back, or None.
+    special: the ids that are not words: start, end and padding.
+    """
 
     config: Config
+    config_type: ClassVar[type[Config]]
     tokenizer: Tokenizer | None = None
     special: Special = Special()
 
+    def __init_subclass__(cls, config_type: type[Config] | None = None, **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        if config_type is not None:
+            cls.config_type = config_type
+            KINDS[cls.__name__] = cls
+
     @property
     def attention(self) -> Attention:
-        """The definition that its layers were made with."""
+        """The definition of attention that the layers were made with."""
         raise NotImplementedError(f"{type(self).__name__} does not say with which definition it was made")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write config.json, model.safetensors and, if there is a tokenizer, tokenizer.json into the folder `path`.
 
-        The folder is there whole or not at all. One that was saved before is replaced; any other is left alone.
+        The folder appears whole or not at all. A model saved there before is replaced; any other folder is refused.
         """
-        from .files.save import save
+        attention = own_definition(self)
+        must_be_its_config(self, attention)
+        weights = {name: tensor.detach().contiguous() for name, tensor in weights_of(self).items()}
+        config = {
+            "telescope": FORMAT if attention is None else DEFINED,
+            "model": type(self).__name__,
+            "config": self.config.to_dict(),
+            "special": asdict(self.special),
+        }
+        if attention is not None:
+            must_be_savable("attention", attention)
+            tensors: dict[str, Tensor] = {}
+            config["attention"] = told(attention, tensors)
+            weights |= {name: tensor.detach().clone() for name, tensor in tensors.items()}  # two may be views of one
+        with written_whole(path) as folder:
+            write_json(folder / "config.json", config)
+            save_file(weights, folder / SINGLE, metadata=WRITTEN_BY)
+            write_tokenizer(self, folder)
 
-        save(self, path)
+
+KINDS: dict[str, type[Model]] = {}
+"""The models that a folder can hold, by class name. Each subclass of Model with a `config_type` adds itself."""
+
+
+def write_tokenizer(model: Model, folder: os.PathLike[str]) -> None:
+    if isinstance(model.tokenizer, Tokenizer):
+        model.tokenizer.save(os.path.join(folder, "tokenizer.json"))
+    elif model.tokenizer is not None:
+        raise TypeError(f"model.tokenizer is a {type(model.tokenizer).__name__}; a tokenizers.Tokenizer can be saved")
+
+
+def own_definition(model: Model) -> Attention | None:
+    """The definition that a model was made with, if it is not its config's. None of another kind of model."""
+    kind = KINDS.get(type(model).__name__)
+    if kind is not type(model):
+        return None
+    usual = empty(kind, model.config).attention
+    return None if model.attention == usual else model.attention
+
+
+def must_be_its_config(model: Model, attention: Attention | None = None) -> None:
+    """What is loaded again is built from the config and the definition: refuse a model that is anything more."""
+    kind = KINDS.get(type(model).__name__)
+    if kind is not type(model):
+        raise TypeError(f"{type(model).__name__} is not a model that can be loaded again; there are {', '.join(KINDS)}")
+    twin = empty(kind, model.config, attention)
+    if attention is None and model.attention != twin.attention:
+        raise ValueError(
+            f"attention is {model.attention!r}; by its config, {twin.attention!r} is what would be loaded again"
+        )
+    weights, usual = weights_of(model), weights_of(twin)
+    parts, usual_parts = dict(model.named_modules()), dict(twin.named_modules())
+    for name in (*(weights.keys() ^ usual.keys()), *(parts.keys() ^ usual_parts.keys())):
+        raise ValueError(f'"{name}" is not what its config describes; the model was changed after it was made')
+    for name, tensor in weights.items():
+        if tensor.is_meta or tensor.shape != usual[name].shape:
+            has = "no numbers, it is on meta" if tensor.is_meta else f"shape {list(tensor.shape)}"
+            raise ValueError(f'"{name}" has {has}; its config describes a tensor of shape {list(usual[name].shape)}')
+    for name, part in parts.items():
+        for what in ("attention", "rotary"):
+            given, said = (getattr(module, what, None) for module in (part, usual_parts[name]))
+            if given != said:
+                numbers = " of other numbers" if repr(given) == repr(said) else ""
+                raise ValueError(
+                    f"{name}.{what} is {given!r}; by its config, {said!r}{numbers} is what would be loaded again"
+                )
+
+
+def empty(kind: type[Model], config: Config, attention: Attention | None = None) -> Model:
+    """On "meta", where tensors have a shape and take no memory; a definition of its own has its tensors already."""
+    with torch.device("meta"), _NothingDrawn():
+        return kind(config) if attention is None else kind(config, attention=attention)
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Where there are no numbers none need be drawn: to do so torch would import its compiler, which takes seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.normal_ or func is nn.init.normal_:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))

@@ -21,9 +21,9 @@ from ..layers import (
     Place,
     SinusoidalPositions,
 )
+from ..layers.blocks import Activation
 from ..layers.cache import Room
 from ..layers.check import sizes
-from ..layers.feed_forward import Activation
 from ..layers.multi_head import KeysAndValues
 from ..layers.stack import Stack
 from . import config as fits
@@ -103,7 +103,7 @@ class TransformerCache(Cache):
         return self.memory[0][0].shape[0]
 
 
-class Transformer(Model):
+class Transformer(Model, config_type=TransformerConfig):
     """source → encoder blocks → z; target → decoder blocks, which look back, and at z → head → logits.
 
     `attention` is that of every block: in the encoder as it is, in the decoder looking back only, and between the two.

@@ -14,7 +14,7 @@ from ..attention.restrict import of_sequences
 from ..attention.values import identity, leaves
 from ..engines import autocast
 from ..survey import Summary, read_off
-from ..survey.streams import Moment, beside, moment, read_here
+from ..survey.device import Moment, beside, moment, read_here
 from .attention_call import Ran
 from .continuation import marks
 from .head_shares import Places, Text, shares

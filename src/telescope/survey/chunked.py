@@ -15,7 +15,7 @@ from ..attention.normalizers import ZeroSumError
 from .block_scores import Scores
 from .blocks import GROUP, Block, blocks
 from .cells import Cells
-from .memory import as_it_fits
+from .device import as_it_fits
 from .summary import Marks, Summary, precision
 
 SCORES = {"cpu": 2**21, "cuda": 2**26}  # how many a block holds: on a CPU as many as stay in its last cache

@@ -17,9 +17,9 @@ from ..words import whole_number
 from .cells import Cells, grid, segments
 from .check_lse import check_lse, check_sums
 from .choose import ENGINES, choose
+from .device import beside
 from .extend import holds, joined
 from .rows import masked_rows
-from .streams import beside
 from .summary import Marks, Summary
 
 

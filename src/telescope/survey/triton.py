@@ -19,9 +19,8 @@ from ..attention import Attention, Bias, Mask, Pairs, dot, softmax
 from ..attention.biases import Alibi, Relative
 from ..attention.values import has_numbers, tensors
 from .cells import Cells
+from .device import Moment, as_it_fits, moment
 from .launch import BM, BN, notes, run, survey_lse, survey_map, survey_rows, tiles
-from .memory import as_it_fits
-from .streams import Moment, moment
 from .summary import Summary
 
 MEMORY = 2**29  # bytes that a band of rows may take for its notes, or for a mask or bias that has no shorter form

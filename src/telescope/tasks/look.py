@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .. import decoding
 from ..files import paths
 from ..models import GPT, Encoder, Model, Transformer, load
-from ..models.files.load import found, read_tokenizer
+from ..models.saved.load import found, read_tokenizer
 from ..recording.recording import Recording
 from ..watch.watch import watch
 

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from .colour import background, ink
-from .numbers import digits, shown, write
+from .numbers import background, digits, ink, shown, write
 from .terminal import Step, peak
 
 ROWS, COLUMNS = 48, 24

@@ -13,8 +13,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from .colour import background, ink
-from .numbers import digits, shown, write
+from .numbers import background, digits, ink, shown, write
 
 
 class Step(NamedTuple):

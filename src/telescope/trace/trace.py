@@ -16,7 +16,7 @@ from ..engines.check import check
 from ..engines.exact import share_heads
 from ..words import hint, whole_number
 from .html import html
-from .json_numbers import plain
+from .numbers import plain
 from .row import Row
 from .terminal import Step, text, walk
 

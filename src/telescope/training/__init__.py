@@ -1,16 +1,13 @@
 """Training: `train` a model on data by an objective, as `Training` says. Needs telescope[train]."""
 
 from .batch import IGNORE, Data, Pair, Spec, Text, generator
-from .errors import TrainingError
 from .events import Event, Finished, Logged, Report, Saved, Started, Stopped, Validated, Watched
 from .examples import Examples
-from .gapped import Gapped
 from .loop import train
 from .objectives import Objective, language, translation
-from .schedule import learning_rate
-from .settings import Training
+from .settings import Training, TrainingError, learning_rate
 from .validation import Validate, mean_loss
-from .windows import Windows
+from .windows import Gapped, Windows
 
 __all__ = [
     "IGNORE",

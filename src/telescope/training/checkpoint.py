@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -18,7 +19,7 @@ from torch import Tensor
 from ..files import paths
 from ..files.atomic import write_json, written_whole
 from ..files.safetensors import in_file
-from .errors import TrainingError
+from .settings import TrainingError
 
 STATE = "state.json"
 
@@ -104,3 +105,23 @@ def _reason(error: Exception) -> str:
     found = re.search(r"os error (\d+)", str(error))
     said = os.strerror(int(found[1])) if found else getattr(error, "strerror", None) or str(error)
     return said.lower()
+
+
+def seed(seed: int, rank: int) -> None:
+    """Another one in every process, since each has rows of its own."""
+    torch.manual_seed(seed + 1_000_003 * rank)
+
+
+def state(rank: int, device: torch.device) -> dict[str, Tensor]:
+    states = {f"{rank}/cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states[f"{rank}/cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def restore(states: Mapping[str, Tensor], rank: int, device: torch.device) -> None:
+    """A process that was not there before has no state to go back to."""
+    if f"{rank}/cpu" in states:
+        torch.set_rng_state(states[f"{rank}/cpu"])
+    if device.type == "cuda" and f"{rank}/cuda" in states:
+        torch.cuda.set_rng_state(states[f"{rank}/cuda"], device)

@@ -13,23 +13,20 @@ from torch import Tensor
 from ..files.definitions import must_be_savable, told
 from ..layers.definition import Defined
 from ..models import Model
-from ..models.files.save import own_definition
-from . import checkpoint, gather, random
+from ..models.model import own_definition
+from . import checkpoint
+from . import checkpoint as random
+from . import processes as gather
 from .average import Average
 from .batch import Data
 from .checkpoint import Checkpoint
-from .clock import Clock
-from .errors import TrainingError
-from .events import Event, Finished, Logged, Report, Saved, Started, Stopped, Validated, Watched
+from .events import Event, Finished, Logged, Report, Saved, Started, Stopped, Validated, Watched, tensorboard
 from .health import Heads, health
-from .learner import Learner
-from .objectives import Objective
+from .objectives import Learner, Objective
 from .processes import Processes
-from .progress import line
-from .schedule import learning_rate
-from .settings import Training
+from .progress import Clock, line
+from .settings import Training, TrainingError, learning_rate
 from .step import Step
-from .tensorboard import tensorboard
 from .validation import Better, Validate
 
 T = TypeVar("T")

@@ -1,6 +1,9 @@
 """How a run goes, for whoever looks on: a line that moves on a terminal, plain lines elsewhere."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -85,3 +88,21 @@ def _count(number: float) -> str:
         if number >= size:
             return f"{number / size:.1f}{unit}"
     return f"{number:.0f}"
+
+
+class Clock:
+    def __init__(self, step: int = 0) -> None:
+        self.since, self.step = perf_counter(), step
+
+    def lap(self, step: int) -> tuple[float, int]:
+        """The seconds and the steps since the last lap."""
+        now = perf_counter()
+        seconds, steps = now - self.since, step - self.step
+        self.since, self.step = now, step
+        return max(seconds, 1e-9), steps
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        before = perf_counter()
+        yield
+        self.since += perf_counter() - before

@@ -1,10 +1,16 @@
 """`Training`: everything that a run is besides its model and its data; the [training] table of a recipe."""
 
 from dataclasses import dataclass
+from math import cos, pi, sqrt
 from typing import Literal
 
 from ..models import config as fits
 from ..models.config import Config
+
+
+class TrainingError(ValueError):
+    """One sentence: what happened, at which step, which checkpoint is there, and the way out."""
+
 
 MOST_ROWS, MOST_TOKENS = 2**20, 2**26  # of a batch: the places of all its rows are drawn at once
 LARGEST_SEED = 2**40  # times a million, to tell epochs apart, it is still a number of 63 bits
@@ -74,3 +80,28 @@ class Training(Config):
     def rows_of(self, width: int) -> int:
         """How many rows of this width a batch has."""
         return self.rows if self.tokens is None else max(1, self.tokens // width)  # type: ignore[return-value]
+
+
+def learning_rate(step: int, settings: Training, steps: int) -> float:
+    """That of step 1, 2, …, `steps`.
+
+    It climbs in a line for `warmup` steps, and then
+
+    inverse-sqrt  falls as 1 / √step. (Noam's d_model^-½ · min(step^-½, step · warmup^-1½), Vaswani et al. 2017,
+                  equation 3, is the same with lr = (d_model · warmup)^-½.)
+    cosine        falls along half a cosine, to its floor at step `decay`, and stays there
+    constant      stays
+    """
+    if step < settings.warmup:
+        return settings.lr * step / settings.warmup
+    return settings.lr * max(settings.floor, _share(step, settings, steps))
+
+
+def _share(step: int, settings: Training, steps: int) -> float:
+    if settings.schedule == "constant":
+        return 1.0
+    if settings.schedule == "inverse-sqrt":
+        return sqrt(max(1, settings.warmup) / step)
+    last = steps if settings.decay is None else settings.decay
+    gone = min(1.0, (step - settings.warmup) / max(1, last - settings.warmup))
+    return settings.floor + (1.0 - settings.floor) * (1.0 + cos(pi * gone)) / 2

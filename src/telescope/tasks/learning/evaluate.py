@@ -12,10 +12,9 @@ import torch
 
 from ...layers.check import one_of
 from ...models import load
-from ...models.files.load import found
+from ...models.saved.load import found
 from ...models.shipped import by_name
-from ...text.corpora import Split, data_folder
-from ...text.corpora.files import lines, parsed
+from ...text.corpus_files import Split, data_folder, lines, parsed
 from .known import TASKS, read
 from .task import Answer
 from .train import RECIPE

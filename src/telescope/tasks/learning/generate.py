@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 from ...layers.check import one_of
 from ...models import GPTConfig, Model
 from ...models.config import Config
-from ...text.corpora import TEXTS, Split
+from ...text.corpora import TEXTS
+from ...text.corpus_files import Split
 from ...text.tokenizer import bpe, characters, check_size
 from ...training import Training, Windows, language, mean_loss
 from .recipe import Recipe, Shape

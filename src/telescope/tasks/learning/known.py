@@ -8,7 +8,7 @@ from typing import Any
 from ...files import paths
 from ...words import hint, near, one_line
 from .generate import GENERATE
-from .recall.task import RECALL
+from .recall import RECALL
 from .recipe import Recipe
 from .summarize import SUMMARIZE
 from .task import Task

@@ -5,7 +5,7 @@ from itertools import zip_longest
 from statistics import mean
 from typing import Literal
 
-from ...training.extra import needed
+from ...training.processes import needed
 
 Tokens = Literal["13a", "none"]
 References = Sequence[Sequence[str]]  # of each text all that are right

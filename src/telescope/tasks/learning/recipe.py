@@ -10,7 +10,7 @@ import torch
 
 from ...models import Config, Model
 from ...models import config as fits
-from ...models.files.kinds import CONFIGS, KINDS
+from ...models.model import KINDS
 from ...training import Training
 from ...words import hint
 
@@ -41,7 +41,7 @@ class Shape:
             raise ValueError(f"kind={name!r} is no model; {hint(str(name), KINDS)}")
         if "vocabulary" in rest:
             raise ValueError(f"vocabulary={rest['vocabulary']} is what the tokenizer says; leave it out")
-        config = CONFIGS[KINDS[name]].from_dict(rest)
+        config = KINDS[name].config_type.from_dict(rest)
         counts = [field.name for field in fields(config) if field.name.endswith(("blocks", "layers"))]
         fits.at_most(config, MOST_BLOCKS, *counts)
         return cls(KINDS[name], config)

@@ -9,8 +9,8 @@ from ...layers.check import one_of
 from ...models import Model
 from ...models import config as fits
 from ...models.config import Config
-from ...text.corpora import SUMMARIES, Pair, Split
-from ...text.corpora.samsum import renamed
+from ...text.corpora import SUMMARIES, Pair, renamed
+from ...text.corpus_files import Split
 from . import metrics
 from .pairs import MOST_AGAIN, Column, PairsRecipe, answers, predictions, work
 from .task import Answer, Task, Work

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from tokenizers import Tokenizer
 
 from ...models import Model
-from ...text.corpora import Split
+from ...text.corpus_files import Split
 from ...training import Data, Objective, Training
 from ...training.validation import Validate
 from ...words import one_line

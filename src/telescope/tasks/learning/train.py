@@ -6,9 +6,9 @@ from pathlib import Path
 
 from ... import training
 from ...models import Model
-from ...models.files.load import read_tokenizer
-from ...text.corpora import data_folder
-from ...training.extra import needed
+from ...models.saved.load import read_tokenizer
+from ...text.corpus_files import data_folder
+from ...training.processes import needed
 from .known import TASKS, read
 from .recipe import Recipe
 

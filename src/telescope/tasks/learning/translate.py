@@ -12,8 +12,8 @@ from ...layers.check import one_of
 from ...models import Model
 from ...models import config as fits
 from ...models.config import Config
-from ...text.corpora import TRANSLATIONS, Pair, Split
-from ...text.corpora.multi30k import codes
+from ...text.corpora import TRANSLATIONS, Pair, codes
+from ...text.corpus_files import Split
 from ...text.tokenizer import from_codes
 from . import metrics
 from .pairs import Column, PairsRecipe, Pieces, answers, predictions, work

@@ -1,0 +1,198 @@
+"""Llama and what is built like it: rotary positions, RMSNorm before each sublayer, a gated feed-forward network."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....files.safetensors import Tensors
+from ....layers import MultiHeadAttention
+from ...gpt import GPT, GPTConfig
+from ...model import Model
+from ..names import Row, linear, row, weights_of
+from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Reader, Writer, only
+from .fields import Fields
+
+
+def table(config: GPTConfig) -> list[Row]:
+    block, theirs = "blocks.{n}", "model.layers.{n}"
+    q_k_v = (f"{theirs}.self_attn.{name}_proj" for name in "qkv")
+    return [
+        row("embedding.weight", "model.embed_tokens.weight"),
+        row("embedding.weight" if config.tied else "head.weight", "lm_head.weight"),
+        *linear(f"{block}.add_norm_1.norm", f"{theirs}.input_layernorm"),
+        *linear(f"{block}.self_attention.W_qkv", *q_k_v),
+        *linear(f"{block}.self_attention.W_O", f"{theirs}.self_attn.o_proj"),
+        *linear(f"{block}.add_norm_2.norm", f"{theirs}.post_attention_layernorm"),
+        *linear(f"{block}.feed_forward.W_1", f"{theirs}.mlp.gate_proj"),
+        *linear(f"{block}.feed_forward.W_3", f"{theirs}.mlp.up_proj"),
+        *linear(f"{block}.feed_forward.W_2", f"{theirs}.mlp.down_proj"),
+        *linear("norm", "model.norm"),
+    ]
+
+
+def read_llama(fields: Fields, there: Tensors) -> GPTConfig:
+    config = _read(fields)
+    attention_bias = fields.flag("attention_bias", False)
+    return replace(config, bias=fields.flag("mlp_bias", False), attention_bias=attention_bias, out_bias=attention_bias)
+
+
+def read_mistral(fields: Fields, there: Tensors) -> GPTConfig:
+    return replace(_read(fields), window=fields.optional("sliding_window", 4096))
+
+
+def read_qwen2(fields: Fields, there: Tensors) -> GPTConfig:
+    """Queries, keys and values have a bias. The window, if it is used, is that of the layers from some number on."""
+    config = _read(fields)
+    used, window = fields.flag("use_sliding_window", False), fields.optional("sliding_window", 4096)
+    first = fields.number("max_window_layers", 28)
+    kinds = fields.sequence("layer_types") or [
+        "sliding_attention" if used and window and layer >= first else "full_attention"
+        for layer in range(config.blocks)
+    ]
+    if kinds == ["sliding_attention"] * config.blocks and used and window:
+        return replace(config, attention_bias=True, window=window)
+    if kinds != ["full_attention"] * config.blocks:
+        raise fields.wrong("layer_types", kinds, "one kind for all layers, full_attention or sliding_attention,")
+    return replace(config, attention_bias=True)
+
+
+def _read(fields: Fields) -> GPTConfig:
+    d_model, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    fields.always(is_decoder=False, is_encoder_decoder=False)
+    fields.ignore("is_llama_config")  # SmolLM2
+    max_positions = fields.whole("max_position_embeddings")
+    return GPTConfig(
+        vocabulary=fields.whole("vocab_size"),
+        max_positions=max_positions,
+        d_model=d_model,
+        blocks=fields.whole("num_hidden_layers"),
+        heads=heads,
+        key_heads=fields.optional("num_key_value_heads") or heads,
+        d_k=fields.optional("head_dim") or d_model // heads,
+        d_hidden=fields.whole("intermediate_size"),
+        positions="rotary",
+        **_rotary(fields, max_positions),
+        norm="rms",
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        activation=fields.one_of("hidden_act", "silu", ACTIVATIONS),
+        gated=True,
+        bias=False,
+        attention_bias=False,
+        out_bias=False,
+        tied=fields.flag("tie_word_embeddings", False),
+        attention_dropout=fields.number("attention_dropout", 0.0),
+    )
+
+
+def _rotary(fields: Fields, max_positions: int) -> dict[str, Any]:
+    """As transformers 5 writes it, rope_parameters, or as 4 did: rope_theta, and rope_scaling unless it is null."""
+    base = fields.number("rope_theta", 10_000.0)
+    now, before = fields.inner("rope_parameters"), fields.inner("rope_scaling")
+    rope = before or now
+    rope.always(partial_rotary_factor=1.0)
+    rotary: dict[str, Any] = {"rotary_base": rope.number("rope_theta", base)}
+    older = rope.one_of("type", "default", SCALINGS)
+    scaling = rope.one_of("rope_type", next(name for name in SCALINGS if SCALINGS[name] == older), SCALINGS)
+    if scaling is not None:
+        rotary |= {"rotary_scaling": scaling, "rotary_factor": rope.number("factor")}
+    if scaling == "llama3":
+        rotary["rotary_low"] = rope.number("low_freq_factor")
+        rotary["rotary_high"] = rope.number("high_freq_factor")
+        rotary["rotary_original"] = rope.whole("original_max_position_embeddings", max_positions)
+    rope.done()
+    return rotary
+
+
+SCALINGS = {"default": None, "linear": "linear", "llama3": "llama3"}
+
+
+def _write(config: GPTConfig) -> dict[str, Any]:
+    """What they all have."""
+    only(config, "Llama", positions="rotary", rotary_fraction=1.0, norm="rms", gated=True, attention="causal")
+    scaling = {"rope_type": config.rotary_scaling, "factor": config.rotary_factor}
+    if config.rotary_scaling == "llama3":
+        scaling |= {
+            "low_freq_factor": config.rotary_low,
+            "high_freq_factor": config.rotary_high,
+            "original_max_position_embeddings": config.rotary_original,
+        }
+    return {
+        "vocab_size": config.vocabulary,
+        "max_position_embeddings": config.max_positions,
+        "hidden_size": config.d_model,
+        "num_hidden_layers": config.blocks,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.key_heads or config.heads,
+        "head_dim": config.d_k or config.d_model // config.heads,
+        "intermediate_size": config.d_hidden or 4 * config.d_model,
+        "rope_theta": config.rotary_base,
+        "rope_scaling": scaling if config.rotary_scaling else None,
+        "rms_norm_eps": config.norm_eps,
+        "hidden_act": THEIR_ACTIVATIONS[config.activation],
+        "tie_word_embeddings": config.tied,
+        "attention_dropout": config.dropout if config.attention_dropout is None else config.attention_dropout,
+    }
+
+
+def _biases(config: GPTConfig) -> tuple[bool, bool, bool]:
+    """Of the queries, keys and values; of W_O; of the feed-forward network."""
+    asking, out = (config.bias if bias is None else bias for bias in (config.attention_bias, config.out_bias))
+    return asking, out, config.bias
+
+
+def write_llama(config: GPTConfig) -> dict[str, Any]:
+    only(config, "Llama", window=None)
+    asking, out, feed_forward = _biases(config)
+    if asking != out:
+        raise ValueError("attention_bias and out_bias differ, which Llama has no field for, so this cannot be exported")
+    if config.d_model % config.heads:
+        raise ValueError(f"transformers has no Llama whose d_model={config.d_model} is not a multiple of its heads")
+    return _write(config) | {"attention_bias": asking, "mlp_bias": feed_forward}
+
+
+def write_mistral(config: GPTConfig) -> dict[str, Any]:
+    if any(_biases(config)):
+        raise ValueError("Mistral has a window and no biases, so a model with both cannot be exported")
+    return _write(config) | {"sliding_window": config.window}
+
+
+def write_qwen2(config: GPTConfig) -> dict[str, Any]:
+    window = {"use_sliding_window": True, "sliding_window": config.window, "max_window_layers": 0}
+    return _write(config) | (window if config.window else {"use_sliding_window": False})
+
+
+def in_halves(model: Model) -> dict[str, Tensor]:
+    """The weights with rotary pairs that are halves of a head, as transformers has them.
+
+    Where they are neighbours, the features of queries and keys change places in every head: q·k stays what it is.
+    """
+    weights = weights_of(model)
+    assert isinstance(model, GPT)
+    if model.config.rotary_pairs == "neighbours":
+        for name, module in model.named_modules():
+            if isinstance(module, MultiHeadAttention):
+                heads = module.heads + module.key_heads
+                for part in {f"{name}.W_qkv.weight", f"{name}.W_qkv.bias"} & weights.keys():
+                    asking, values = weights[part].tensor_split([heads * module.d_k])
+                    halves = asking.reshape(heads, -1, 2, *asking.shape[1:]).transpose(1, 2).flatten(0, 2)
+                    weights[part] = torch.cat([halves, values])
+    return weights
+
+
+def like(config: GPTConfig) -> Family:
+    """Which of them a model is: biases of queries, keys and values alone are Qwen2's, a window is Mistral's."""
+    if _biases(config) == (True, False, False):
+        return QWEN2
+    return LLAMA if config.window is None else MISTRAL
+
+
+def _family(name: str, architecture: str, read: Reader, write: Writer) -> Family:
+    unused = ("model.layers.*.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq")
+    return Family(name, architecture, GPT, "model.", table, read, write, unused, weights=in_halves)
+
+
+LLAMA = _family("llama", "LlamaForCausalLM", read_llama, write_llama)
+MISTRAL = _family("mistral", "MistralForCausalLM", read_mistral, write_mistral)
+QWEN2 = _family("qwen2", "Qwen2ForCausalLM", read_qwen2, write_qwen2)

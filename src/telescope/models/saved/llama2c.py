@@ -1,0 +1,186 @@
+"""llama2.c's own files: a .bin of seven numbers and then the weights, and a tok*.bin of pieces with their scores."""
+
+import struct
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+
+from ...files import paths
+from ...files.errors import LoadError
+from ...files.safetensors import InMemory, Tensors
+from ..config import Special
+from ..gpt import GPT, GPTConfig
+from ..model import Model
+from .build import described
+from .fill import fill
+from .names import Row, row, rows_for
+
+HEADER = struct.Struct("<7i")
+SIZES = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "seq_len")
+NEWER = b"24ka"  # how files of llama2.c's later formats begin
+
+UNKNOWN, BEGIN, END, BYTES = 0, 1, 2, range(3, 259)  # the first pieces; then come those that were learned
+
+
+def load(file: Path, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Model:
+    """A Llama whose rotary pairs are neighbours, with the tokenizer that lies beside it if it is of the same size."""
+    sizes = _sizes(file)
+    there = _weights(file, sizes)
+    model = described(GPT, lambda: _config(sizes), file, there)
+    fill(model, there, rows_for(TABLE, model), unused=("rope_*",), device=device, dtype=dtype)
+    model.special = Special(start=BEGIN, end=(BEGIN, END))  # the next text begins where one ends
+    model.tokenizer = _beside(file, abs(sizes["vocab_size"]))
+    return model.eval()
+
+
+def the_file(file: Path) -> Path:
+    """A .bin; whatever else was given is not of llama2.c."""
+    if file.suffix == ".bin":
+        return file
+    if file.suffix in paths.PICKLES:
+        raise paths.pickle_refused(file)
+    raise LoadError(f"{file} is a file; ts.load takes the folder in which a model lies, or a .bin of llama2.c")
+
+
+def in_folder(folder: Path) -> Path:
+    """The .bin of a folder that has no config.json."""
+    found = [name for name in paths.names(folder) if name.endswith(paths.PICKLES) and not name.startswith("tok")]
+    if not found:
+        raise LoadError(f"{folder} has no config.json, so nothing says which model it holds")
+    if len(found) > 1:
+        raise LoadError(f"{folder} has no config.json, and several files it could be about: {', '.join(found)}")
+    return the_file(folder / found[0])
+
+
+# -------------------------------------------------------------------------------------------------- the weights
+
+TABLE: list[Row] = [
+    row("embedding.weight", "embedding"),
+    row("head.weight", "head"),
+    row("blocks.{n}.add_norm_1.norm.weight", "attention_norm.{n}"),
+    row("blocks.{n}.self_attention.W_qkv.weight", "wq.{n}", "wk.{n}", "wv.{n}"),
+    row("blocks.{n}.self_attention.W_O.weight", "wo.{n}"),
+    row("blocks.{n}.add_norm_2.norm.weight", "ffn_norm.{n}"),
+    row("blocks.{n}.feed_forward.W_1.weight", "w1.{n}"),
+    row("blocks.{n}.feed_forward.W_2.weight", "w2.{n}"),
+    row("blocks.{n}.feed_forward.W_3.weight", "w3.{n}"),
+    row("norm.weight", "norm"),
+]
+
+
+def _sizes(file: Path) -> dict[str, int]:
+    start = paths.start(file, HEADER.size)
+    if start.startswith((b"PK", b"\x80")):
+        raise paths.pickle_refused(file)
+    if start.startswith(NEWER):
+        raise LoadError(f"{file} is of a later format of llama2.c; the first is read: export.py --version 0 writes it")
+    if len(start) < HEADER.size:
+        raise LoadError(f"{file} has {len(start)} bytes, fewer than the header of llama2.c's files has")
+    sizes = dict(zip(SIZES, HEADER.unpack(start), strict=True))
+    if min(abs(size) if name == "vocab_size" else size for name, size in sizes.items()) < 1:
+        said = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        raise LoadError(f"{file} is not a model of llama2.c: its header says {said}")
+    return sizes
+
+
+def _weights(file: Path, sizes: dict[str, int]) -> Tensors:
+    """One after another, float32; those of the layers side by side in one."""
+    d, hidden, layers, heads, key_heads, vocabulary, n = sizes.values()
+    d_k = d // heads
+    stacked = {
+        "attention_norm": (d,),
+        "wq": (heads * d_k, d),
+        "wk": (key_heads * d_k, d),
+        "wv": (key_heads * d_k, d),
+        "wo": (d, heads * d_k),
+        "ffn_norm": (d,),
+        "w1": (hidden, d),
+        "w2": (d, hidden),
+        "w3": (hidden, d),
+    }
+    shapes: dict[str, tuple[int, ...]] = {"embedding": (abs(vocabulary), d)}
+    shapes |= {name: (layers, *shape) for name, shape in stacked.items()}
+    shapes |= {"norm": (d,), "rope_cos": (n, d_k // 2), "rope_sin": (n, d_k // 2)}
+    shapes |= {"head": (abs(vocabulary), d)} if vocabulary < 0 else {}  # how the format says that it is not tied
+
+    expected, size = HEADER.size + 4 * sum(map(prod, shapes.values())), file.stat().st_size
+    if size != expected:
+        said = ", ".join(f"{name}={value}" for name, value in sizes.items())
+        raise LoadError(f"{file} has {size:,} bytes; a model of llama2.c with {said} has {expected:,}")
+    numbers = torch.from_numpy(np.fromfile(file, dtype="<f4", offset=HEADER.size))
+    parts = numbers.split_with_sizes([prod(shape) for shape in shapes.values()])
+    whole = {name: part.view(shape) for part, (name, shape) in zip(parts, shapes.items(), strict=True)}
+    apart = {f"{name}.{layer}": whole[name][layer] for name in stacked for layer in range(layers)}
+    return InMemory(file, {name: tensor for name, tensor in whole.items() if name not in stacked} | apart)
+
+
+def _config(sizes: dict[str, int]) -> GPTConfig:
+    d, hidden, layers, heads, key_heads, vocabulary, n = sizes.values()
+    return GPTConfig(
+        vocabulary=abs(vocabulary),
+        max_positions=n,
+        d_model=d,
+        blocks=layers,
+        heads=heads,
+        key_heads=key_heads,
+        d_hidden=hidden,
+        positions="rotary",
+        rotary_pairs="neighbours",
+        norm="rms",
+        activation="silu",
+        gated=True,
+        bias=False,
+        tied=vocabulary > 0,
+    )
+
+
+# -------------------------------------------------------------------------------------------------- the tokenizer
+
+
+def _beside(file: Path, vocabulary: int) -> Tokenizer | None:
+    """Of a model with 512 pieces it is tok512.bin, or tokenizer.bin."""
+    for name in (f"tok{vocabulary}.bin", "tokenizer.bin"):
+        if name in paths.names(file.parent):
+            tokenizer = read_tokenizer(file.parent / name)
+            return tokenizer if tokenizer.get_vocab_size() == vocabulary else None
+    return None
+
+
+def read_tokenizer(file: Path) -> Tokenizer:
+    """Byte-pair encoding: of all pairs that make up a piece, the one with the best score is joined first."""
+    pieces = _pieces(file)
+    ids = {piece: i for i, (piece, _) in enumerate(pieces)}
+    learned = sorted(pieces[BYTES.stop :], key=lambda piece: -piece[1])
+    splits = [(piece[:at], piece[at:]) for piece, _ in learned for at in range(1, len(piece))]
+    merges = [(left, right) for left, right in splits if left in ids and right in ids]
+
+    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=merges, unk_token=pieces[UNKNOWN][0], byte_fallback=True))
+    tokenizer.normalizer = normalizers.Prepend(" ")
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BEGIN)])
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer.add_special_tokens([AddedToken(pieces[i][0], normalized=False) for i in (BEGIN, END)])
+    return tokenizer
+
+
+def _pieces(file: Path) -> list[tuple[str, float]]:
+    """After one number (the longest piece) each piece has its score, the number of its bytes, and the bytes."""
+    contents = paths.read(file, at_most=100_000_000)
+    pieces: list[tuple[str, float]] = []
+    at = 4
+    try:
+        while at < len(contents):
+            score, length = struct.unpack_from("<fi", contents, at)
+            at += 8 + length
+            if length < 1 or at > len(contents):
+                raise LoadError(f"{file}: piece {len(pieces):,} should have {length:,} bytes; the file is truncated")
+            pieces.append((contents[at - length : at].decode("utf-8"), score))
+    except (struct.error, UnicodeDecodeError) as error:
+        raise LoadError(f"{file}: piece {len(pieces):,} cannot be read: {error}") from None
+    if len(pieces) < BYTES.stop or any(pieces[i][0] != f"<0x{byte:02X}>" for byte, i in enumerate(BYTES)):
+        raise LoadError(f"{file} is not a tokenizer of llama2.c: its pieces 3 to 258 should be <0x00> to <0xFF>")
+    if len({piece for piece, _ in pieces}) < len(pieces):
+        raise LoadError(f"{file} has a piece twice")
+    return pieces
