@@ -32,10 +32,10 @@ from telescope.engines import chunked as chunked_engine
 from telescope.engines import flex as flex_engine
 from telescope.engines import reference
 from telescope.engines import sdpa as sdpa_engine
-from telescope.engines.choose import ENGINES
-from telescope.survey import block_scores as scores
+from telescope.engines.dispatch import ENGINES
 from telescope.survey import blocks, chunked
-from telescope.survey import choose as survey_choose
+from telescope.survey import blocks as scores
+from telescope.survey import dispatch as survey_choose
 
 TOGETHER = 24  # cases that a process draws before it reports; on a GPU of one kind, which one set of kernels serves
 SECONDS = 45  # that a failure is shrunk for, at most

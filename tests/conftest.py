@@ -28,7 +28,6 @@ ATTENTION = [
         "positions",
         "restrict",
         "scores",
-        "spans",
         "values",
     )
 ]
@@ -40,7 +39,7 @@ RECORDING = [
     for name in (
         "attention_call",
         "continuation",
-        "head_kinds",
+        "heads",
         "kept",
         "one_head",
         "recording",
@@ -51,10 +50,10 @@ RECORDING = [
     )
 ]
 LOOKING = ["telescope.tiles", "telescope.watch.huggingface"]
-MODELS = [f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong", "parts", "transformer")]
+MODELS = [f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong_translator", "transformer")]
 TRAINING = [f"telescope.training.{name}" for name in ("batch", "examples", "health", "objectives", "windows")]
-DECODING = [f"telescope.decoding.{name}" for name in ("beam", "choose", "ready", "writers")]
-TASKS = [f"telescope.tasks.{name}" for name in ("explaining.looking", "explaining.show", "learning.recall_data")]
+DECODING = [f"telescope.decoding.{name}" for name in ("beam", "ready", "sampling", "writers")]
+TASKS = [f"telescope.tasks.{name}" for name in ("explaining.sentence_views", "explaining.show", "learning.recall_data")]
 HOOKED = (
     *ATTENTION,
     *ENGINES,

@@ -509,7 +509,7 @@ def use_recipe(folder: Path, dice: Random) -> None:
     from dataclasses import replace
 
     from recipes import small
-    from telescope.tasks.learning.known import TASKS, read
+    from telescope.tasks.learning.registry import TASKS, read
 
     recipe = opened(lambda: read(folder / "recipe.toml"), ValueError)
     read_again = folder / "again.toml"

@@ -13,7 +13,7 @@ import pytest
 
 SIZES: dict[str, dict[str, Any]] = {  # each module that reads a size, since a size is imported by value
     "telescope.attention.padding_queries": {"ROWS": 3},
-    "telescope.engines.choose": {"SMALL": 8},  # more scores than this are not left to `reference`
+    "telescope.engines.dispatch": {"SMALL": 8},  # more scores than this are not left to `reference`
     "telescope.engines.chunked": {"SCORES": {"cpu": 60}, "FEW": 2},
     "telescope.engines.sdpa": {"ROWS": 3},
     "telescope.recording.continuation": {"KEYS": 3},
@@ -21,18 +21,17 @@ SIZES: dict[str, dict[str, Any]] = {  # each module that reads a size, since a s
     "telescope.recording.head_shares": {"BLOCK": {"cpu": 60}, "SMALL": 8},
     "telescope.survey.blocks": {"ROWS": 3, "GROUP": 2},
     "telescope.survey.chunked": {"SCORES": {"cpu": 60}, "GROUP": 2, "STRIP": 2},
-    "telescope.survey.rows": {"KEYS": 3},
-    "telescope.survey.block_scores": {"GROUP": 2},
+    "telescope.survey.exact_rows": {"KEYS": 3},
     "telescope.survey.within": {"SCORES": {"cpu": 60}, "TILE": 3},
     "telescope.tiles.row_sums": {"ROWS": 3},
-    "telescope.tiles.scores": {"ROWS": 3, "BLOCK": 12},
+    "telescope.tiles.head_scores": {"ROWS": 3, "BLOCK": 12},
 }
 OTHERS = {  # sizes by these names that are not shrunk here, and why
-    "telescope.decoding.choose": "tests/properties/test_decoding.py crosses it: 64 words of a vocabulary",
+    "telescope.decoding.sampling": "tests/properties/test_decoding.py crosses it: 64 words of a vocabulary",
     "telescope.engines.tables": "FEW is how many numbers make a tensor worth comparing, and nothing is cut by it",
     "telescope.models.loss_kernel": "tests/agreement/test_loss.py shrinks its BLOCK; a program reads one row of logits",
     "telescope.trace.html": "rows of a page",
-    "telescope.survey.check_lse": "how many rows are looked at, not how many at a time",
+    "telescope.survey.exact_rows": "how many rows are looked at, not how many at a time",
     "telescope.survey.launch": "tests/agreement/test_survey_kernels.py shrinks BM, BN and BLOCK",
     "telescope.trace.terminal": "rows of a page",
 }

@@ -8,7 +8,8 @@ from torch.utils._pytree import tree_leaves
 
 import telescope as ts
 from strategies import Shape, assert_near, gradients, learnable, normal, tensors
-from telescope.engines import choose, chunked, reference
+from telescope.engines import chunked, reference
+from telescope.engines import dispatch as choose
 
 
 @pytest.fixture

@@ -28,7 +28,8 @@ from strategies import (
     shapes,
     tensors,
 )
-from telescope.engines import chunked, reference, sdpa, spans
+from telescope.engines import chunked, reference, sdpa
+from telescope.engines import key_ranges as spans
 
 ENGINES = ["sdpa", "chunked", "reference"]
 on_every_engine = pytest.mark.parametrize("engine", ENGINES)

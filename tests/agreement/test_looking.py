@@ -7,7 +7,7 @@ from torch.testing import assert_close
 import telescope as ts
 import writers
 from telescope.decoding import generate
-from telescope.tasks.explaining.looking import alignment, sentence
+from telescope.tasks.explaining.sentence_views import alignment, sentence
 
 close = {"rtol": 0.0, "atol": 1e-12}
 

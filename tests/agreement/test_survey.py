@@ -14,7 +14,7 @@ from torch.testing import assert_close
 import telescope as ts
 from strategies import Shape, assert_near, composite, definitions, dtypes, layouts, normal, seeds, shapes, tensors
 from telescope.survey import ENGINES, blocks, chunked, reference
-from telescope.survey import block_scores as scores
+from telescope.survey import blocks as scores
 from telescope.survey.cells import grid, segments
 
 FAST = ["chunked"]

@@ -11,7 +11,8 @@ from torch.func import functional_call, grad, jvp, vjp, vmap
 
 import telescope as ts
 from strategies import Shape, assert_near, gradients, learnable, normal, tensors
-from telescope.engines import choose, transforms
+from telescope.engines import dispatch as choose
+from telescope.engines import torch_modes as transforms
 from telescope.layers import DecoderBlock, EncoderBlock, FeedForward, MultiHeadAttention, SelfAttention
 from telescope.models import GPT, Encoder, EncoderConfig, GPTConfig, Transformer, TransformerConfig
 

@@ -9,7 +9,7 @@ import pytest
 import corpora
 from recipes import FILES, quiet, small
 from telescope.tasks.learning.evaluate import predict, score
-from telescope.tasks.learning.known import read
+from telescope.tasks.learning.registry import read
 from telescope.tasks.learning.train import train
 from telescope.text.corpora import SUMMARIES, TEXTS, TRANSLATIONS
 from telescope.text.tokenizer import bpe, from_codes

@@ -9,7 +9,7 @@ from tokenizers.models import WordLevel
 
 import telescope as ts
 import writers
-from telescope.tasks.explaining.looking import sentence
+from telescope.tasks.explaining.sentence_views import sentence
 
 
 @pytest.fixture(scope="module")

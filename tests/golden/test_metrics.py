@@ -4,7 +4,7 @@ from math import exp, log
 
 import pytest
 
-from telescope.tasks.learning.metrics import bleu, chrf, rouge
+from telescope.tasks.learning.sequence_pairs import bleu, chrf, rouge
 
 CAT = "the cat sat on the mat"
 

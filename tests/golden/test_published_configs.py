@@ -6,7 +6,7 @@ import pytest
 
 from telescope.files.safetensors import Tensors
 from telescope.models.saved.build import described
-from telescope.models.saved.huggingface.fields import Fields
+from telescope.models.saved.huggingface.family import Fields
 from telescope.models.saved.huggingface.read import FAMILIES
 
 GPT2 = {

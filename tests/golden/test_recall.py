@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from data import folder
-from telescope.tasks.learning.known import read
 from telescope.tasks.learning.recall import prepare, score, to_be_learnt
 from telescope.tasks.learning.recall_data import Lines, Spans, corrupt, encode, spans, vocabulary
+from telescope.tasks.learning.registry import read
 from telescope.text.corpora import Pair
 from telescope.training import Training
 from telescope.training.batch import IGNORE

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 import writers
-from telescope.tasks.explaining.looking import words
-from telescope.trace.words import Words
+from telescope.tasks.explaining.sentence_views import words
+from telescope.trace.whole_words import Words
 
 
 def metaspace():

@@ -14,8 +14,8 @@ import data
 import telescope as ts
 from telescope.decoding import beam, generate, ready, stream
 from telescope.decoding import generate as captured
-from telescope.decoding.choose import draw, greedy, min_p, temperature, top, top_k, top_p
 from telescope.decoding.generate import drawn
+from telescope.decoding.sampling import draw, greedy, min_p, temperature, top, top_k, top_p
 from telescope.decoding.writers import start
 from telescope.models import GPT, GPTConfig, LuongConfig, LuongTranslator, Special, Transformer, TransformerConfig
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import telescope as ts
 from strategies import Shape, assert_near, composite, definitions, normal, seeds, shapes, tensors
 from telescope.attention.biases import Alibi
+from telescope.attention.pairs import Spans
 from telescope.attention.restrict import (
     WrittenMask,
     key_heads_of,
@@ -20,9 +21,8 @@ from telescope.attention.restrict import (
     of_sequences,
     written,
 )
-from telescope.attention.spans import Spans
 from telescope.attention.values import mapped
-from telescope.engines.choose import ENGINES
+from telescope.engines.dispatch import ENGINES
 from telescope.engines.exact import share_heads
 from telescope.files.definitions import meant, told
 from telescope.models import GPT, GPTConfig

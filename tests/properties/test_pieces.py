@@ -5,8 +5,7 @@ from collections import Counter
 import pytest
 from tokenizers import Tokenizer, models
 
-from telescope.text.pieces import WAYS, other_pieces
-from telescope.text.tokenizer import UNKNOWN, bpe, characters, encode, from_codes
+from telescope.text.tokenizer import UNKNOWN, WAYS, bpe, characters, encode, from_codes, other_pieces
 
 TEXTS = [
     "the astronomer saw the astronomers' telescope",

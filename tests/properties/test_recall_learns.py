@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import telescope as ts
 from telescope.tasks.learning.evaluate import evaluate
-from telescope.tasks.learning.known import TASKS, read
+from telescope.tasks.learning.registry import TASKS, read
 from telescope.tasks.learning.train import changed, train
 from telescope.training import Finished, Logged, Started
 

@@ -12,7 +12,7 @@ import corpora
 import telescope as ts
 from recipes import FILES, quiet, small
 from telescope.tasks.learning.evaluate import Evaluation, evaluate, predict, score, spread
-from telescope.tasks.learning.known import TASKS, read
+from telescope.tasks.learning.registry import TASKS, read
 from telescope.tasks.learning.train import changed, train
 from telescope.training import Logged, Validated
 

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from .check_numbers import whole
 from .masks import unfold_heads
-from .numbers import whole
 from .pairs import Pairs, must_fit, pick
 from .values import Value, size
 

@@ -11,9 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .biases import Bias, OfPositions
+from .check_numbers import real
 from .mask import Mask, everyone
 from .normalizers import softmax
-from .numbers import real
 from .pairs import Pairs
 from .scores import Score, dot
 from .values import Value, mapped, moved, size, tensors

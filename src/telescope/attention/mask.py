@@ -13,8 +13,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from .pairs import Pairs
-from .spans import Spans
+from .pairs import Pairs, Spans
 from .values import Value
 
 

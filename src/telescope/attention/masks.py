@@ -7,10 +7,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from .check_numbers import whole
 from .mask import Mask, everyone
-from .numbers import whole
-from .pairs import Pairs, must_fit, pick
-from .spans import Spans
+from .pairs import Pairs, Spans, must_fit, pick
 from .values import readable, size
 
 

@@ -13,9 +13,8 @@ from .biases import FromAdditive
 from .definition import Attention
 from .mask import Both, Mask, everyone
 from .masks import Keep, Left, Lengths
-from .pairs import Pairs
+from .pairs import Pairs, Spans
 from .restrict import Renumbered
-from .spans import Spans
 
 ROWS = 1024  # of a mask that is a function or a tensor, looked at together
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .numbers import positive, real, whole
+from .check_numbers import positive, real, whole
 from .values import Value
 
 Pairing = Literal["halves", "neighbours"]

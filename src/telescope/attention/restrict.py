@@ -12,9 +12,8 @@ from .biases import Alibi, Bias, OfPositions, Relative
 from .definition import Attention
 from .mask import Both, Combination, Everyone, Mask, Opposite
 from .masks import Causal, Documents, Keep, Left, Lengths, Prefix, Window, prefix
-from .pairs import Pairs, pick
+from .pairs import Pairs, Spans, pick
 from .scores import Additive, General, Score
-from .spans import Spans
 from .values import Value, tensors
 
 

@@ -17,7 +17,7 @@ def train(
     watch: Annotated[int | None, typer.Option(help="look at all heads every so many steps, in TensorBoard")] = None,
 ) -> None:
     """Train a model as a recipe says. Run the same command again to go on where it was stopped."""
-    from ..tasks.learning.known import read
+    from ..tasks.learning.registry import read
     from ..tasks.learning.train import changed
     from ..tasks.learning.train import train as learn
 

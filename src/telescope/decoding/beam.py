@@ -11,11 +11,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..models import Model
-from . import check
-from .choose import filled_up, top
+from . import request as check
 from .line import Line, Written
-from .prompts import Prompts
-from .writers import Writer, start
+from .sampling import filled_up, top
+from .writers import Prompts, Writer, start
 
 
 def beam(

@@ -8,11 +8,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..models import Model
-from . import check
-from .choose import Chooser, Filter, min_p, seen_in, temperature, top_k, top_p
+from . import request as check
 from .line import Line, Token, Written
-from .prompts import Prompt, Prompts
-from .writers import Writer, start
+from .sampling import Chooser, Filter, min_p, seen_in, temperature, top_k, top_p
+from .writers import Prompt, Prompts, Writer, start
 
 
 def generate(

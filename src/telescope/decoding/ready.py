@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ..layers.stack import Stack
+from ..layers.multi_head import Stack
 
 M = TypeVar("M", bound=nn.Module)
 

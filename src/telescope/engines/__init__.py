@@ -1,5 +1,5 @@
 """The same answer, faster: `reference` is the law, `choose` picks the engine. Engines never import each other."""
 
-from .choose import Plan, attend, plan
+from .dispatch import Plan, attend, plan
 
 __all__ = ["Plan", "attend", "plan"]

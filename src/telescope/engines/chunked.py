@@ -11,7 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 from ..attention import Attention, Pairs
 from ..attention.normalizers import ZeroSumError
-from . import exact, spans, transforms
+from . import exact
+from . import key_ranges as spans
+from . import torch_modes as transforms
 
 # How many scores a block holds: on a CPU the best of 2**17 to 2**24 (two Neoverse cores, 8 heads, 512 to 4,096 tokens).
 SCORES = {"cpu": 2**22, "cuda": 2**26}

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from ..attention import Attention, Mask, Pairs, everyone, softmax
 from ..attention.values import has_numbers, identity, moved, tensors
-from .transforms import exporting
+from .torch_modes import exporting
 
 TILE = 128  # queries and keys of a block, FlexAttention's own default
 NARROWEST = 16  # features; a smaller product does not fit a tensor core

@@ -16,7 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ..attention import Attention, causal, softmax
 from ..attention.values import tensors
-from . import spans, transforms
+from . import key_ranges as spans
+from . import torch_modes as transforms
 from .tables import Table, table
 
 SMALL = 2**14  # pairs of a query and a key, beyond which it pays to ask where queries look

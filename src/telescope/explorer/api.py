@@ -94,14 +94,13 @@ from time import perf_counter
 from typing import Any
 
 from ..models import LoadError
-from .between import alignment, sharpest
 from .export import exported, page
 from .library import Library
 from .maps import Maps, Picture
 from .requests import Asked, Refusal
 from .run import Looked, Run
 from .sentences import LONGEST
-from .views import geometry, heads, tokens
+from .views import alignment, geometry, heads, sharpest, tokens
 from .walk import cell, cells, trace
 
 Resource = Callable[..., Any]

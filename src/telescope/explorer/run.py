@@ -12,8 +12,8 @@ from ..attention import Pairs, softmax
 from ..recording.kept import Call, Steps, Summaries
 from ..recording.one_head import one_head
 from ..recording.recording import Recording
-from ..tiles.one_head import OneHead
-from ..trace.words import Words
+from ..tiles.head_scores import OneHead
+from ..trace.whole_words import Words
 from ..words import hint
 from .requests import not_kept
 

@@ -10,9 +10,9 @@ from tokenizers import Tokenizer
 
 from ..decoding import Written
 from ..models import GPT, Encoder, Model, Transformer
-from ..tasks.explaining.looking import Looking, sentence, source_words, words
+from ..tasks.explaining.sentence_views import Looking, sentence, source_words, words
 from ..tasks.writing.rewrite import longest, rewrite, tokens
-from ..trace.words import Words
+from ..trace.whole_words import Words
 from ..watch.watch import watch
 from .requests import Refusal
 from .run import Looked, Run

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from ..recording.row_in_float64 import Closely, closely
-from ..tiles.one_head import OneHead
+from ..tiles.head_scores import OneHead
 from ..trace.numbers import number, plain
 from .requests import Asked, unknown
 from .run import Looked

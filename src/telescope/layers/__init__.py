@@ -6,7 +6,7 @@ from .cache import Cache, Place, Room
 from .from_torch import from_torch
 from .luong import LuongAttention
 from .multi_head import MultiHeadAttention
-from .positions import LearnedPositions, SinusoidalPositions
+from .position_embedding import LearnedPositions, SinusoidalPositions
 from .self_attention import SelfAttention
 from .synthesizer import SynthesizerAttention
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, relu, silu
 
 from ..attention import Mask
-from . import check
+from . import check_sizes as check
 from .multi_head import KeysAndValues
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]

@@ -4,9 +4,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..attention import Attention, Mask
-from . import check
-from .attend import Attend
-from .definition import Defined
+from . import check_sizes as check
+from .attend import Attend, Defined
 
 
 class SelfAttention(Defined):

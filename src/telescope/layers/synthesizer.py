@@ -6,10 +6,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, relu
 
 from ..attention import Attention, Mask, causal
-from . import check
-from .attend import Attend, join_heads, split_heads
+from . import check_sizes as check
+from .attend import Attend, Defined, join_heads, split_heads
 from .cache import Place, Room
-from .definition import Defined
 
 
 class SynthesizerAttention(Defined):

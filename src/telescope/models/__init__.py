@@ -4,7 +4,7 @@ from ..files.errors import LoadError
 from .config import Config, Special
 from .encoder import Encoder, EncoderConfig
 from .gpt import GPT, GPTConfig
-from .luong import LuongCache, LuongConfig, LuongMemory, LuongTranslator
+from .luong_translator import LuongCache, LuongConfig, LuongMemory, LuongTranslator
 from .model import Model
 from .saved.huggingface import export
 from .saved.load import load

@@ -5,7 +5,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from types import NoneType, UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
-from ..layers.check import groups, one_of, per_head
+from ..layers.check_sizes import groups, one_of, per_head
 from ..words import hint
 
 LARGEST = 2**63  # of whole numbers: tensors cannot count further

@@ -12,8 +12,7 @@ from ..layers import EncoderBlock, FeedForward, LearnedPositions, MultiHeadAtten
 from ..layers.blocks import Activation
 from . import config as fits
 from .config import Config
-from .model import Model
-from .parts import Norm, check_ids, normaliser, real_tokens, to_initialise
+from .model import Model, Norm, check_ids, normaliser, real_tokens, to_initialise
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,7 @@ from ..layers.blocks import Activation
 from . import config as fits
 from .config import Config
 from .loss import Reduction, cross_entropy
-from .model import Model
-from .parts import Norm, check_ids, normaliser, to_initialise
+from .model import Model, Norm, check_ids, normaliser, to_initialise
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from ..attention.values import has_numbers
-from ..engines import autocast
+from ..engines import torch_modes as autocast
 from ..engines.exact import precise
-from ..layers.check import one_of
+from ..layers.check_sizes import one_of
 
 # How many logits there are at a time: on a CPU the best of 2**19 to 2**25 (one Neoverse core). On a GPU each piece more
 # is another sum into the gradient of the head, and its kernel keeps nothing beside them.

@@ -23,14 +23,12 @@ from ..layers import (
 )
 from ..layers.blocks import Activation
 from ..layers.cache import Room
-from ..layers.check import sizes
-from ..layers.multi_head import KeysAndValues
-from ..layers.stack import Stack
+from ..layers.check_sizes import sizes
+from ..layers.multi_head import KeysAndValues, Stack
 from . import config as fits
 from .config import Config
 from .loss import Reduction, cross_entropy
-from .model import Model
-from .parts import Norm, check_ids, normaliser, to_initialise
+from .model import Model, Norm, check_ids, normaliser, to_initialise
 
 
 @dataclass(frozen=True)

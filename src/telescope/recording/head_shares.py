@@ -18,7 +18,7 @@ from ..attention.padding_queries import first_key
 from ..attention.restrict import Renumbered
 from ..attention.values import identity
 from ..survey import Marks, Summary
-from ..survey.rows import masked_rows
+from ..survey.exact_rows import masked_rows
 from ..survey.within import Listing, within
 
 FAR = 64

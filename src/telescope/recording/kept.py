@@ -16,16 +16,15 @@ from ..attention import Attention
 from ..attention.padding_queries import of_all_queries
 from ..attention.restrict import key_heads_of, of_heads, of_queries
 from ..attention.values import tensors
-from ..engines import autocast
+from ..engines import torch_modes as autocast
 from ..survey import Summary, Survey, read_off, survey
 from ..survey.extend import Size
 from ..survey.summary import precision
 from ..trace.trace import Tokens, Trace, trace
 from ..words import whole_number
-from .attention_call import Ran, seems_across
+from .attention_call import Chosen, Ran, everyone, seems_across
 from .continuation import follows, marks, same
 from .head_shares import COUNTS, NAMES, Places, Text, shares
-from .query_selection import Chosen, everyone
 from .storage import Growing, Part, Store, on_device
 from .survey_queue import Found, Together
 

@@ -5,7 +5,7 @@ from typing import SupportsIndex
 import torch
 
 from ..attention.restrict import key_heads_of, of_heads, of_sequences
-from ..tiles.one_head import OneHead
+from ..tiles.head_scores import OneHead
 from ..words import whole_number
 from .kept import Call, Steps
 

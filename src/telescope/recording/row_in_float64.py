@@ -9,8 +9,8 @@ from torch import Tensor
 from ..attention import Pairs, softmax
 from ..attention.restrict import of_queries
 from ..engines.exact import weigh
-from ..survey.rows import KEYS, masked_rows
-from ..tiles.one_head import OneHead
+from ..survey.exact_rows import KEYS, masked_rows
+from ..tiles.head_scores import OneHead
 from ..trace.trace import formulas
 
 ALL, SOME = 512, 64  # up to so many keys all are looked at; of more, so many that get most

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..attention import Attention, softmax
 from ..attention.restrict import of_sequences
 from ..attention.values import identity, leaves
-from ..engines import autocast
+from ..engines import torch_modes as autocast
 from ..survey import Summary, read_off
 from ..survey.device import Moment, beside, moment, read_here
 from .attention_call import Ran

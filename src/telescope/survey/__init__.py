@@ -1,7 +1,7 @@
 """`survey`: exact numbers about every query and every key of an attention, without ever holding the matrix."""
 
 from .cells import Cells
-from .choose import ENGINES
+from .dispatch import ENGINES
 from .summary import Marks, Summary
 from .survey import Survey, read_off, survey
 

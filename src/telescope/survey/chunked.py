@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ..attention import Attention, softmax
 from ..attention.normalizers import ZeroSumError
-from .block_scores import Scores
-from .blocks import GROUP, Block, blocks
+from .blocks import GROUP, Block, Scores, blocks
 from .cells import Cells
 from .device import as_it_fits
 from .summary import Marks, Summary, precision

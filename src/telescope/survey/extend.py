@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..attention import Attention, Bias, Pairs, softmax
-from ..attention.spans import Spans
+from ..attention.pairs import Spans
 from .summary import Summary
 
 Size = tuple[int, int]  # queries, keys

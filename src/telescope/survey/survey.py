@@ -11,15 +11,15 @@ from torch import Tensor
 
 from ..attention import Attention, everyone, softmax
 from ..attention.restrict import key_heads_of, of_heads
-from ..engines import attend, autocast
-from ..engines.check import check, check_without_values
+from ..engines import attend
+from ..engines import torch_modes as autocast
+from ..engines.check_inputs import check, check_without_values
 from ..words import whole_number
 from .cells import Cells, grid, segments
-from .check_lse import check_lse, check_sums
-from .choose import ENGINES, choose
 from .device import beside
+from .dispatch import ENGINES, choose
+from .exact_rows import check_lse, check_sums, masked_rows
 from .extend import holds, joined
-from .rows import masked_rows
 from .summary import Marks, Summary
 
 

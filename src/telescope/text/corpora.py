@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from random import Random
 
-from ..layers.check import one_of
+from ..layers.check_sizes import one_of
 from .corpus_files import Split, columns, lines, read, records, set_folder, side_by_side
 
 

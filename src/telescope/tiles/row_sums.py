@@ -7,9 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..survey.check_lse import check_sums
-from .one_head import OneHead
-from .scores import ROWS, Scores
+from ..survey.exact_rows import check_sums
+from .head_scores import ROWS, OneHead, Scores
 
 
 class Learnt:

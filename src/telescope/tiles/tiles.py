@@ -7,11 +7,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .one_head import OneHead
-from .pool import pooled
-from .pyramid import TILE, Pyramid, representatives
+from .head_scores import OneHead, Scores
+from .pyramid import TILE, Pyramid, pooled, representatives
 from .row_sums import Learnt
-from .scores import Scores
 
 BUDGET = 9 * 2**22  # scores for a tile, a fraction of a second: with it the deepest level of 131,072 tokens is exact
 SHARED = 4  # tiles beside each other in a view: what is learnt serves all, its own scores one of them

@@ -3,7 +3,6 @@
 Imports attention, engines and words. Read trace.py first: `trace` runs the steps, `Trace` holds them.
 """
 
-from .row import Row
-from .trace import Trace, trace
+from .trace import Row, Trace, trace
 
 __all__ = ["Row", "Trace", "trace"]

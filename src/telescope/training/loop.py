@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from ..files.definitions import must_be_savable, told
-from ..layers.definition import Defined
+from ..layers.attend import Defined
 from ..models import Model
 from ..models.model import own_definition
 from . import checkpoint
 from . import checkpoint as random
 from . import processes as gather
-from .average import Average
 from .batch import Data
 from .checkpoint import Checkpoint
 from .events import Event, Finished, Logged, Report, Saved, Started, Stopped, Validated, Watched, tensorboard
@@ -27,7 +26,7 @@ from .processes import Processes
 from .progress import Clock, line
 from .settings import Training, TrainingError, learning_rate
 from .step import Step
-from .validation import Better, Validate
+from .validation import Average, Better, Validate
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ..layers import DecoderBlock, EncoderBlock
-from ..layers.definition import Definition
+from ..layers.attend import Definition
 
 
 def needed(module: str) -> Any:

@@ -1,10 +1,12 @@
 """Validation: the mean loss of data, and which of two figures is the better one."""
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
 import torch
+from torch import Tensor
 
 from ..models import Model
 from .batch import Data
@@ -49,3 +51,39 @@ class Better:
 
     def __call__(self, new: float, old: float | None) -> bool:
         return old is None or (new < old if self.lower else new > old)
+
+
+Weights = Mapping[str, Tensor]
+
+
+class Average:
+    """Keeps the last `count` weights it is given."""
+
+    def __init__(self, count: int) -> None:
+        self.last: deque[Weights] = deque(maxlen=count)
+
+    def mean(self) -> dict[str, Tensor]:
+        """In float64, so that equal weights have themselves as their mean."""
+        first = self.last[0]
+        return {name: _mean([weights[name] for weights in self.last]) for name in first}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of them, under names of their own."""
+        return {f"{i}/{name}": tensor for i, weights in enumerate(self.last) for name, tensor in weights.items()}
+
+    def restore(self, tensors: Weights) -> None:
+        kept: dict[int, dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            i, _, name = key.partition("/")
+            kept.setdefault(int(i), {})[name] = tensor
+        self.last.extend(kept[i] for i in sorted(kept))
+
+
+def _mean(tensors: Iterable[Tensor]) -> Tensor:
+    several = list(tensors)
+    if not several[0].is_floating_point():
+        return several[-1]
+    total = torch.zeros_like(several[0], dtype=torch.float64)
+    for tensor in several:
+        total += tensor
+    return (total / len(several)).to(several[0].dtype)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..attention import Attention, Mask
 from ..attention.padding_queries import padding_in
 from ..attention.values import identity
-from ..engines import autocast
+from ..engines import torch_modes as autocast
 from ..recording.attention_call import Ran
 from ..recording.kept import Call
 from ..recording.recording import Recording

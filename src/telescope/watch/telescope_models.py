@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..attention import Attention
-from ..engines import autocast, sdpa
+from ..engines import sdpa
+from ..engines import torch_modes as autocast
 from ..layers import AddNorm, Attend
 from ..recording.attention_call import Ran
 from ..recording.kept import Steps

@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex
 
 from torch import nn
 
-from ..recording import query_selection as rows
+from ..recording import attention_call as rows
 from ..recording.kept import KEEP, TOP, Keeping, MapSize, Summaries
 from ..recording.names import Layers, Parts, chosen, left_out, not_watched, parts_of
 from ..recording.recording import Recording

@@ -14,9 +14,8 @@ from ...files.safetensors import InMemory, Tensors
 from ..config import Special
 from ..gpt import GPT, GPTConfig
 from ..model import Model
-from .build import described
-from .fill import fill
-from .names import Row, row, rows_for
+from .build import described, fill
+from .tensor_names import Row, row, rows_for
 
 HEADER = struct.Struct("<7i")
 SIZES = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "seq_len")

@@ -16,9 +16,8 @@ from ...words import hint, near
 from ..model import DEFINED, FORMAT, KINDS, Model
 from ..shipped import by_name, shipped
 from . import huggingface, llama2c
-from .build import described, special
-from .fill import fill
-from .names import same
+from .build import described, fill, special
+from .tensor_names import same
 
 
 def load(

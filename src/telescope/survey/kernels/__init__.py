@@ -1,7 +1,6 @@
 """The survey's kernels, in triton: they are imported only where they run."""
 
-from .map import pool
-from .stretches import stretches
+from .pool import pool, stretches
 from .sums import log_sum_exp, statistics
 from .tiles import Heads, Rule, Tiles
 from .top import candidates, enlist, mark, rank, search, sharpen

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 from ...decoding import Written
 from ...models import Model, Transformer
-from ...trace.words import Words
+from ...trace.whole_words import Words
 from ...words import hint
 from ..writing.rewrite import longest, rewrite, tokens
-from .looking import Looking, sentence
+from .sentence_views import Looking, sentence
 
 NOTES = "The man saw the astronomer with a telescope"  # who had it? One head has one perspective.
 READINGS = ("telescope", ("man", "astronomer"))

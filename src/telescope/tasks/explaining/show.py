@@ -13,7 +13,7 @@ from ...decoding import Written
 from ...models import Model
 from ...trace.terminal import Fitting, cell, inset
 from ..writing.rewrite import Part
-from .looking import Looking, alignment
+from .sentence_views import Looking, alignment
 
 LONGEST = 16  # letters of a word
 MOST = 6  # words that a row is given, where there is no room for all

@@ -10,12 +10,12 @@ from typing import cast, get_args
 
 import torch
 
-from ...layers.check import one_of
+from ...layers.check_sizes import one_of
 from ...models import load
 from ...models.saved.load import found
 from ...models.shipped import by_name
 from ...text.corpus_files import Split, data_folder, lines, parsed
-from .known import TASKS, read
+from .registry import TASKS, read
 from .task import Answer
 from .train import RECIPE
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from ...layers.check import one_of
+from ...layers.check_sizes import one_of
 from ...models import Model
 from ...models import config as fits
 from ...models.config import Config
 from ...text.corpora import SUMMARIES, Pair, renamed
 from ...text.corpus_files import Split
-from . import metrics
-from .pairs import MOST_AGAIN, Column, PairsRecipe, answers, predictions, work
+from . import sequence_pairs as metrics
+from .sequence_pairs import MOST_AGAIN, Column, PairsRecipe, answers, predictions, work
 from .task import Answer, Task, Work
 
 

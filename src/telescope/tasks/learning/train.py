@@ -9,8 +9,8 @@ from ...models import Model
 from ...models.saved.load import read_tokenizer
 from ...text.corpus_files import data_folder
 from ...training.processes import needed
-from .known import TASKS, read
 from .recipe import Recipe
+from .registry import TASKS, read
 
 RECIPE = "recipe.toml"
 

@@ -8,15 +8,15 @@ from typing import Literal
 
 from tokenizers import Tokenizer
 
-from ...layers.check import one_of
+from ...layers.check_sizes import one_of
 from ...models import Model
 from ...models import config as fits
 from ...models.config import Config
 from ...text.corpora import TRANSLATIONS, Pair, codes
 from ...text.corpus_files import Split
 from ...text.tokenizer import from_codes
-from . import metrics
-from .pairs import Column, PairsRecipe, Pieces, answers, predictions, work
+from . import sequence_pairs as metrics
+from .sequence_pairs import Column, PairsRecipe, Pieces, answers, predictions, work
 from .task import Answer, Task, Work
 
 

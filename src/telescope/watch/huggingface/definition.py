@@ -16,7 +16,7 @@ from ...attention import Attention, Bias, Mask, causal, everyone, from_additive,
 from ...attention.biases import Relative
 from ...attention.masks import Documents
 from ...attention.restrict import without_first_keys
-from ...engines import autocast
+from ...engines import torch_modes as autocast
 from ...recording.attention_call import Ran
 from .lazy import LazyMask
 from .masks import Place, Told, filled, padded

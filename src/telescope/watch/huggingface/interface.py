@@ -17,7 +17,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from ...recording.attention_call import Ran
 from ...recording.names import Parts, within
-from ...survey.rows import masked_rows
+from ...survey.exact_rows import masked_rows
 from ...words import size
 from ..observer import Eye, Hook, uncompiled
 from ..sdpa_lse import Fused

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...engines.exact import share_heads
 from ...recording.attention_call import Ran
-from ...survey.rows import masked_rows
+from ...survey.exact_rows import masked_rows
 
 _proved: "WeakKeyDictionary[nn.Module, set[Any]]" = WeakKeyDictionary()  # once for each kind of call is enough
 

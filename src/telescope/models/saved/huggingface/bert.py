@@ -6,9 +6,8 @@ from ....files import paths
 from ....files.errors import LoadError
 from ....files.safetensors import Tensors
 from ...encoder import Encoder, EncoderConfig
-from ..names import Row, linear, row
-from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, only
-from .fields import Fields
+from ..tensor_names import Row, linear, row
+from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Fields, only
 
 
 def table(config: EncoderConfig) -> list[Row]:

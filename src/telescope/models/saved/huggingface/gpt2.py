@@ -6,9 +6,8 @@ from torch import Tensor
 
 from ....files.safetensors import Tensors
 from ...gpt import GPT, GPTConfig
-from ..names import Row, linear, row
-from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, only
-from .fields import Fields
+from ..tensor_names import Row, linear, row
+from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Fields, only
 
 
 def table(config: GPTConfig) -> list[Row]:

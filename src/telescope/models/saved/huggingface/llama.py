@@ -10,9 +10,8 @@ from ....files.safetensors import Tensors
 from ....layers import MultiHeadAttention
 from ...gpt import GPT, GPTConfig
 from ...model import Model
-from ..names import Row, linear, row, weights_of
-from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Reader, Writer, only
-from .fields import Fields
+from ..tensor_names import Row, linear, row, weights_of
+from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Fields, Reader, Writer, only
 
 
 def table(config: GPTConfig) -> list[Row]:

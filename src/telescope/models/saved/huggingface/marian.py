@@ -9,9 +9,8 @@ from ....attention import sinusoidal
 from ....files.errors import LoadError
 from ....files.safetensors import Tensors
 from ...transformer import Transformer, TransformerConfig
-from ..names import Row, linear, row
-from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, only
-from .fields import Fields
+from ..tensor_names import Row, linear, row
+from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Fields, only
 
 
 def table(config: TransformerConfig) -> list[Row]:

@@ -15,12 +15,10 @@ from ....files.safetensors import Tensors
 from ...config import Special
 from ...model import Model
 from ...transformer import Transformer
-from ..build import described, special
-from ..fill import fill
-from ..names import rows_for
+from ..build import described, fill, special
+from ..tensor_names import rows_for
 from .bert import BERT
-from .family import Family
-from .fields import Fields
+from .family import Family, Fields
 from .gpt2 import GPT2
 from .llama import LLAMA, MISTRAL, QWEN2
 from .marian import MARIAN

@@ -12,7 +12,7 @@ from ...encoder import Encoder
 from ...gpt import GPT
 from ...model import Model, must_be_its_config, write_tokenizer
 from ...transformer import Transformer
-from ..names import rows_for
+from ..tensor_names import rows_for
 from . import llama
 from .bert import BERT
 from .family import Family

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from ...layers.definition import Definition
-from ...layers.stack import Stack
+from ...layers.attend import Definition
+from ...layers.multi_head import Stack
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,10 @@ from torch import Tensor
 
 from ..attention import Attention, everyone
 from ..words import hint
-from . import autocast, chunked, flex, reference, sdpa, transforms
-from .check import check, check_dropout
+from . import chunked, flex, reference, sdpa
+from . import torch_modes as autocast
+from . import torch_modes as transforms
+from .check_inputs import check, check_dropout
 from .exact import broken
 
 ENGINES: dict[str, ModuleType] = {

@@ -7,6 +7,7 @@ log2.
 from collections.abc import Iterator
 from dataclasses import replace
 from math import e, log2
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -14,7 +15,21 @@ from torch import Tensor
 
 from ..attention import Attention, Pairs, dot, everyone, softmax
 from ..survey.summary import precision
-from .one_head import OneHead
+
+
+class OneHead(NamedTuple):
+    """Of one head and one sequence; the values and the lse only where they were kept."""
+
+    queries: Float[Tensor, "1 1 query d_q"]
+    keys: Float[Tensor, "1 1 key d_k"]
+    values: Float[Tensor, "1 1 key d_v"] | None
+    attention: Attention
+    lse: Float[Tensor, "1 1 query"] | None = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.queries.shape[-2], self.keys.shape[-2]
+
 
 ROWS, BLOCK = 128, 2**20  # of a block, so many rows and scores: fewer take longer to begin than to make
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ..attention import Attention
-from ..attention.numbers import real
-from . import autocast
+from ..attention.check_numbers import real
+from . import torch_modes as autocast
 
 AXES = "(batch, heads, position, feature)"
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from ..attention.numbers import whole
+from ..attention.check_numbers import whole
 from ..words import hint
 
 

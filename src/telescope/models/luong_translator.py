@@ -10,12 +10,11 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from ..attention import Attention, Mask
 from ..layers import LuongAttention
-from ..layers.check import sizes
+from ..layers.check_sizes import sizes
 from . import config as fits
 from .config import Config
 from .loss import Reduction, cross_entropy
-from .model import Model
-from .parts import check_ids, real_tokens, to_initialise
+from .model import Model, check_ids, real_tokens, to_initialise
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...files import paths
 from ...words import hint, near, one_line
-from .generate import GENERATE
+from .language_model import GENERATE
 from .recall import RECALL
 from .recipe import Recipe
 from .summarize import SUMMARIZE

@@ -7,7 +7,7 @@ from torch.nn.functional import embedding
 
 from ..attention import sinusoidal
 from ..attention.positions import Pairing
-from . import check
+from . import check_sizes as check
 
 
 class LearnedPositions(nn.Module):

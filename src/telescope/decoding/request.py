@@ -7,8 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ..models import GPT, Model, Transformer
-from .prompts import Prompts, read
-from .writers import must_start, must_write
+from .writers import Prompts, must_start, must_write, read
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ...models import GPT, Model, Transformer
 from ...recording.names import chosen
 from ...recording.recording import Recording, Watched
 from ...trace.trace import Trace
-from ...trace.words import Span, Words
+from ...trace.whole_words import Span, Words
 from ...watch.watch import watch
 from ..writing.rewrite import must_rewrite, tokens
 from ..writing.write_on import beginning

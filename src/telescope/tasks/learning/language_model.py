@@ -7,7 +7,7 @@ from typing import Literal
 
 from tokenizers import Tokenizer
 
-from ...layers.check import one_of
+from ...layers.check_sizes import one_of
 from ...models import GPTConfig, Model
 from ...models.config import Config
 from ...text.corpora import TEXTS
