@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import torch
 
 import telescope as ts
-from telescope.recording.attention_call import Ran
-from telescope.recording.kept import Keeping
+from telescope.recording.attention_call import AttentionCall
+from telescope.recording.kept import KeepOptions
 from telescope.recording.recording import Recording
 
 from .measure import Row
@@ -69,8 +69,10 @@ def recorded(n: int, place: Path, *, sums: bool) -> Path:
         scores = queries[rows].float() @ words.float().T * attention.scale_for(D)
         parts.append(torch.logsumexp(scores + came.log(), -1))
         count = came[-1]
-    recording = Recording("Made", ["blocks.0.self"], "queries-keys", Keeping(), lambda ids: f"w{ids[0]}")
-    ran = Ran(queries[None, None], keys[None, None], keys[None, None, :, :1], attention, (0,), 0.0, query_ids=ids[None])
+    recording = Recording("Made", ["blocks.0.self"], "queries-keys", KeepOptions(), lambda ids: f"w{ids[0]}")
+    ran = AttentionCall(
+        queries[None, None], keys[None, None], keys[None, None, :, :1], attention, (0,), 0.0, query_ids=ids[None]
+    )
     recording.record("blocks.0.self", ran._replace(lse=torch.cat(parts)[None, None] if sums else None))
     recording.save(place, replace=True)
     return place

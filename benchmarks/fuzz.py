@@ -295,7 +295,7 @@ class Checked:
     case: Case
     attention: ts.Attention
     inputs: tuple[Tensor, Tensor, Tensor]
-    truth: reference.Steps
+    truth: reference.AttentionSteps
     score_unit: float
 
     @property

@@ -9,8 +9,8 @@ import telescope as ts
 import writers
 from telescope.explorer.api import Api
 from telescope.explorer.library import Library
-from telescope.recording.attention_call import Ran
-from telescope.recording.kept import Keeping
+from telescope.recording.attention_call import AttentionCall
+from telescope.recording.kept import KeepOptions
 from telescope.recording.recording import Recording
 
 SENTENCES = (writers.NOTES, "Good morning.", "How are you?")
@@ -56,9 +56,9 @@ def recorded(n, *, heads=2, d=16, batch=1, attention=ts.Attention(mask=ts.causal
     torch.manual_seed(0)
     q, k, v = torch.randn(3, batch, heads, n, d)
     texts = tokens or [chr(97 + i) * 3 for i in range(26)]
-    recording = Recording("Made", ["blocks.0.self"], keep, Keeping(), lambda ids: "".join(texts[i] for i in ids))
+    recording = Recording("Made", ["blocks.0.self"], keep, KeepOptions(), lambda ids: "".join(texts[i] for i in ids))
     ids = (torch.arange(n) % len(texts)).expand(batch, n)
-    recording.record("blocks.0.self", Ran(q, k, v, attention, tuple(range(heads)), 0.0, query_ids=ids))
+    recording.record("blocks.0.self", AttentionCall(q, k, v, attention, tuple(range(heads)), 0.0, query_ids=ids))
     return recording
 
 

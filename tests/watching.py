@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 import telescope as ts
 from telescope.layers import (
+    CachePosition,
     DecoderBlock,
     EncoderBlock,
     FeedForward,
     LuongAttention,
     MultiHeadAttention,
-    Place,
     SelfAttention,
     SynthesizerAttention,
 )
@@ -93,13 +93,18 @@ class Translator(nn.Module):
 
 def look_back(at: MultiHeadAttention, buffer: Tensor, new: slice, mask: ts.Mask | None, x: Tensor) -> Tensor:
     """Self-attention with a cache: what is new is written into the buffer, and a view of it is looked at."""
-    buffer[0, :, :, new], buffer[1, :, :, new] = at.keys_and_values(x, Place(new.start))
+    buffer[0, :, :, new], buffer[1, :, :, new] = at.keys_and_values(x, CachePosition(new.start))
     keys, values = buffer[:, :, :, : new.stop]
-    return look_across(at, keys, values, mask, x, Place(new.start))
+    return look_across(at, keys, values, mask, x, CachePosition(new.start))
 
 
 def look_across(
-    at: MultiHeadAttention, keys: Tensor, values: Tensor, mask: ts.Mask | None, x: Tensor, place: Place = Place()
+    at: MultiHeadAttention,
+    keys: Tensor,
+    values: Tensor,
+    mask: ts.Mask | None,
+    x: Tensor,
+    place: CachePosition = CachePosition(),
 ) -> Tensor:
     return at.W_O(join_heads(at.attend(at.queries(x, place), keys, values, at.attention.seeing(mask))))
 

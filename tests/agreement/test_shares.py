@@ -14,7 +14,7 @@ from telescope.attention import Pairs
 from telescope.attention.padding_queries import RealQueries
 from telescope.attention.restrict import of_queries
 from telescope.recording import head_shares as module
-from telescope.recording.head_shares import NAMES, Places, Text, shares
+from telescope.recording.head_shares import NAMES, BatchTokens, Places, shares
 from telescope.survey import ENGINES, blocks, launch, read_off, reference, within
 from telescope.survey import triton as engine
 
@@ -99,7 +99,7 @@ def test_sums_agree(path, padded, case):
         patch.setattr(within, "TILE", 3)
         patch.setattr(within, "SCORES", {"cpu": 400, "cuda": 400})
         patch.setattr(blocks, "ROWS", 4)
-        places = placed(attention, shape, Text(ids))
+        places = placed(attention, shape, BatchTokens(ids))
         got = summed(q, k, attention, places, in_the_pass=path == "in the pass")
     positions = range(shape.keys - shape.queries, shape.keys)
     torch.testing.assert_close(got, truth(q, k, attention, positions, ids, first, 3), rtol=0, atol=1e-9)
@@ -118,7 +118,7 @@ def test_some_queries(path, case, chosen):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "SMALL", 2**16 if path == "rows" else -1)
         patch.setattr(within, "TILE", 3)
-        places = placed(attention, shape, Text(ids), positions)
+        places = placed(attention, shape, BatchTokens(ids), positions)
         got = summed(q[:, :, rows], k, some, places, in_the_pass=path == "in the pass")
     expected = truth(q[:, :, rows], k, some, positions, ids, [0] * shape.batch)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-9)
@@ -128,7 +128,7 @@ def test_divided_by_the_sum():
     shape = Shape(2, 2, 1, 9, 9, 4)
     q, k, _ = (it.abs() for it in tensors(shape))
     attention, ids = ts.Attention(normalize=ts.by_sum, mask=ts.causal), torch.arange(18).view(2, 9) % 4
-    got = summed(q, k, attention, placed(attention, shape, Text(ids)))
+    got = summed(q, k, attention, placed(attention, shape, BatchTokens(ids)))
     torch.testing.assert_close(got, truth(q, k, attention, range(9), ids, [0, 0]), rtol=0, atol=1e-9)
 
 
@@ -158,7 +158,7 @@ def test_the_kernel_agrees(attention, monkeypatch):
     q, k, _ = tensors(shape, dtype=torch.float32)
     ids = normal(2, 37, seed=9).mul(2.0).round().long()
     left = [9, 0] if "real queries" in str(attention) else [0, 0]
-    got = summed(q, k, attention, placed(attention, shape, Text(ids)))
+    got = summed(q, k, attention, placed(attention, shape, BatchTokens(ids)))
     torch.testing.assert_close(got, truth(q, k, attention, range(37), ids, left, 9), rtol=0, atol=2e-4)
 
 
@@ -170,7 +170,7 @@ def test_several_layers_at_once():
     with pytest.MonkeyPatch.context() as patch:
         for small, in_the_pass in ((2**16, False), (-1, False), (-1, True)):
             patch.setattr(module, "SMALL", small)
-            got = summed(q, k, attention, placed(attention, shape, Text(ids)), in_the_pass=in_the_pass)
+            got = summed(q, k, attention, placed(attention, shape, BatchTokens(ids)), in_the_pass=in_the_pass)
             expected = truth(q, k, attention, range(12), ids.repeat(3, 1), [0] * 6)
             torch.testing.assert_close(got, expected, rtol=0, atol=1e-9)
 
@@ -181,11 +181,11 @@ def test_long_texts_form_no_square():
     q, k, _ = tensors(shape, dtype=torch.float32)
     ids = torch.randint(0, 20_000, (1, 20_000), generator=torch.Generator().manual_seed(0))
     attention = ts.Attention(mask=ts.causal)
-    places = placed(attention, shape, Text(ids))
+    places = placed(attention, shape, BatchTokens(ids))
     assert places.listed is not None
     assert sum(len(listing.tiles) for listing in places.listed.values()) < 0.1 * (20_000 / within.TILE) ** 2
     summary = ENGINES["chunked"].summarize(q[:, :, -1:], k, attention, None, 1, None)
     last = summary.received[0, 0]
-    one = shares(q[:, :, -1:], k, attention, summary, placed(attention, shape, Text(ids), size=(1, 20_000)))
+    one = shares(q[:, :, -1:], k, attention, summary, placed(attention, shape, BatchTokens(ids), size=(1, 20_000)))
     far = last[: 20_000 - 1 - module.FAR].sum()
     assert one[0, 0, NAMES.index("far")] == pytest.approx(float(far), abs=1e-5)

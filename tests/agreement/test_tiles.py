@@ -16,9 +16,9 @@ from torch.testing import assert_close
 import telescope as ts
 from small_blocks import small_blocks
 from strategies import Shape, definitions, normal, seeds, shapes, tensors
-from telescope.recording.kept import Facts, QueriesKeys
+from telescope.recording.kept import CallFacts, QueriesKeysCall
 from telescope.recording.one_head import OneHead, one_head
-from telescope.recording.storage import Growing
+from telescope.recording.storage import GrowingTensor
 from telescope.tiles import Pyramid, Tiles
 from telescope.tiles.pyramid import representatives
 from telescope.tiles.row_sums import sums
@@ -165,9 +165,9 @@ def tiles_are_the_matrix(data, shape, seed, dtype):
 
 
 def kept(q, k, attention, shape):
-    facts = Facts("some", tuple(range(shape.heads)), 0.0, attention, (shape.queries, shape.keys), None,
+    facts = CallFacts("some", tuple(range(shape.heads)), 0.0, attention, (shape.queries, shape.keys), None,
                   (shape.batch, shape.key_heads, shape.d_k, shape.d_k), q.dtype, q.device)  # fmt: skip
-    return QueriesKeys.opened(facts, {"queries": Growing(q, 2), "keys": Growing(k, 2)})
+    return QueriesKeysCall.opened(facts, {"queries": GrowingTensor(q, 2), "keys": GrowingTensor(k, 2)})
 
 
 @pytest.mark.parametrize(

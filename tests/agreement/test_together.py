@@ -57,9 +57,9 @@ def made(attentions):
 @pytest.fixture
 def rounds(monkeypatch):
     """How many calls were surveyed at a time."""
-    sizes, found = [], together.Together.found
+    sizes, found = [], together.SurveyQueue.found
     monkeypatch.setattr(
-        together.Together,
+        together.SurveyQueue,
         "found",
         lambda self, parts, *rest: sizes.append(len(parts[0]) // 2) or found(self, parts, *rest),
     )
@@ -212,5 +212,5 @@ APART = {
 @pytest.mark.parametrize(("attention", "apart"), APART.values(), ids=APART)
 def test_only_what_nobody_can_write_to_is_surveyed_beside(attention, apart):
     there, here = torch.zeros(2, 2, N, D).as_subclass(OnGpu), torch.zeros(2, 2, N, D)
-    assert together._apart(together.Parts(there, there), attention) == apart
-    assert not together._apart(together.Parts(here, here), attention)
+    assert together._apart(together.SurveyInputs(there, there), attention) == apart
+    assert not together._apart(together.SurveyInputs(here, here), attention)

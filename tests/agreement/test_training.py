@@ -14,11 +14,11 @@ from telescope import training
 from telescope.training import (
     Examples,
     Finished,
+    HeadsWatched,
     Logged,
     Started,
     Training,
     Validated,
-    Watched,
     Windows,
     learning_rate,
     objectives,
@@ -261,7 +261,7 @@ def test_health_is_what_the_steps_say(make, tmp_path):
 
 def test_health_is_told(tmp_path):
     _, events = learn(transformer(), Examples(*pairs()), tmp_path, steps=4, watch_every=2)
-    told = [event for event in events if isinstance(event, Watched)]
+    told = [event for event in events if isinstance(event, HeadsWatched)]
     assert [event.step for event in told] == [2, 4]
     assert set(told[0].entropy) == {"encoder.0.self", "decoder.0.self", "decoder.0.cross"}
     assert all(len(heads) == 2 and all(map(math.isfinite, heads)) for heads in told[0].logit.values())

@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 import telescope as ts
 from huggingface import GPT2, numbered, transformers
-from telescope.recording.attention_call import Ran
+from telescope.recording.attention_call import AttentionCall
 from telescope.recording.recording import Recording
 from telescope.watch.huggingface import lazy
 from watched import FAMILIES, IDS, PADDED_LEFT, PADDED_RIGHT, TRANSLATORS, WRITERS, weights_by_name
@@ -189,7 +189,7 @@ def test_the_sums_of_some_queries_are_of_no_use(first, second):
         seen = slice(0, rows.stop)
         lse = torch.zeros(1, 2, rows.stop - rows.start) if given else None
         attention = ts.Attention(mask=ts.causal)
-        recording.record("a", Ran(q[:, :, rows], k[:, :, seen], v[:, :, seen], attention, (0, 1), 0.0, lse))
+        recording.record("a", AttentionCall(q[:, :, rows], k[:, :, seen], v[:, :, seen], attention, (0, 1), 0.0, lse))
     assert recording["a"].call.size == (6, 6)
     assert recording["a"].call.lse is None
 

@@ -14,7 +14,7 @@ from telescope.attention.restrict import of_later_keys, of_queries
 from telescope.watch.huggingface import interface
 from telescope.watch.huggingface.definition import bias_of
 from telescope.watch.huggingface.lazy import LazyMask
-from telescope.watch.huggingface.masks import Told, understood
+from telescope.watch.huggingface.masks import FunctionMask, understood
 from watched import FAMILIES, IDS, PADDED_LEFT
 
 their = transformers.masking_utils
@@ -84,7 +84,7 @@ def test_masks_are_known_by_name():
     kinds = [type(part) for part in understood(given | {"mask_function": FUNCTIONS["packed"]})[0].masks]
     assert kinds == [Causal, Documents, Left]
     kinds = [type(part) for part in understood(given | {"mask_function": FUNCTIONS["of somebody"]})[0].masks]
-    assert kinds == [Causal, Told, Left]
+    assert kinds == [Causal, FunctionMask, Left]
 
 
 # ------------------------------------------------------------------------------------- some queries, and the later keys

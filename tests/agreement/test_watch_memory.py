@@ -10,8 +10,8 @@ from torch import nn
 import telescope as ts
 from huggingface import transformers
 from telescope.watch.huggingface import interface
-from telescope.watch.huggingface.definition import PLACES, Reader
-from telescope.watch.huggingface.masks import Place
+from telescope.watch.huggingface.definition import PLACES, DefinitionReader
+from telescope.watch.huggingface.masks import MaskOffsets
 from watched import FAMILIES, IDS
 from watching import KEEPS
 
@@ -95,7 +95,7 @@ def test_everything_that_is_kept_is_counted(family, keep, asked, tmp_path):
 
 
 def test_of_masks_of_a_text_that_grows_only_the_latest_places_are_known():
-    reader, config = Reader(), object()
+    reader, config = DefinitionReader(), object()
     for keys in range(1, 400):
-        reader.place(config, Place(1, 1, keys, keys - 1, 0), torch.ones(1, keys))
+        reader.place(config, MaskOffsets(1, 1, keys, keys - 1, 0), torch.ones(1, keys))
     assert len(reader._places) == PLACES

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 from zlib import decompress
 
 from browsing import SCREENS
-from telescope.explorer.notebook import Still
+from telescope.explorer.notebook import StaticPage
 
 
 def save(tab, label, to):
@@ -76,7 +76,7 @@ def test_a_page_from_disk_has_the_same_numbers(page, browser, served, tmp_path):
 
 def test_a_page_in_a_sandboxed_frame(browser, served, tmp_path):
     """As a notebook without anywidget shows it: no address, no store, and it works."""
-    still = Still(served.api, served.runs["Good morning."], 0)._repr_html_()
+    still = StaticPage(served.api, served.runs["Good morning."], 0)._repr_html_()
     (tmp_path / "notebook.html").write_text(f"<!doctype html><title>notebook</title>{still}", encoding="utf-8")
     tab = browser.new_page()
     complaints = []

@@ -11,7 +11,7 @@ import telescope as ts
 from strategies import Shape, tensors
 from telescope.engines import chunked, flex, reference
 from telescope.tasks import doctor
-from telescope.tasks.doctor import Patient, examine, row_sums
+from telescope.tasks.doctor import EngineCheck, examine, row_sums
 
 CPU = torch.device("cpu")
 
@@ -65,7 +65,7 @@ def test_a_wrong_engine_is_found(command, monkeypatch):
 
 @pytest.mark.parametrize("wrong", [lambda context: context * torch.nan, lambda context: context.flip(2)])
 def test_nan_and_order_count_as_wrong(wrong):
-    patient = Patient("x", ts.Attention(), lambda *_: None, lambda q, k, v: wrong(ts.attend(q, k, v)))
+    patient = EngineCheck("x", ts.Attention(), lambda *_: None, lambda q, k, v: wrong(ts.attend(q, k, v)))
     assert "off by" in examine(patient, CPU).wrong
 
 
@@ -100,5 +100,5 @@ def test_an_engine_that_refuses_every_dtype_does_not_run():
     def refuse(*_):
         raise RuntimeError("No available kernel. Aborting execution.\nmore")
 
-    finding = examine(Patient("x", ts.Attention(), lambda *_: None, refuse), CPU)
+    finding = examine(EngineCheck("x", ts.Attention(), lambda *_: None, refuse), CPU)
     assert (finding.missing, finding.wrong, finding.ms) == ("No available kernel. Aborting execution.", "", None)

@@ -4,7 +4,7 @@ import pytest
 
 import corpora
 from data import DATA, folder
-from telescope.text.corpora import SUMMARIES, TEXTS, TRANSLATIONS, Pair, renamed, split_of
+from telescope.text.corpora import SUMMARIES, TEXTS, TRANSLATIONS, TextPair, renamed, split_of
 from telescope.text.corpus_files import data_folder
 
 
@@ -15,17 +15,17 @@ def made(tmp_path_factory):
 
 def test_captions_in_either_direction(made):
     read = TRANSLATIONS["multi30k"]
-    assert read(made, "test", "en", "de")[1] == Pair("A dog runs in the grass.", ("Ein Hund läuft im Gras.",))
-    assert read(made, "test", "de", "en")[1] == Pair("Ein Hund läuft im Gras.", ("A dog runs in the grass.",))
+    assert read(made, "test", "en", "de")[1] == TextPair("A dog runs in the grass.", ("Ein Hund läuft im Gras.",))
+    assert read(made, "test", "de", "en")[1] == TextPair("Ein Hund läuft im Gras.", ("A dog runs in the grass.",))
     tokens = TRANSLATIONS["multi30k-tokens"](made, "train", "en", "de")
-    assert tokens[0] == Pair("two men stand by a fence .", ("zwei männer stehen an einem zaun .",))
+    assert tokens[0] == TextPair("two men stand by a fence .", ("zwei männer stehen an einem zaun .",))
 
 
 def test_a_sentence_with_all_its_translations(made):
     found = [
         pair for split in ("train", "validation", "test") for pair in TRANSLATIONS["tatoeba"](made, split, "en", "de")
     ]
-    assert Pair("I see 0 dogs.", ("Null Hunde sehe ich.", "Ich sehe 0 Hunde.")) in found
+    assert TextPair("I see 0 dogs.", ("Null Hunde sehe ich.", "Ich sehe 0 Hunde.")) in found
     assert len(found) == 301
 
 
@@ -39,26 +39,28 @@ def test_the_words_of_the_english_side_say_the_split(made):
 
 
 def test_descriptions_and_synopses(made):
-    assert TRANSLATIONS["debian-descriptions"](made, "train", "en", "de")[1] == Pair(
+    assert TRANSLATIONS["debian-descriptions"](made, "train", "en", "de")[1] == TextPair(
         "It is 2vcard.", ("Es ist 2vcard.",)
     )
     document = "Ack is like grep.\n\nIt is for 99% of uses."
-    assert SUMMARIES["debian-synopsis"](made, "validation")[0] == Pair(document, ("grep for trees",))
+    assert SUMMARIES["debian-synopsis"](made, "validation")[0] == TextPair(document, ("grep for trees",))
 
 
 def test_chats_of_other_splits_are_not_learnt_from(made):
     read = SUMMARIES["samsum"]
     chat = "Amanda: I baked  cookies. Do you want some?\nJerry: Sure!"
-    assert read(made, "train")[0] == Pair(chat, ("Amanda baked cookies. Jerry wants some.",))
+    assert read(made, "train")[0] == TextPair(chat, ("Amanda baked cookies. Jerry wants some.",))
     assert [len(read(made, split)) for split in ("train", "validation", "test")] == [3, 1, 1]
 
 
 def test_people_get_other_names():
-    pairs = [Pair(f"{name}: hi {name}ed", (f"{name} says hi.",)) for name in ("Anna", "Bert", "Carl") for _ in range(3)]
+    pairs = [
+        TextPair(f"{name}: hi {name}ed", (f"{name} says hi.",)) for name in ("Anna", "Bert", "Carl") for _ in range(3)
+    ]
     for before, after in zip(pairs, renamed(pairs, seed=1), strict=True):
         old, new = before.source.partition(":")[0], after.source.partition(":")[0]
         assert old != new
-        assert after == Pair(f"{new}: hi {old}ed", (f"{new} says hi.",))  # words alone, not parts of them
+        assert after == TextPair(f"{new}: hi {old}ed", (f"{new} says hi.",))  # words alone, not parts of them
     assert renamed(pairs, seed=1) == renamed(pairs, seed=1) != renamed(pairs, seed=2)
 
 

@@ -7,9 +7,9 @@ import torch
 
 from data import folder
 from telescope.tasks.learning.recall import prepare, score, to_be_learnt
-from telescope.tasks.learning.recall_data import Lines, Spans, corrupt, encode, spans, vocabulary
+from telescope.tasks.learning.recall_data import CutSpans, Lines, corrupt, encode, spans, vocabulary
 from telescope.tasks.learning.registry import read
-from telescope.text.corpora import Pair
+from telescope.text.corpora import TextPair
 from telescope.training import Training
 from telescope.training.batch import IGNORE
 
@@ -34,7 +34,7 @@ def test_a_span_goes_to_the_end():
 
     def cut(kept, taken, start):
         numbers = (torch.tensor([number]) for number in (kept, taken, start))
-        return text(corrupt(line, Spans(*numbers), 26)[0])
+        return text(corrupt(line, CutSpans(*numbers), 26)[0])
 
     assert cut(21, 5, 9) == "Khatchig ⁇dian is⁇Moura□□□"
     assert cut(21, 5, 0) == "⁇hig Mouradian is⁇Khatc□□□"
@@ -53,7 +53,7 @@ def test_three_chances_decide():
 
 
 def test_of_a_question_the_answer_is_to_be_guessed():
-    pairs = [Pair("Where was Moura born?", ("Lebanon",)), Pair("Where was Khatchig born?", ("Lebanon",))]
+    pairs = [TextPair("Where was Moura born?", ("Lebanon",)), TextPair("Where was Khatchig born?", ("Lebanon",))]
     (batch,) = to_be_learnt(TOKENS, pairs).batches(Training(epochs=1, rows=3), None)
     assert [text(row) for row in batch.ids[:2]] == [
         "Where was Moura born?⁇Lebanon⁇□□",

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import telescope as ts
-from telescope.recording.head_shares import Places, Text, shares
+from telescope.recording.head_shares import BatchTokens, Places, shares
 from telescope.survey import ENGINES, chunked, launch, reference, within
 from telescope.survey import triton as engine
 from telescope.survey.cells import grid
@@ -87,7 +87,14 @@ def test_shares_of_heads_agree(sizes, dtype, attention, monkeypatch):
     (batch, heads, _, n, *_), (q, k) = sizes, inputs(sizes, dtype)
     ids = torch.randint(0, n // 8, (batch, n), generator=torch.Generator().manual_seed(1)).cuda()
     places = Places.of(
-        attention, batch=batch, heads=heads, size=(n, n), positions=None, across=False, text=Text(ids), device=q.device
+        attention,
+        batch=batch,
+        heads=heads,
+        size=(n, n),
+        positions=None,
+        across=False,
+        text=BatchTokens(ids),
+        device=q.device,
     )
     got = shares(q, k, attention, engine.summarize(q, k, attention, None, 8, None), places)
     monkeypatch.setattr(within, "_by_kernel", None)  # the truth must not use it

@@ -98,14 +98,14 @@ def test_a_survey_that_lags_behind_the_model_reads_what_ran(family, store, at_on
     with ts.watch(model, keep="queries-keys") as truth:
         model(ids)
     monkeypatch.setitem(together.ROOM, "cuda", 5 * 2**20 * at_once)
-    found, apart = together.Together.found, []
+    found, apart = together.SurveyQueue.found, []
 
     def late(self, parts, *rest):
         apart.append(torch.cuda.current_stream() != torch.cuda.default_stream())
         torch.cuda._sleep(20_000_000)
         return found(self, parts, *rest)
 
-    monkeypatch.setattr(together.Together, "found", late)
+    monkeypatch.setattr(together.SurveyQueue, "found", late)
     for _ in range(2):
         with ts.watch(model, store=store) as recording:
             model(ids)

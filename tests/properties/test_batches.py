@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from telescope.training import IGNORE, Examples, Text, Training, Windows
+from telescope.training import IGNORE, Examples, TextBatch, Training, Windows
 from telescope.training.batch import share
 from telescope.training.examples import rounded
 
@@ -119,9 +119,9 @@ def test_windows_are_drawn_everywhere():
 @pytest.mark.parametrize("parts", [1, 2, 3, 5, 8])
 def test_parts_are_the_batch(parts):
     ids = torch.arange(15).reshape(5, 3)
-    several = [share(Text(ids, ids + 1), part, parts) for part in range(parts)]
+    several = [share(TextBatch(ids, ids + 1), part, parts) for part in range(parts)]
     assert len({len(part.ids) for part in several}) == 1
-    together = Text(*(torch.cat(tensors) for tensors in zip(*several, strict=True)))
+    together = TextBatch(*(torch.cat(tensors) for tensors in zip(*several, strict=True)))
     assert torch.equal(together.ids[:5], ids)
     assert torch.equal(together.targets[:5], ids + 1)
     assert (together.targets[5:] == IGNORE).all()

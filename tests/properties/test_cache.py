@@ -8,7 +8,7 @@ from torch.nn.functional import pad
 from torch.testing import assert_close
 
 import telescope as ts
-from telescope.layers import MultiHeadAttention, Place
+from telescope.layers import CachePosition, MultiHeadAttention
 from telescope.models import GPT, GPTConfig, LuongConfig, LuongTranslator, Transformer, TransformerConfig
 
 N, V, ROOM = 9, 31, 12
@@ -253,7 +253,7 @@ def test_a_layer_alone_with_its_room(rotary):
     layer = filled(MultiHeadAttention(6, 3, key_heads=1, attention=ts.Attention(mask=ts.causal), rotary=rotary))
     x = torch.randn(2, N, 6, dtype=torch.float64)
     room = layer.room(2, ROOM)
-    steps = [layer(x[:, i : i + 1], at=Place(i), cache=room) for i in range(N)]
+    steps = [layer(x[:, i : i + 1], at=CachePosition(i), cache=room) for i in range(N)]
     assert_close(torch.cat(steps, dim=1), layer(x), **CLOSE)
 
 

@@ -409,7 +409,7 @@ def test_what_cannot_be_captured_runs_all_the_same(monkeypatch):
     model, made_of = made("llama"), []
     plain = generate(model, prompts(), max_new_tokens=N)
     monkeypatch.setattr(captured, "worthwhile", lambda *_: True)
-    monkeypatch.setattr(captured.Captured, "_capture", broken(made_of))
+    monkeypatch.setattr(captured.CapturedFunction, "_capture", broken(made_of))
     assert generate(model, prompts(), max_new_tokens=N) == plain
     assert made_of[0].why == "no graph"
 

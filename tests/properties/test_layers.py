@@ -14,6 +14,7 @@ import telescope as ts
 from telescope.layers import (
     AddNorm,
     Attend,
+    CachePosition,
     DecoderBlock,
     EncoderBlock,
     FeedForward,
@@ -21,7 +22,6 @@ from telescope.layers import (
     LearnedPositions,
     LuongAttention,
     MultiHeadAttention,
-    Place,
     SelfAttention,
     SinusoidalPositions,
     SynthesizerAttention,
@@ -342,10 +342,10 @@ def test_rotary_depends_on_distances_alone(pairs):
     layer = filled(MultiHeadAttention(6, 3, d_k=4, attention=causal, rotary=ts.rotary(pairs=pairs)))
     x = sequence(N, 6)
     *_, context = seen_by(layer.attend, lambda: layer(x))
-    for at in (Place(1), Place(1000)):
+    for at in (CachePosition(1), CachePosition(1000)):
         elsewhere = ts.attend(layer.queries(x, at), *layer.keys_and_values(x, at), causal)
         assert_close(elsewhere, context, rtol=1e-9, atol=1e-9)
-    apart = ts.attend(layer.queries(x, Place(1)), *layer.keys_and_values(x), causal)
+    apart = ts.attend(layer.queries(x, CachePosition(1)), *layer.keys_and_values(x), causal)
     assert not torch.allclose(apart, context, atol=1e-3)
 
 
@@ -359,11 +359,11 @@ def test_rotary_tells_order_and_without_it_there_is_none():
 @pytest.mark.parametrize("rotary", [None, ts.rotary()], ids=["plain", "rotary"])
 def test_keys_and_values_can_be_kept_and_asked_token_by_token(rotary):
     layer, x = filled(MultiHeadAttention(6, 3, key_heads=1, attention=causal, rotary=rotary)), sequence(N, 6)
-    kept = [layer.keys_and_values(x[:, i : i + 1], Place(i)) for i in range(N)]
+    kept = [layer.keys_and_values(x[:, i : i + 1], CachePosition(i)) for i in range(N)]
     keys, values = (torch.cat(parts, dim=2) for parts in zip(*kept, strict=True))
     *_, context = seen_by(layer.attend, lambda: layer(x))
     for i in range(N):
-        queries = layer.queries(x[:, i : i + 1], Place(i))
+        queries = layer.queries(x[:, i : i + 1], CachePosition(i))
         step = layer.attend(queries, keys[:, :, : i + 1], values[:, :, : i + 1], causal)
         assert_close(step, context[:, :, i : i + 1], **CLOSE)
 

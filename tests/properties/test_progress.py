@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from learning import learn, pairs, transformer
-from telescope.training import Examples, Finished, Logged, Saved, Started, Stopped, Validated, Watched
+from telescope.training import Examples, Finished, HeadsWatched, Logged, Saved, Started, Stopped, Validated
 from telescope.training.events import tensorboard
 from telescope.training.progress import Moving, duration, plain, sentence
 
@@ -25,7 +25,7 @@ EVENTS = [
         "step 1,200  validation  loss 2.0000  bleu 38.1235  best so far",
     ),
     (
-        Watched(1200, {"encoder.0.self": (0.01, 1.2)}, {"encoder.0.self": (3.0, 41.26)}),
+        HeadsWatched(1200, {"encoder.0.self": (0.01, 1.2)}, {"encoder.0.self": (3.0, 41.26)}),
         "step 1,200  attention  largest logit 41.3 (encoder.0.self)  1 heads look at one key alone",
     ),
     (Stopped(step=131, saved=100), "stopped at step 131; the same command goes on from step 100"),

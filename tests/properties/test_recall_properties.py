@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telescope.tasks.learning.recall_data import Spans, corrupt, encode, spans, vocabulary
+from telescope.tasks.learning.recall_data import CutSpans, corrupt, encode, spans, vocabulary
 
 TEXT = "abcdefghijklmnopqrstuvwxyz"
 TOKENS = vocabulary([TEXT])
@@ -66,6 +66,6 @@ def test_a_quarter_is_taken_and_from_anywhere():
 
 
 def test_the_first_and_the_last_chance_stay_inside():
-    ends = Spans(*spans(torch.tensor([112] * 2), torch.tensor([[0.0, 1 - 2**-53]] * 3, dtype=torch.float64), 112))
+    ends = CutSpans(*spans(torch.tensor([112] * 2), torch.tensor([[0.0, 1 - 2**-53]] * 3, dtype=torch.float64), 112))
     assert ends.kept.tolist() == [4, 112]
     assert (ends.start + ends.taken <= ends.kept).all()

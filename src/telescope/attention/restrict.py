@@ -17,7 +17,7 @@ from .scores import Additive, General, Score
 from .values import Value, tensors
 
 
-class Numbering(Value, ABC):
+class Restriction(Value, ABC):
     """Which numbers the pairs have in the whole. A new one says that, the size of the whole, and what is `alike`."""
 
     alike: ClassVar[tuple[type[Value], ...]] = ()
@@ -56,7 +56,7 @@ class Renumbered(Mask):
     """A mask of the whole, asked about a part of it."""
 
     mask: Mask
-    numbering: Numbering
+    numbering: Restriction
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
         return self.mask.sees(self.numbering.in_whole(at))
@@ -82,7 +82,7 @@ class RenumberedBias(Bias):
     """A bias of the whole, asked about a part of it."""
 
     bias: Bias
-    numbering: Numbering
+    numbering: Restriction
 
     def __call__(self, at: Pairs) -> Float[Tensor, "#batch #head #query #key"]:
         return self.bias(self.numbering.in_whole(at))
@@ -115,7 +115,7 @@ def key_heads_of(which: Int[Tensor, " some"], heads: int, key_heads: int) -> Int
 
 
 @dataclass(frozen=True, eq=False)
-class SomeHeads(Numbering):
+class SomeHeads(Restriction):
     which: Int[Tensor, " some"]
     of: int
 
@@ -161,7 +161,7 @@ def of_queries(attention: Attention, which: Int[Tensor, " some"], of: Size) -> A
 
 
 @dataclass(frozen=True, eq=False)
-class SomeQueries(Numbering):
+class SomeQueries(Restriction):
     which: Int[Tensor, " some"]
     of: Size
 
@@ -182,7 +182,7 @@ def of_sequences(attention: Attention, which: Int[Tensor, " some"], of: int) -> 
 
 
 @dataclass(frozen=True, eq=False)
-class SomeSequences(Numbering):
+class SomeSequences(Restriction):
     which: Int[Tensor, " some"]
     of: int
 
@@ -212,7 +212,7 @@ def without_first_keys(mask: Mask, gone: int, of: tuple[int, int], *, batch: int
 
 
 @dataclass(frozen=True, eq=False)
-class LaterKeys(Numbering):
+class LaterKeys(Restriction):
     gone: int
 
     alike = (Everyone, Causal, Window, Alibi, Relative)  # of the distance alone
@@ -231,7 +231,7 @@ def written(attention: Attention, keys: int, length: Int[Tensor, ""]) -> Attenti
 
 
 @dataclass(frozen=True, eq=False)
-class BeforeRoom(Numbering):
+class BeforeRoom(Restriction):
     """The last `behind` of `keys` keys are room that is not written yet: the last query stands before them."""
 
     keys: int

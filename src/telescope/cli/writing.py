@@ -77,7 +77,7 @@ def generate(
     """Write on from each prompt, for as long as you like."""
     from ..tasks.explaining import show as report
     from ..tasks.writing import given, write_on
-    from ..tasks.writing.rewrite import Part
+    from ..tasks.writing.rewrite import RewrittenPart
 
     loaded = load(model, device)
     how: dict[str, Any] = {"max_new_tokens": tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
@@ -92,9 +92,9 @@ def generate(
                 print(said, end="", flush=True)
             continue
         if as_json:
-            print_json(report.to_dict(loaded, text, [Part(text, found)], show=show))
+            print_json(report.to_dict(loaded, text, [RewrittenPart(text, found)], show=show))
         else:
-            print_all(report.draw(loaded, [Part(text, found)], before=text, show=show), plain)
+            print_all(report.draw(loaded, [RewrittenPart(text, found)], before=text, show=show), plain)
 
 
 def recall(

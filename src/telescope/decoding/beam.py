@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..models import Model
 from . import request as check
-from .line import Line, Written
+from .line import TextLine, Written
 from .sampling import filled_up, top
 from .writers import Prompts, Writer, start
 
@@ -45,12 +45,12 @@ def beam(
         rules = Rules(beams, max_new_tokens, length_penalty, early_stopping, asked.end, asked.forbidden)
         found = search(writer, len(asked.prompts), rules)
     return [
-        [_written(Line(model.tokenizer, before, asked.end, (), max_new_tokens), *one) for one in best[:n_best]]
+        [_written(TextLine(model.tokenizer, before, asked.end, (), max_new_tokens), *one) for one in best[:n_best]]
         for before, best in zip(asked.before, found, strict=True)
     ]
 
 
-def _written(line: Line, ids: list[int], score: float) -> Written:
+def _written(line: TextLine, ids: list[int], score: float) -> Written:
     for token in ids:
         line.add(token)
     return line.written(score)
@@ -72,7 +72,7 @@ class Rules:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class FinishedTexts:
     """The best texts that have ended; a score of -inf says that there is none yet."""
 
     scores: Float[Tensor, "batch beams"]
@@ -80,20 +80,20 @@ class Found:
     lengths: Int[Tensor, "batch beams"]
 
     @classmethod
-    def nothing(cls, batch: int, rules: Rules, like: Tensor) -> "Found":
+    def nothing(cls, batch: int, rules: Rules, like: Tensor) -> "FinishedTexts":
         ids = torch.zeros(batch, rules.beams, rules.steps, dtype=torch.int64, device=like.device)
         return cls(like.new_full((batch, rules.beams), -torch.inf), ids, ids[..., 0])
 
     def with_more(
         self, scores: Float[Tensor, "batch more"], ids: Int[Tensor, "batch more steps"], length: int
-    ) -> "Found":
+    ) -> "FinishedTexts":
         beams = self.scores.shape[1]
         best, chosen = torch.cat([self.scores, scores], dim=1).topk(beams)
         lengths = torch.cat([self.lengths, torch.full_like(ids[..., 0], length)], dim=1)
-        return Found(best, _of_beams(torch.cat([self.ids, ids], dim=1), chosen), lengths.gather(1, chosen))
+        return FinishedTexts(best, _of_beams(torch.cat([self.ids, ids], dim=1), chosen), lengths.gather(1, chosen))
 
-    def of(self, items: Int[Tensor, " some"]) -> "Found":
-        return Found(self.scores[items], self.ids[items], self.lengths[items])
+    def of(self, items: Int[Tensor, " some"]) -> "FinishedTexts":
+        return FinishedTexts(self.scores[items], self.ids[items], self.lengths[items])
 
     @property
     def full(self) -> Bool[Tensor, " batch"]:
@@ -111,7 +111,7 @@ def search(writer: Writer, batch: int, rules: Rules) -> list[list[tuple[list[int
     logits = writer.logits
     running = logits.new_zeros(batch, 1, dtype=torch.float32)  # Σ log p of the texts that go on, the best first
     ids = torch.zeros(batch, 1, rules.steps, dtype=torch.int64, device=logits.device)
-    found = Found.nothing(batch, rules, running)
+    found = FinishedTexts.nothing(batch, rules, running)
     ends = torch.tensor(rules.end, dtype=torch.int64, device=logits.device)
     items = list(range(batch))
     results: list[list[tuple[list[int], float]]] = [[] for _ in items]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..models import Model
 from . import request as check
-from .line import Line, Token, Written
+from .line import TextLine, Token, Written
 from .sampling import Chooser, Filter, min_p, seen_in, temperature, top_k, top_p
 from .writers import Prompt, Prompts, Writer, start
 
@@ -39,7 +39,7 @@ def generate(
 
     Prompts may differ in length, each gets what it gets alone.
     """
-    lines: list[Line] = []
+    lines: list[TextLine] = []
     how = _how(temperature, top_k, top_p, min_p)
     for _ in _steps(model, prompts, lines, max_new_tokens, how, repetition_penalty, seed, stop, end):
         pass
@@ -81,7 +81,7 @@ def _how(t: float, k: int | None, p: float, at_least: float) -> list[Filter] | N
 def _steps(
     model: Model,
     prompts: Prompts,
-    lines: list[Line],
+    lines: list[TextLine],
     max_new_tokens: int,
     filters: list[Filter] | None,
     repetition_penalty: float,
@@ -92,7 +92,7 @@ def _steps(
     """Everything is looked at now; then each step writes a token on every line that goes on."""
     asked = check.asked(model, prompts, max_new_tokens, end, stop)
     check.penalty(repetition_penalty)
-    lines += [Line(model.tokenizer, ids, asked.end, asked.stop, max_new_tokens) for ids in asked.before]
+    lines += [TextLine(model.tokenizer, ids, asked.end, asked.stop, max_new_tokens) for ids in asked.before]
     noise = drawn(len(lines), max_new_tokens, seed)
 
     def write() -> Iterator[list[Token]]:
@@ -108,7 +108,7 @@ def _steps(
 
 
 def _write(
-    writer: Writer, chooser: Chooser, lines: list[Line], noise: Float[Tensor, "rows steps"]
+    writer: Writer, chooser: Chooser, lines: list[TextLine], noise: Float[Tensor, "rows steps"]
 ) -> Iterator[list[Token]]:
     rows = list(lines)  # which line each row writes; one that has ended is carried along until half of them have
     fixed = writer.fix() if worthwhile(writer.model, noise.device, noise.shape[1]) else None
@@ -116,7 +116,7 @@ def _write(
     def plainly(tokens: Int[Tensor, " rows"], noise: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
         return chooser(writer.step(tokens), noise)
 
-    step = plainly if fixed is None else Captured(plainly, [*fixed, *chooser.state])
+    step = plainly if fixed is None else CapturedFunction(plainly, [*fixed, *chooser.state])
     with torch.no_grad():
         tokens = chooser(writer.logits, noise[:, 0])
     for i in range(1, noise.shape[1] + 1):
@@ -146,7 +146,7 @@ logger = logging.getLogger(__name__)
 STEPS = 16  # capturing takes as long as a few plain steps, so a few more must follow
 
 
-class Captured:
+class CapturedFunction:
     """The same function, captured when it is first called, with tensors of the same shapes ever after.
 
     `state` is what it writes into beside its cache: a first run, which CUDA wants, must leave no trace there. What it

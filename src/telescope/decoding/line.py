@@ -34,7 +34,7 @@ class Token:
     text: str | None
 
 
-class Line:
+class TextLine:
     """`before` are the tokens that it goes on from, so that a space between them is not lost."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Line:
         self.why: Why | None = None
         self.text = None if tokenizer is None else ""
         self._end, self._most = end, max_new_tokens
-        self._reader = None if tokenizer is None else Reader(tokenizer, before, stop)
+        self._reader = None if tokenizer is None else IncrementalDecoder(tokenizer, before, stop)
 
     def add(self, token: int) -> Token:
         self.ids.append(token)
@@ -71,7 +71,7 @@ class Line:
         return Written(self.ids, self.text, self.why or "length", score)
 
 
-class Reader:
+class IncrementalDecoder:
     """Tokens to text, token by token. What is shown is never taken back, and joined it is the whole text."""
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int], stop: Sequence[str] = ()) -> None:

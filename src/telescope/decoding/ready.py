@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ..layers.multi_head import Stack
+from ..layers.multi_head import StackedLinear
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -40,7 +40,7 @@ def _still(module: M, *, packed: bool) -> M:
     copied.training = False
     if packed and isinstance(module, nn.Linear) and module.weight.numel() >= LARGE:
         copied.__dict__["forward"] = Product(module.weight, module.bias)
-        if isinstance(module, Stack):
+        if isinstance(module, StackedLinear):
             copied.__dict__["only"] = Rows(module)
     return copied
 
@@ -65,7 +65,7 @@ class Product:
 class Rows:
     """Some matrices of a stack: x W for each of them."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: StackedLinear) -> None:
         self.stack = stack
         self.products: dict[tuple[str, ...], Product] = {}
 

@@ -11,7 +11,7 @@ from .writers import Prompts, must_start, must_write, read
 
 
 @dataclass(frozen=True)
-class Asked:
+class GenerationRequest:
     """The prompts as ids, and what they mean to this model.
 
     before     what each line of text goes on from: the prompt, or nothing if it is a source
@@ -34,7 +34,7 @@ def asked(
     max_new_tokens: int,
     end: Sequence[int] | None = None,
     stop: str | Sequence[str] = (),
-) -> Asked:
+) -> GenerationRequest:
     must_write(model)
     _count("max_new_tokens", max_new_tokens, least=0)
     goes_on, sizes = isinstance(model, GPT), model.config.to_dict()
@@ -46,7 +46,7 @@ def asked(
         if not 0 <= token < vocabulary:
             raise ValueError(f"end has the id {token}; the vocabulary is 0 to {vocabulary - 1}")
     pad = model.special.pad
-    return Asked(
+    return GenerationRequest(
         prompts=ids,
         before=ids if goes_on else [[] for _ in ids],
         seen=ids if goes_on else [[must_start(model)] for _ in ids],

@@ -11,7 +11,7 @@ from .exact import precise, score, weigh
 
 
 @dataclass(frozen=True, eq=False)
-class Steps:
+class AttentionSteps:
     """Everything an attention computes on its way, in order."""
 
     queries: Float[Tensor, "batch heads query d_q"]
@@ -47,7 +47,7 @@ def steps(
     values: Float[Tensor, "batch key_heads key d_v"],
     attention: Attention,
     dropout: float = 0.0,
-) -> Steps:
+) -> AttentionSteps:
     """normalise(mask(softcap(score(q, k) · scale) + bias)) v. Half-precision inputs are computed in float32."""
     q, k, v = precise(queries), precise(keys), precise(values)
     scores = score(attention.score, q, k)
@@ -58,4 +58,4 @@ def steps(
     masked = attention.masked(biased, at)
     weights = attention.weights(masked)
     context = weigh(drop(weights, dropout), v, masked)
-    return Steps(queries, keys, values, scores, scaled, capped, biased, masked, weights, context)
+    return AttentionSteps(queries, keys, values, scores, scaled, capped, biased, masked, weights, context)

@@ -18,7 +18,7 @@ from ..attention import Attention, causal, softmax
 from ..attention.values import tensors
 from . import key_ranges as spans
 from . import torch_modes as transforms
-from .tables import Table, table
+from .tables import ScoreTable, table
 
 SMALL = 2**14  # pairs of a query and a key, beyond which it pays to ask where queries look
 WHOLE = 2**23  # scores up to which one table for all of them, of 32 MiB at most, is better than many small ones
@@ -122,7 +122,7 @@ def _fused(
 ) -> Float[Tensor, "batch heads query width"]:
     """`rows` of all queries, `of` how many queries and keys there are; a number stands for all of them."""
     square = not isinstance(rows, range) and attention.bias is None and attention.mask == causal and of[0] == of[1]
-    added, blind, broken, far = Table(None, None) if square else table(queries, rows, columns, of, attention)
+    added, blind, broken, far = ScoreTable(None, None) if square else table(queries, rows, columns, of, attention)
     if added is not None and queries.device.type != "cpu":
         added = added.expand(*queries.shape[:3], keys.shape[-2])  # as GPU kernels want it
     how: dict[str, Any] = {

@@ -28,7 +28,7 @@ FEW = 1024  # numbers of a tensor that is read to know it again
 PURE = (Everyone, Causal, Window, Prefix, Lengths, Left, Both, Either, Opposite, Alibi, Relative)
 
 
-class Table(NamedTuple):
+class ScoreTable(NamedTuple):
     """What is added to the scores of a block, or a bool mask; and what the kernel must not be trusted with.
 
     blind   queries that see nothing. They are shown everything, and zeroed afterwards: kernels differ in what they make
@@ -50,10 +50,10 @@ def table(
     columns: int | range,
     of: tuple[int, int],
     attention: Attention,
-) -> Table:
+) -> ScoreTable:
     """Return the table of these rows and columns. Axes on which nothing depends have size one."""
     if attention.mask == everyone and attention.bias is None:
-        return Table(None, None)
+        return ScoreTable(None, None)
     if torch.compiler.is_compiling() or not has_numbers(queries):
         return _new(queries, rows, columns, of, attention)
     asked = (*queries.shape[:2], rows, columns, of, queries.dtype, queries.device)
@@ -61,7 +61,7 @@ def table(
         known = attention.mask.known
         if asked not in known or known[asked][0] is not attention.bias:
             known[asked] = attention.bias, _added(_new(queries, rows, columns, of, attention), queries)
-        made: Table = known[asked][1]
+        made: ScoreTable = known[asked][1]
         return made
     if queries.device.type != "cpu" or traced():
         return _new(queries, rows, columns, of, attention)
@@ -75,7 +75,9 @@ def table(
     return found
 
 
-def _new(queries: Tensor, rows: int | range, columns: int | range, of: tuple[int, int], attention: Attention) -> Table:
+def _new(
+    queries: Tensor, rows: int | range, columns: int | range, of: tuple[int, int], attention: Attention
+) -> ScoreTable:
     batch, heads = queries.shape[:2]
     mask, bias = attention.mask, attention.bias
     if bias is None and mask.keys_alone:
@@ -85,23 +87,23 @@ def _new(queries: Tensor, rows: int | range, columns: int | range, of: tuple[int
         seen = mask.sees(at)
         sighted = seen.any(-1, keepdim=True)
         if readable(sighted) and bool(sighted.all()):
-            return Table(seen, None)
-        return Table(seen | ~sighted, ~sighted)
+            return ScoreTable(seen, None)
+        return ScoreTable(seen | ~sighted, ~sighted)
     assert isinstance(bias, Bias)
     added = bias.added(at, torch.float32 if queries.element_size() < 4 else queries.dtype)  # halves round too much
     if mask != everyone:
         added = torch.where(mask.sees(at), added, -torch.inf)
     if readable(added) and mask == everyone and _within(added, NEAR):
-        return Table(added, None)
+        return ScoreTable(added, None)
     most = added.detach().amax(-1, keepdim=True)
     if readable(most) and _within(most, NEAR):
-        return Table(added, None)
+        return ScoreTable(added, None)
     blind, shift = most == -torch.inf, torch.where(most.abs() <= FAR, most, 0.0)
     added = (added - shift).masked_fill(blind, 0.0)
     if not readable(most):
-        return Table(added, blind)
+        return ScoreTable(added, blind)
     far = not bool((blind | (most.abs() <= FAR)).all())
-    return Table(added, blind if bool(blind.any()) else None, broken=not bool((most < torch.inf).all()), far=far)
+    return ScoreTable(added, blind if bool(blind.any()) else None, broken=not bool((most < torch.inf).all()), far=far)
 
 
 def _within(numbers: Tensor, bound: float) -> bool:
@@ -110,7 +112,7 @@ def _within(numbers: Tensor, bound: float) -> bool:
     return -bound < low.item() and high.item() < bound
 
 
-def _added(made: Table, queries: Tensor) -> Table:
+def _added(made: ScoreTable, queries: Tensor) -> ScoreTable:
     """The same with a mask as numbers, which the kernel otherwise makes of it in every call."""
     if made.added is None or made.added.dtype != torch.bool:
         return made
@@ -144,11 +146,11 @@ class _Remembered:
     """The tables used last, as many as fit into `BYTES`. Threads may ask at once."""
 
     def __init__(self) -> None:
-        self.tables: OrderedDict[Any, tuple[Table, int]] = OrderedDict()
+        self.tables: OrderedDict[Any, tuple[ScoreTable, int]] = OrderedDict()
         self.bytes = 0
         self.lock = threading.Lock()
 
-    def get(self, asked: Any) -> Table | None:
+    def get(self, asked: Any) -> ScoreTable | None:
         with self.lock:
             found = self.tables.get(asked)
             if found is None:
@@ -160,7 +162,7 @@ class _Remembered:
             self.tables.move_to_end(asked)
             return made
 
-    def put(self, asked: Any, made: Table) -> Table:
+    def put(self, asked: Any, made: ScoreTable) -> ScoreTable:
         added = made.added
         if added is None or type(added) is not Tensor or added.numel() > LARGEST:
             return made

@@ -97,8 +97,8 @@ from ..models import LoadError
 from .export import exported, page
 from .library import Library
 from .maps import Maps, Picture
-from .requests import Asked, Refusal
-from .run import Looked, Run
+from .requests import Refusal, RequestParams
+from .run import AttentionView, Run
 from .sentences import LONGEST
 from .views import alignment, geometry, heads, sharpest, tokens
 from .walk import cell, cells, trace
@@ -175,7 +175,7 @@ class Api:
         raise Refusal(404, "unknown", f"nothing can be asked at /{path.strip('/')[:60]}")
 
     def _asked(self, run: Run, resource: str, place: list[str], parameters: Mapping[str, str]) -> Any:
-        asked = Asked(parameters)
+        asked = RequestParams(parameters)
         if resource == "sharpest" and not place:
             return sharpest(run, asked)
         pictures = {("tiles", 3): self.maps.tile, ("tracks", 2): self.maps.track}
@@ -185,7 +185,7 @@ class Api:
                 404, "unknown", f"nothing can be asked at /runs/{run.name}/{'/'.join([resource, *place])[:60]}"
             )
         layer = asked.index("l", len(run.looked), "attention")
-        looked: Looked = run.looked[layer]
+        looked: AttentionView = run.looked[layer]
         return picture(looked, asked, *place) if picture else self.of_attention[resource](looked, asked, layer)
 
     def _posted(self, path: str, body: bytes) -> Answer:
@@ -204,8 +204,8 @@ class Api:
         raise Refusal(400, "bad-json", 'the body takes {"text": "…"}, and "model" and "target" if you like, all texts')
 
     def _exported(self, run: Run, parameters: Mapping[str, str]) -> Answer:
-        how = Asked(parameters).word("format", ("html", "json"))
-        file = exported(self.ask, run, Asked(parameters))
+        how = RequestParams(parameters).word("format", ("html", "json"))
+        file = exported(self.ask, run, RequestParams(parameters))
         if how == "json":
             return Answer(200, _json(file), headers=_saved(run, "json"))
         return Answer(200, page(file), "text/html; charset=utf-8", _saved(run, "html"))

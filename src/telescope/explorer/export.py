@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 from ..recording.row_in_float64 import closely
 from .maps import Picture
 from .pages import files
-from .requests import Asked, Refusal
+from .requests import Refusal, RequestParams
 from .run import Run
 from .walk import head, sequence, told_trace
 
@@ -24,7 +24,7 @@ POLICY = (
 )
 
 
-def exported(ask: Callable[..., Any], run: Run, asked: Asked) -> dict[str, Any]:
+def exported(ask: Callable[..., Any], run: Run, asked: RequestParams) -> dict[str, Any]:
     """Every answer that a page with this head in view may want: ask("/runs/r1/heads", l=0) as an `Api` is asked."""
     layer = asked.index("l", len(run.looked), "attention", 0)
     looked = run.looked[layer]

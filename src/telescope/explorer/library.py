@@ -12,7 +12,7 @@ from ..models import LoadError, Model, load
 from ..models.shipped import shipped
 from ..recording.recording import Recording
 from ..recording.saved.open import open_recording
-from .lru_cache import Recent
+from .lru_cache import LruCache
 from .requests import Refusal, unknown
 from .run import Run, of_recording
 from .sentences import name_of, read
@@ -26,8 +26,8 @@ class Library:
     def __init__(self, models: Mapping[str, str | Path | Model] | None = None) -> None:
         self.models: dict[str, str | Path | Model] = dict(shipped() if models is None else models)
         self.recordings: dict[str, Run] = {}
-        self.sentences: Recent[str, Run] = Recent(SENTENCES)
-        self._loaded: Recent[str, Model] = Recent(MODELS)
+        self.sentences: LruCache[str, Run] = LruCache(SENTENCES)
+        self._loaded: LruCache[str, Model] = LruCache(MODELS)
         self._reading = Lock()
 
     def add(self, recording: Recording, title: str, rev: str) -> Run:

@@ -9,7 +9,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Recent(Generic[K, V]):
+class LruCache(Generic[K, V]):
     def __init__(self, most: int) -> None:
         self.most = most
         self._kept: OrderedDict[K, V] = OrderedDict()

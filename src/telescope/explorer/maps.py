@@ -8,16 +8,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..tiles import BUDGET, TILE, Tile, Tiles, Track
-from .lru_cache import Recent
-from .requests import Asked, Refusal, whole
-from .run import Looked
+from .lru_cache import LruCache
+from .requests import Refusal, RequestParams, whole
+from .run import AttentionView
 from .walk import head, sequence
 
 HEADS, TILES = 8, 512  # how many are kept; a tile takes half a megabyte
 EFFORTS = ("1", "4", "16")
 DTYPES = ("f16", "u8")
 
-Key = tuple[Looked, int, int]  # attention, head, sequence
+Key = tuple[AttentionView, int, int]  # attention, head, sequence
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Picture:
 
 class Maps:
     def __init__(self) -> None:
-        self.heads: Recent[Key, Tiles] = Recent(HEADS)
-        self.tiles: Recent[tuple[Key, int, int, int], Tile] = Recent(TILES)
+        self.heads: LruCache[Key, Tiles] = LruCache(HEADS)
+        self.tiles: LruCache[tuple[Key, int, int, int], Tile] = LruCache(TILES)
 
-    def told(self, looked: Looked, asked: Asked, layer: int) -> dict[str, Any]:
+    def told(self, looked: AttentionView, asked: RequestParams, layer: int) -> dict[str, Any]:
         """What a page has to know before it asks for tiles."""
         looked.must_have("map")
         h, b = head(looked, asked), sequence(looked, asked)
@@ -53,7 +53,7 @@ class Maps:
             "known": tiles.learnt_share,
         }
 
-    def tile(self, looked: Looked, asked: Asked, *place: str) -> Picture:
+    def tile(self, looked: AttentionView, asked: RequestParams, *place: str) -> Picture:
         looked.must_have("map")
         z, x, y = (whole(name, said) for name, said in zip("zxy", place, strict=True))
         how, kind, effort = (
@@ -65,7 +65,7 @@ class Maps:
         numbers = tile.share if how == "share" else tile.max
         return Picture(_f16(numbers) if kind == "f16" else _u8(numbers), tile.exact, tile.samples)
 
-    def track(self, looked: Looked, asked: Asked, *place: str) -> Picture:
+    def track(self, looked: AttentionView, asked: RequestParams, *place: str) -> Picture:
         looked.must_have("map")
         z, x = (whole(name, said) for name, said in zip("zx", place, strict=True))
         kind = asked.word("kind", ("entropy", "received"))

@@ -14,7 +14,7 @@ from .api import JSON, Api
 from .export import exported, page
 from .library import Library
 from .pages import files
-from .requests import Asked, Refusal
+from .requests import Refusal, RequestParams
 from .run import Run
 
 
@@ -37,7 +37,7 @@ def show(
         anywidget: Any = import_module("anywidget")
         traitlets: Any = import_module("traitlets")
     except ImportError:
-        return Still(api, run, layer)
+        return StaticPage(api, run, layer)
 
     class Explorer(anywidget.AnyWidget):  # type: ignore[misc]
         _esm = files().get("explorer.js", b"export default {}").decode()
@@ -54,11 +54,11 @@ def show(
     return widget
 
 
-class Still:
+class StaticPage:
     """A page with its answers inside, in a frame of its own in which nothing reaches the notebook around it."""
 
     def __init__(self, api: Api, run: Run, layer: int) -> None:
-        self.html = page(exported(api.ask, run, Asked({"l": str(layer)}))).decode()
+        self.html = page(exported(api.ask, run, RequestParams({"l": str(layer)}))).decode()
 
     def _repr_html_(self) -> str:
         return (

@@ -28,7 +28,7 @@ def not_kept(message: str) -> Refusal:
 NUMBER = re.compile(r"-?[0-9]{1,12}", re.ASCII)
 
 
-class Asked:
+class RequestParams:
     def __init__(self, parameters: Mapping[str, str]) -> None:
         self.parameters = parameters
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..attention import Pairs, softmax
-from ..recording.kept import Call, Steps, Summaries
+from ..recording.kept import Call, StepsCall, SummariesCall
 from ..recording.one_head import one_head
 from ..recording.recording import Recording
 from ..tiles.head_scores import OneHead
@@ -23,7 +23,7 @@ Decode = Callable[[list[int]], str]
 
 
 @dataclass(frozen=True, eq=False)
-class Looked:
+class AttentionView:
     """One attention of a run: one call of it. `rows` and `columns` are its words, where a text was read as words."""
 
     name: str
@@ -105,12 +105,12 @@ class Looked:
         """What cannot be asked of it, and why."""
         lacking: dict[str, str] = {}
         everything = ("trace", "context", "map", "alignment")
-        if isinstance(self.call, Summaries):
+        if isinstance(self.call, SummariesCall):
             said = f'"{self.name}" was kept as a summary alone; keep="queries-keys" or "steps" has more'
             lacking |= dict.fromkeys(everything, said)
         elif (problem := _untold(self.call)) is not None:
             lacking |= dict.fromkeys(everything, f'"{self.name}": {problem}')
-        elif not isinstance(self.call, Steps):
+        elif not isinstance(self.call, StepsCall):
             lacking["context"] = f'"{self.name}" was kept without values; keep="steps" has them'
         if "map" not in lacking and self.call.attention.normalize is not softmax:
             lacking["map"] = "a map of log weights is one of softmax, and this attention has another normaliser"
@@ -145,7 +145,7 @@ class Looked:
             "n_q": queries,
             "n_k": keys,
             "d_k": facts.shape[3],
-            "d_v": self.call.parts["values"].shape[-1] if isinstance(self.call, Steps) else None,
+            "d_v": self.call.parts["values"].shape[-1] if isinstance(self.call, StepsCall) else None,
             "formula": self.call.attention.formula(facts.shape[3]),
             "mask": repr(self.call.attention.mask),
             "has": {what: what not in self.why_not for what in has},
@@ -161,7 +161,7 @@ class Run:
     title: str
     model: str
     keep: str
-    looked: tuple[Looked, ...]
+    looked: tuple[AttentionView, ...]
     text: str | None = None
     written: str | None = None
 
@@ -192,7 +192,7 @@ class Run:
 def of_recording(recording: Recording, name: str, rev: str) -> Run:
     """Everything that was recorded; an attention that was called several times is there once for each call."""
     looked = [
-        Looked(
+        AttentionView(
             named if len(watched.calls) == 1 else f"{named} call {number}",
             call,
             recording.decode,

@@ -10,12 +10,12 @@ from tokenizers import Tokenizer
 
 from ..decoding import Written
 from ..models import GPT, Encoder, Model, Transformer
-from ..tasks.explaining.sentence_views import Looking, sentence, source_words, words
+from ..tasks.explaining.sentence_views import SentenceAttention, sentence, source_words, words
 from ..tasks.writing.rewrite import longest, rewrite, tokens
 from ..trace.whole_words import Words
 from ..watch.watch import watch
 from .requests import Refusal
-from .run import Looked, Run
+from .run import AttentionView, Run
 
 LONGEST = 4096  # tokens of a text that is typed in; what is longer is for `telescope watch`
 
@@ -41,7 +41,7 @@ def read(model: Model, model_name: str, text: str, target: str | None = None) ->
     return Run(name, name, "sentence", text, model_name, "steps", tuple(looked), text, written)
 
 
-def _looked(model: Model, text: str, target: str | None) -> tuple[list[Looked], str | None]:
+def _looked(model: Model, text: str, target: str | None) -> tuple[list[AttentionView], str | None]:
     assert model.tokenizer is not None
     ids = tokens(model, text)
     if not text.strip() or not ids:
@@ -62,7 +62,7 @@ def _looked(model: Model, text: str, target: str | None) -> tuple[list[Looked], 
     with torch.no_grad(), watch(model, keep="steps") as recording:
         model(torch.tensor([ids], device=next(model.parameters()).device))
     said: Words = source_words(model, text) if isinstance(model, Encoder) else words(model, ids)
-    return _of(Looking(said, said, tuple(recording.values())), model.tokenizer.decode), None
+    return _of(SentenceAttention(said, said, tuple(recording.values())), model.tokenizer.decode), None
 
 
 @contextmanager
@@ -80,9 +80,9 @@ def _as_it_is(tokenizer: Tokenizer) -> Iterator[None]:
             tokenizer.enable_truncation(**truncation)
 
 
-def _of(looking: Looking, decode: object) -> list[Looked]:
+def _of(looking: SentenceAttention, decode: object) -> list[AttentionView]:
     return [
-        Looked(layer.name, layer.call, decode, looking.rows, looking.columns)  # type: ignore[arg-type]
+        AttentionView(layer.name, layer.call, decode, looking.rows, looking.columns)  # type: ignore[arg-type]
         for layer in looking.layers
     ]
 

@@ -7,19 +7,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..recording.heads import heads_of
-from ..recording.kept import Summaries
+from ..recording.kept import SummariesCall
 from ..tiles import BUDGET, Tiles
 from ..trace.geometry import cosines, plane
 from ..trace.numbers import plain
-from .requests import Asked, Refusal, not_kept
-from .run import Looked, Run
+from .requests import Refusal, RequestParams, not_kept
+from .run import AttentionView, Run
 from .walk import head, sequence
 
 SIDE = 48  # of a picture
 EXACT = 2**25  # scores: up to so many, all are looked at
 
 
-def heads(looked: Looked, asked: Asked, layer: int) -> dict[str, Any]:
+def heads(looked: AttentionView, asked: RequestParams, layer: int) -> dict[str, Any]:
     b = sequence(looked, asked)
     which = [head(looked, asked)] if "h" in asked.parameters else list(looked.call.heads)
     small = looked.batch * len(looked.call.heads) * looked.size[0] * looked.size[1] <= EXACT
@@ -32,23 +32,23 @@ def heads(looked: Looked, asked: Asked, layer: int) -> dict[str, Any]:
         "exact": all(samples is None for _, samples in drawn.values()),
         "samples": max(samples or 0 for _, samples in drawn.values()),
         "maps": [{"h": h, "share": plain(share)} for h, (share, _) in drawn.items()],
-        "habits": _habits(looked, which) if small or isinstance(looked.call, Summaries) else None,
+        "habits": _habits(looked, which) if small or isinstance(looked.call, SummariesCall) else None,
     }
 
 
 Drawn = tuple[Float[Tensor, "row column"], float | None]  # the picture; of how many of a pixel's queries, if not of all
 
 
-def _exact(looked: Looked, b: int, h: int) -> Drawn:
+def _exact(looked: AttentionView, b: int, h: int) -> Drawn:
     place = looked.call.heads.index(h)
-    if isinstance(looked.call, Summaries):
+    if isinstance(looked.call, SummariesCall):
         return _recorded(looked)[b, place], None
     rows, columns = (min(SIDE, there) for there in looked.size)
     return looked.call.survey().map(rows, columns)[b, place], None
 
 
-def _coarse(looked: Looked, b: int, h: int) -> Drawn:
-    if isinstance(looked.call, Summaries):
+def _coarse(looked: AttentionView, b: int, h: int) -> Drawn:
+    if isinstance(looked.call, SummariesCall):
         return _recorded(looked)[b, looked.call.heads.index(h)], None
     looked.must_have("map")
     tile = Tiles(looked.head(h, b), SIDE).tile(0, 0, 0, BUDGET)
@@ -56,14 +56,14 @@ def _coarse(looked: Looked, b: int, h: int) -> Drawn:
     return tile.share[:rows, :columns].exp2(), None if tile.exact else tile.samples
 
 
-def _recorded(looked: Looked) -> Float[Tensor, "batch heads row column"]:
+def _recorded(looked: AttentionView) -> Float[Tensor, "batch heads row column"]:
     recorded = looked.call.facts.recorded
     if recorded is None:
         raise not_kept(f'"{looked.name}" was kept without a map; ts.watch(map=(48, 48)) or keep="steps" has one')
     return looked.call.survey().map(*recorded)
 
 
-def _habits(looked: Looked, which: list[int]) -> list[dict[str, Any]]:
+def _habits(looked: AttentionView, which: list[int]) -> list[dict[str, Any]]:
     measured = heads_of({looked.name: [looked.call]}, looked.decode).to_dict()
     return [{"h": said.pop("number"), **said} for said in measured if said.pop("layer") and said["number"] in which]
 
@@ -71,7 +71,7 @@ def _habits(looked: Looked, which: list[int]) -> list[dict[str, Any]]:
 MOST_POINTS, SMALL = 512, 64
 
 
-def geometry(looked: Looked, asked: Asked, layer: int) -> dict[str, Any]:
+def geometry(looked: AttentionView, asked: RequestParams, layer: int) -> dict[str, Any]:
     looked.must_have("geometry")
     b, rows = sequence(looked, asked), looked.call.facts.rows
     some = asked.stretch(looked.size[0], MOST_POINTS)
@@ -96,7 +96,7 @@ def geometry(looked: Looked, asked: Asked, layer: int) -> dict[str, Any]:
 MOST_TOKENS = 4096
 
 
-def tokens(looked: Looked, asked: Asked, layer: int) -> dict[str, Any]:
+def tokens(looked: AttentionView, asked: RequestParams, layer: int) -> dict[str, Any]:
     axis, b = asked.word("axis", ("q", "k")), sequence(looked, asked)
     there = looked.size[0 if axis == "q" else 1]
     some = asked.stretch(there, MOST_TOKENS)
@@ -135,7 +135,7 @@ class Between(NamedTuple):
         return _with_mean(drawn).amax(-1).mean(-1)
 
 
-def alignment(looked: Looked, asked: Asked, layer: int) -> dict[str, Any]:
+def alignment(looked: AttentionView, asked: RequestParams, layer: int) -> dict[str, Any]:
     looked.must_have("alignment")
     mean, b = asked.parameters.get("h") == "mean", sequence(looked, asked)
     place = -1 if mean else looked.call.heads.index(head(looked, asked))
@@ -151,7 +151,7 @@ def alignment(looked: Looked, asked: Asked, layer: int) -> dict[str, Any]:
     }
 
 
-def sharpest(run: Run, asked: Asked) -> dict[str, Any]:
+def sharpest(run: Run, asked: RequestParams) -> dict[str, Any]:
     """Among those between two texts, if there are any: the attention whose heads align the most sharply in the mean."""
     kinds = {looked.kind for looked in run.looked}
     among = [layer for layer, looked in enumerate(run.looked) if looked.kind == "cross" or "cross" not in kinds]
@@ -169,7 +169,7 @@ def sharpest(run: Run, asked: Asked) -> dict[str, Any]:
     return {"l": layer, "mean": mean, "h": run.looked[layer].call.heads[place], "head": heads[place], "of": len(peaks)}
 
 
-def _peaks(looked: Looked, asked: Asked) -> Float[Tensor, " heads_and_mean"]:
+def _peaks(looked: AttentionView, asked: RequestParams) -> Float[Tensor, " heads_and_mean"]:
     looked.must_have("alignment")
     found = _between(looked, sequence(looked, asked))
     if not found.real_rows or not found.real_columns:
@@ -177,7 +177,7 @@ def _peaks(looked: Looked, asked: Asked) -> Float[Tensor, " heads_and_mean"]:
     return found.peaks
 
 
-def _between(looked: Looked, b: int) -> Between:
+def _between(looked: AttentionView, b: int) -> Between:
     axes = {axis: (looked.words(axis), there) for axis, there in zip("qk", looked.size, strict=True)}
     names = [
         looked.tokens(axis, b, range(there)) if words is None else list(words.names)

@@ -4,23 +4,23 @@ from typing import Any
 
 import torch
 
-from ..recording.row_in_float64 import Closely, closely
+from ..recording.row_in_float64 import RowInFloat64, closely
 from ..tiles.head_scores import OneHead
 from ..trace.numbers import number, plain
-from .requests import Asked, unknown
-from .run import Looked
+from .requests import RequestParams, unknown
+from .run import AttentionView
 
 TOGETHER = 32  # cells
 
 
-def trace(looked: Looked, asked: Asked, layer: int) -> dict[str, Any]:
+def trace(looked: AttentionView, asked: RequestParams, layer: int) -> dict[str, Any]:
     looked.must_have("trace")
     h, b, i = head(looked, asked), sequence(looked, asked), asked.index("i", looked.size[0], "query")
     one = looked.head(h, b)
     return told_trace(looked, one, closely(one, i), {"l": layer, "h": h, "i": i, "b": b})
 
 
-def told_trace(looked: Looked, one: OneHead, seen: Closely, place: dict[str, int]) -> dict[str, Any]:
+def told_trace(looked: AttentionView, one: OneHead, seen: RowInFloat64, place: dict[str, int]) -> dict[str, Any]:
     b, i, left = place["b"], place["i"], looked.size[1] - len(seen.keys)
     return {
         **place,
@@ -49,7 +49,7 @@ def told_trace(looked: Looked, one: OneHead, seen: Closely, place: dict[str, int
     }
 
 
-def cell(looked: Looked, asked: Asked, layer: int) -> dict[str, Any]:
+def cell(looked: AttentionView, asked: RequestParams, layer: int) -> dict[str, Any]:
     h, i, b, (j, *_) = _some(looked, asked, 1)
     seen = closely(looked.head(h, b), i, torch.tensor([j]))
     steps = {name: float(step) for name, step in seen.steps.items()}
@@ -65,7 +65,7 @@ def cell(looked: Looked, asked: Asked, layer: int) -> dict[str, Any]:
     }
 
 
-def cells(looked: Looked, asked: Asked, layer: int) -> dict[str, Any]:
+def cells(looked: AttentionView, asked: RequestParams, layer: int) -> dict[str, Any]:
     """The weights of one query and keys that stand side by side: its row is summed once for all of them."""
     h, i, b, some = _some(looked, asked, TOGETHER)
     seen = closely(looked.head(h, b), i, torch.tensor(some))
@@ -74,14 +74,14 @@ def cells(looked: Looked, asked: Asked, layer: int) -> dict[str, Any]:
     return {"l": layer, "h": h, "i": i, "j": some[0], "b": b, "p": told}
 
 
-def _some(looked: Looked, asked: Asked, most: int) -> tuple[int, int, int, range]:
+def _some(looked: AttentionView, asked: RequestParams, most: int) -> tuple[int, int, int, range]:
     """A head, a query, a sequence, and so many keys from j on."""
     looked.must_have("trace")
     i, j = asked.index("i", looked.size[0], "query"), asked.index("j", looked.size[1], "key")
     return head(looked, asked), i, sequence(looked, asked), range(j, min(j + most, looked.size[1]))
 
 
-def head(looked: Looked, asked: Asked) -> int:
+def head(looked: AttentionView, asked: RequestParams) -> int:
     """By its number in the model; there may be some that were not kept."""
     number = asked.number("h")
     if number not in looked.call.heads:
@@ -89,11 +89,11 @@ def head(looked: Looked, asked: Asked) -> int:
     return number
 
 
-def sequence(looked: Looked, asked: Asked) -> int:
+def sequence(looked: AttentionView, asked: RequestParams) -> int:
     return asked.index("b", looked.batch, "sequence", 0)
 
 
-def _stream(looked: Looked, b: int, i: int) -> dict[str, Any] | None:
+def _stream(looked: AttentionView, b: int, i: int) -> dict[str, Any] | None:
     if "geometry" in looked.why_not:
         return None
     row = i if looked.call.facts.rows is None else looked.call.facts.rows[i]

@@ -10,27 +10,40 @@ import torch
 from jaxtyping import AbstractArray, Bool, Float, jaxtyped
 from torch import Tensor, nn
 
-from ..attention import Attention, Bias, Mask, Pairs, biases, by_sum, mask, masks, scores, softmax
-from ..attention import padding_queries as real
-from ..attention import restrict as heads
-from ..attention import restrict as later
-from ..attention import restrict as numbering
-from ..attention import restrict as queries
-from ..attention import restrict as sequences
-from ..attention import restrict as written
-from ..attention.restrict import Numbering
+from ..attention import (
+    Attention,
+    Bias,
+    Mask,
+    Pairs,
+    biases,
+    by_sum,
+    mask,
+    masks,
+    padding_queries,
+    restrict,
+    scores,
+    softmax,
+)
+from ..attention.restrict import Restriction
 from ..attention.values import Value
 from ..words import hint
 from .errors import LoadError
 
-_PARTS = (mask, masks, biases, scores, numbering, heads, queries, real, sequences, later, written)
+_PARTS = (mask, masks, biases, scores, restrict, padding_queries)
 KINDS: dict[str, type[Value]] = {
     kind.__name__: kind
     for module in _PARTS
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Value) and kind.__module__ == module.__name__
 } | {"Attention": Attention}
-for _ in ("Mask", "Combination", "Bias", "Score", "Numbering", "OfPositions"):  # bases, and what a function is put into
+for _ in (
+    "Mask",
+    "Combination",
+    "Bias",
+    "Score",
+    "Restriction",
+    "OfPositions",
+):  # bases, and what a function is put into
     del KINDS[_]
 NORMALIZERS = {"softmax": softmax, "by_sum": by_sum}
 DEEPEST = 32  # levels of a definition; what is saved has a handful
@@ -152,7 +165,7 @@ def meant(said: Any, tensors: dict[str, Tensor], where: str, depth: int = 0) -> 
                 made = kind(**given)
             except (TypeError, ValueError) as problem:
                 raise LoadError(f"{where}: its {name} is none: {problem}") from None
-            if isinstance(made, Numbering):
+            if isinstance(made, Restriction):
                 _must_be_numbers_of_the_whole(made, where)
             return made
         case list():
@@ -193,7 +206,7 @@ def _is_one(value: Any, kind: Any, alone: bool) -> bool:
         return isinstance(value.long() if whole else value, kind)  # unsigned ones are whole numbers too
 
 
-def _must_be_numbers_of_the_whole(numbering: Numbering, where: str) -> None:
+def _must_be_numbers_of_the_whole(numbering: Restriction, where: str) -> None:
     """What is taken from a whole is a part of it."""
     of, which = getattr(numbering, "of", None), getattr(numbering, "which", None)
     whole = of[0] if isinstance(of, tuple) else of

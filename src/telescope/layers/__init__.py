@@ -2,7 +2,7 @@
 
 from .attend import Attend
 from .blocks import AddNorm, DecoderBlock, EncoderBlock, FeedForward, GatedFeedForward
-from .cache import Cache, Place, Room
+from .cache import Cache, CachePosition, LayerCache
 from .from_torch import from_torch
 from .luong import LuongAttention
 from .multi_head import MultiHeadAttention
@@ -14,15 +14,15 @@ __all__ = [
     "AddNorm",
     "Attend",
     "Cache",
+    "CachePosition",
     "DecoderBlock",
     "EncoderBlock",
     "FeedForward",
     "GatedFeedForward",
+    "LayerCache",
     "LearnedPositions",
     "LuongAttention",
     "MultiHeadAttention",
-    "Place",
-    "Room",
     "SelfAttention",
     "SinusoidalPositions",
     "SynthesizerAttention",

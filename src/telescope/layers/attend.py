@@ -93,7 +93,7 @@ class Definition(nn.Module):
         return self.made
 
 
-class Defined(nn.Module):
+class DefinedLayer(nn.Module):
     """The base of layers that hold a definition, `attention`."""
 
     definition: Definition | Attention

@@ -20,7 +20,7 @@ from ..attention.values import identity
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class CachePosition:
     """Where the tokens of a call stand, worked out once for all layers.
 
     start      how many keys there are before them; a tensor (n,) says the slot of each, for a cache of fixed shape
@@ -36,7 +36,7 @@ class Place:
 
 
 @dataclass(eq=False)
-class Room:
+class LayerCache:
     """Room for the keys and values of one attention. Writing is in place."""
 
     keys: Float[Tensor, "batch key_heads room d_k"]
@@ -62,7 +62,7 @@ class Room:
         self.values[:, :, start:stop] = values
         return self.keys[:, :, :stop], self.values[:, :, :stop]
 
-    def seen(self, attention: Attention, at: Place) -> Attention:
+    def seen(self, attention: Attention, at: CachePosition) -> Attention:
         """The attention over what `append` gave: of a whole room only what is written."""
         if isinstance(at.start, int):
             return attention
@@ -86,7 +86,7 @@ class Cache:
     pads     how many of the first slots of each sequence are padding, if any
     """
 
-    def __init__(self, rooms: Sequence[Room], pads: Int[Tensor, " batch"] | Sequence[int] | None = None) -> None:
+    def __init__(self, rooms: Sequence[LayerCache], pads: Int[Tensor, " batch"] | Sequence[int] | None = None) -> None:
         self.rooms = list(rooms)
         self.length: int | Int[Tensor, ""] = 0
         self.pads = None if pads is None else torch.as_tensor(pads, device=self.rooms[0].keys.device)
@@ -95,7 +95,7 @@ class Cache:
                 f"pads={self.pads.tolist()} does not fit a batch of {self.batch}: one number each, none below 0"
             )
 
-    def __getitem__(self, layer: int) -> Room:
+    def __getitem__(self, layer: int) -> LayerCache:
         return self.rooms[layer]
 
     @property

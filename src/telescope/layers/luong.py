@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from ..attention import Attention, Mask, Score, additive, dot, general
 from . import check_sizes as check
-from .attend import Attend, Defined
+from .attend import Attend, DefinedLayer
 
 
-class LuongAttention(Defined):
+class LuongAttention(DefinedLayer):
     """c_i = Σ_j α_ij h_j, α_i = softmax(e_i), e_ij = similarity(s_i, h_j): h_j is both key and value.
 
     score     "dot" s·h, "general" s·W·h, "concat" v·tanh(s W_q + h W_k)

@@ -11,8 +11,8 @@ from torch.nn.functional import linear
 from ..attention import Attention, Mask
 from ..attention.positions import Rotary
 from . import check_sizes as check
-from .attend import Attend, Defined, join_heads, split_heads
-from .cache import Place, Room
+from .attend import Attend, DefinedLayer, join_heads, split_heads
+from .cache import CachePosition, LayerCache
 
 
 class Affine(NamedTuple):
@@ -22,7 +22,7 @@ class Affine(NamedTuple):
     bias: Float[Tensor, " d_out"] | None
 
 
-class Stack(nn.Linear):
+class StackedLinear(nn.Linear):
     """x W for every W of a stack: Stack(64, {"W_q": 64, "W_k": 16, "W_v": 16}) has 96 rows, W_q's first."""
 
     def __init__(self, d_in: int, widths: dict[str, int], bias: bool = True) -> None:
@@ -47,7 +47,7 @@ class Stack(nn.Linear):
 KeysAndValues = tuple[Float[Tensor, "sources key_heads key d_k"], Float[Tensor, "sources key_heads key d_v"]]
 
 
-class MultiHeadAttention(Defined):
+class MultiHeadAttention(DefinedLayer):
     """Y = [Y_1 … Y_T] W_O, Y_s = softmax(Q_s K_sᵀ / √d_k) V_s, with Q_s = X W_q, K_s = M W_k, V_s = M W_v of head s.
 
     The memory M is X itself (self-attention), or another sequence of width d_memory (encoder-decoder attention).
@@ -88,9 +88,9 @@ class MultiHeadAttention(Defined):
         W_q = {"W_q": heads * self.d_k}
         W_kv = {"W_k": self.key_heads * self.d_k, "W_v": self.key_heads * self.d_v}
         if self.d_memory == d_model:
-            self.W_qkv = Stack(d_model, W_q | W_kv, bias)
+            self.W_qkv = StackedLinear(d_model, W_q | W_kv, bias)
         else:
-            self.W_q, self.W_kv = Stack(d_model, W_q, bias), Stack(self.d_memory, W_kv, bias)
+            self.W_q, self.W_kv = StackedLinear(d_model, W_q, bias), StackedLinear(self.d_memory, W_kv, bias)
         self.W_O = nn.Linear(heads * self.d_v, self.d_out, bias if out_bias is None else out_bias)
         self.attend = Attend(dropout)
 
@@ -105,8 +105,8 @@ class MultiHeadAttention(Defined):
         memory: Float[Tensor, "sources key d_memory"] | KeysAndValues | None = None,
         mask: Mask | None = None,
         *,
-        at: Place = Place(),
-        cache: Room | None = None,
+        at: CachePosition = CachePosition(),
+        cache: LayerCache | None = None,
     ) -> Float[Tensor, "batch query d_out"]:
         """Every x looks at the memory or, without one, at every x. `mask` is for this call, beside the definition's.
 
@@ -129,27 +129,29 @@ class MultiHeadAttention(Defined):
         return y
 
     def queries(
-        self, x: Float[Tensor, "batch query d_model"], at: Place = Place()
+        self, x: Float[Tensor, "batch query d_model"], at: CachePosition = CachePosition()
     ) -> Float[Tensor, "batch heads query d_k"]:
         """X W_q, head by head."""
         check.features(self, "x", x, "d_model")
         return self._turn(split_heads(self._stacks()[0].only(x, "W_q"), self.heads), at)
 
-    def keys_and_values(self, memory: Float[Tensor, "sources key d_memory"], at: Place = Place()) -> KeysAndValues:
+    def keys_and_values(
+        self, memory: Float[Tensor, "sources key d_memory"], at: CachePosition = CachePosition()
+    ) -> KeysAndValues:
         """M W_k and M W_v, head by head: all that later queries need of a memory, so it can be kept."""
         check.features(self, "memory", memory, "d_memory")
         both = self._stacks()[1].only(memory, "W_k", "W_v")
         keys, values = torch.split(both, [self.key_heads * self.d_k, self.key_heads * self.d_v], dim=-1)
         return self._turn(split_heads(keys, self.key_heads), at), split_heads(values, self.key_heads)
 
-    def room(self, batch: int, room: int) -> Room:
+    def room(self, batch: int, room: int) -> LayerCache:
         """Room for the keys and values of so many tokens, in the dtype and on the device of the weights."""
         check.sizes(batch=batch, room=room)
         front = (batch, self.key_heads, room)
         like = self.W_O.weight.detach()
-        return Room(like.new_empty(*front, self.d_k), like.new_empty(*front, self.d_v))
+        return LayerCache(like.new_empty(*front, self.d_k), like.new_empty(*front, self.d_v))
 
-    def _all(self, x: Tensor, at: Place) -> tuple[Tensor, Tensor, Tensor]:
+    def _all(self, x: Tensor, at: CachePosition) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of x in one product; queries and keys are turned together."""
         check.features(self, "x", x, "d_model")
         widths = list(self.W_qkv.widths.values())
@@ -177,18 +179,18 @@ class MultiHeadAttention(Defined):
         context = self.attend(side_by_side, keys, values, attention, across=across)
         return context.reshape(sources, heads, beams, n, -1).transpose(1, 2).flatten(0, 1)
 
-    def _stacks(self) -> tuple[Stack, Stack]:
+    def _stacks(self) -> tuple[StackedLinear, StackedLinear]:
         """Where W_q is, and where W_k and W_v are."""
         return (self.W_qkv, self.W_qkv) if self.d_memory == self.d_model else (self.W_q, self.W_kv)
 
-    def _turn(self, features: Tensor, at: Place) -> Tensor:
+    def _turn(self, features: Tensor, at: CachePosition) -> Tensor:
         if self.rotary is None:
             return features
         if at.rotation is not None:
             return at.rotation(features)
         return self.rotary(features, at.start if at.positions is None else at.positions)
 
-    def _check(self, memory: Tensor | KeysAndValues | None, cache: Room | None) -> None:
+    def _check(self, memory: Tensor | KeysAndValues | None, cache: LayerCache | None) -> None:
         if memory is None and self.d_memory != self.d_model:
             raise ValueError(
                 f"memory is missing: a layer with d_model={self.d_model} and d_memory={self.d_memory} "

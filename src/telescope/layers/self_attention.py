@@ -5,10 +5,10 @@ from torch import Tensor, nn
 
 from ..attention import Attention, Mask
 from . import check_sizes as check
-from .attend import Attend, Defined
+from .attend import Attend, DefinedLayer
 
 
-class SelfAttention(Defined):
+class SelfAttention(DefinedLayer):
     """Z = softmax(Q Kᵀ / √d_k) V with Q = X W_q, K = X W_k, V = X W_v.
 
     d_k is d_model, and d_v is d_k, unless given.

@@ -7,11 +7,11 @@ from torch.nn.functional import pad, relu
 
 from ..attention import Attention, Mask, causal
 from . import check_sizes as check
-from .attend import Attend, Defined, join_heads, split_heads
-from .cache import Place, Room
+from .attend import Attend, DefinedLayer, join_heads, split_heads
+from .cache import CachePosition, LayerCache
 
 
-class SynthesizerAttention(Defined):
+class SynthesizerAttention(DefinedLayer):
     """Y = [Y_1 … Y_T] W_O, Y_i = softmax(ReLU(X A_i + b1) B_i + b2) (X V_i), for sequences of at most `block` tokens.
 
     It is a dot product all the same, so fused kernels run it: the queries are ReLU(X A + b1) with a 1 as one more
@@ -48,8 +48,8 @@ class SynthesizerAttention(Defined):
         x: Float[Tensor, "batch n d_model"],
         mask: Mask | None = None,
         *,
-        at: Place = Place(),
-        cache: Room | None = None,
+        at: CachePosition = CachePosition(),
+        cache: LayerCache | None = None,
     ) -> Float[Tensor, "batch n d_model"]:
         """`mask` is for this call, beside the definition's; x stands `at` its place, behind what is in the `cache`."""
         check.features(self, "x", x, "d_model")
@@ -67,7 +67,9 @@ class SynthesizerAttention(Defined):
         queries = split_heads(relu(self.A(x)), self.heads)
         return queries if self.b2 is None else pad(queries, (0, 1), value=1.0)
 
-    def keys(self, x: Float[Tensor, "batch n d_model"], at: Place = Place()) -> Float[Tensor, "batch heads n d_k"]:
+    def keys(
+        self, x: Float[Tensor, "batch n d_model"], at: CachePosition = CachePosition()
+    ) -> Float[Tensor, "batch heads n d_k"]:
         """The columns of the table where x stands: the same for every sequence that stands there."""
         columns = self.B if self.b2 is None else torch.cat([self.B, self.b2], dim=1)
         where = at.start if at.positions is None else at.positions
@@ -83,9 +85,9 @@ class SynthesizerAttention(Defined):
             mine = mine if where.ndim == 1 else mine.transpose(0, 1)
         return mine.expand(x.shape[0], self.heads, -1, -1)
 
-    def room(self, batch: int, room: int) -> Room:
+    def room(self, batch: int, room: int) -> LayerCache:
         """Room for the columns and values of so many tokens, in the dtype and on the device of the weights."""
         check.sizes(batch=batch, room=room)
         d_k = self.d_model // self.heads
         front, like = (batch, self.heads, room), self.W_O.weight.detach()
-        return Room(like.new_empty(*front, d_k + (self.b2 is not None)), like.new_empty(*front, d_k))
+        return LayerCache(like.new_empty(*front, d_k + (self.b2 is not None)), like.new_empty(*front, d_k))

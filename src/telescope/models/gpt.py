@@ -14,12 +14,12 @@ from ..attention import Attention, Mask, causal, everyone, window
 from ..attention.positions import LinearScaling, Llama3Scaling, Pairing, Rotary
 from ..layers import (
     Cache,
+    CachePosition,
     EncoderBlock,
     FeedForward,
     GatedFeedForward,
     LearnedPositions,
     MultiHeadAttention,
-    Place,
     SynthesizerAttention,
 )
 from ..layers.blocks import Activation
@@ -282,15 +282,15 @@ class GPT(Model, config_type=GPTConfig):
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
-    def _place(self, n: int, positions: Tensor | None, cache: Cache | None) -> Place:
+    def _place(self, n: int, positions: Tensor | None, cache: Cache | None) -> CachePosition:
         """Where the tokens stand, and how that turns them: once, for all blocks."""
         start = 0 if cache is None else cache.start(n)
         if self.rotary is None:
-            return Place(start, positions)
+            return CachePosition(start, positions)
         weight = self.embedding.weight
         where = torch.arange(n, device=weight.device) if positions is None else positions
         exact = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        return Place(start, positions, self.rotary.at(where, self.config.width, exact))
+        return CachePosition(start, positions, self.rotary.at(where, self.config.width, exact))
 
     def _check(self, ids: Tensor, cache: Cache | None) -> None:
         check_ids("ids", ids, self.config.vocabulary)

@@ -13,18 +13,18 @@ from torch.nn.functional import linear
 from ..attention import Attention, Mask, causal
 from ..layers import (
     Cache,
+    CachePosition,
     DecoderBlock,
     EncoderBlock,
     FeedForward,
     LearnedPositions,
     MultiHeadAttention,
-    Place,
     SinusoidalPositions,
 )
 from ..layers.blocks import Activation
-from ..layers.cache import Room
+from ..layers.cache import LayerCache
 from ..layers.check_sizes import sizes
-from ..layers.multi_head import KeysAndValues, Stack
+from ..layers.multi_head import KeysAndValues, StackedLinear
 from . import config as fits
 from .config import Config
 from .loss import Reduction, cross_entropy
@@ -87,7 +87,7 @@ class TransformerCache(Cache):
 
     def __init__(
         self,
-        rooms: Sequence[Room],
+        rooms: Sequence[LayerCache],
         memory: Sequence[KeysAndValues],
         memory_mask: Mask | None,
         pads: Sequence[int] | Tensor | None = None,
@@ -192,7 +192,7 @@ class Transformer(Model, config_type=TransformerConfig):
         """
         start: int | Tensor = 0
         kept: Sequence[Tensor | KeysAndValues]
-        rooms: Sequence[Room | None]
+        rooms: Sequence[LayerCache | None]
         if cache is not None:
             self._check_cache(target, memory, cache)
             start, kept, rooms = cache.start(target.shape[1]), cache.memory, cache.rooms
@@ -204,7 +204,7 @@ class Transformer(Model, config_type=TransformerConfig):
             raise ValueError("decode needs the memory, model.encode(source), or a cache that was made for one")
 
         x = self._embed("target", target, self._target_embedding, self.target_positions, positions)
-        at = Place(start, positions)
+        at = CachePosition(start, positions)
         for block, z, room in zip(self.decoder, kept, rooms, strict=True):
             x = block(x, z, mask, memory_mask, at=at, cache=room)
         if cache is not None:
@@ -298,7 +298,7 @@ class Transformer(Model, config_type=TransformerConfig):
         """Xavier's uniform for every matrix (Glorot & Bengio 2010), N(0, 1/d_model) for embeddings, which are then
         scaled by √d_model (Vaswani et al. 2017, 3.4; tensor2tensor)."""
         for _, module in to_initialise(self):
-            if isinstance(module, Stack):
+            if isinstance(module, StackedLinear):
                 for name in module.widths:
                     nn.init.xavier_uniform_(module[name].weight)
             elif isinstance(module, nn.Linear):

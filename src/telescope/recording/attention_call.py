@@ -14,10 +14,10 @@ from ..attention import Attention, Mask, Pairs
 from ..attention.padding_queries import RealQueries
 from ..attention.restrict import RenumberedBias, WrittenMask, key_heads_of, of_heads, of_later_keys, of_queries
 from ..survey.extend import Size
-from .head_shares import Places, Text
+from .head_shares import BatchTokens, Places
 
 
-class Ran(NamedTuple):
+class AttentionCall(NamedTuple):
     """A call of an attention as it ran, or what some of its heads or queries did in it."""
 
     queries: Float[Tensor, "batch heads query d_q"]
@@ -39,7 +39,7 @@ class Ran(NamedTuple):
     """Keys may be a table's, the same for every text; whether these are known not to be."""
     positions: tuple[int, ...] | None = None
     """Of the queries, counted on the keys, those that are gone included; None is the last ones."""
-    text: Text | None = None
+    text: BatchTokens | None = None
     """The tokens of all keys, where these are the queries' own and known."""
     across: bool | None = None
     """Whether keys and queries come from two sequences; None if the caller does not say."""
@@ -86,14 +86,14 @@ class Ran(NamedTuple):
         """The definition over the keys that are here."""
         return of_later_keys(self.attention, self.gone)
 
-    def from_first_key(self) -> "Ran":
+    def from_first_key(self) -> "AttentionCall":
         """Return the same call with a place for every key there ever was: those that are gone are zeros."""
         if not self.gone:
             return self
         keys, values = (pad(tensor, (0, 0, self.gone, 0)) for tensor in (self.keys, self.values))
         return self._replace(keys=keys, values=values, gone=0)
 
-    def of_written(self) -> "Ran":
+    def of_written(self) -> "AttentionCall":
         """Without the room that a cache of fixed shape has behind its keys."""
         mask, bias = self.attention.mask, self.attention.bias
         if not isinstance(mask, WrittenMask):
@@ -104,7 +104,7 @@ class Ran(NamedTuple):
         ran = self._replace(keys=self.keys[:, :, :filled], values=self.values[:, :, :filled], attention=attention)
         return ran if ran.fits(*ran.size) else self  # a mask of the whole room
 
-    def of_real_queries(self, known: Mask | None) -> "Ran":
+    def of_real_queries(self, known: Mask | None) -> "AttentionCall":
         """Without what padding asks: a query at a key that `known`, a mask of padding, hides sees nothing."""
         (batch, heads), sink = self.queries.shape[:2], self.attention.sink
         if known is None:
@@ -126,7 +126,7 @@ class Ran(NamedTuple):
             return False
         return True
 
-    def of_heads(self, numbers: tuple[int, ...]) -> "Ran":
+    def of_heads(self, numbers: tuple[int, ...]) -> "AttentionCall":
         """What these heads did, with the keys and values that serve them."""
         count, which = self.queries.shape[1], torch.tensor(numbers)
         serving = key_heads_of(which, count, self.keys.shape[1]).tolist()
@@ -139,7 +139,7 @@ class Ran(NamedTuple):
             lse=None if self.lse is None else self.lse[:, numbers],
         )
 
-    def of_queries(self, which: Int[Tensor, " some"]) -> "Ran":
+    def of_queries(self, which: Int[Tensor, " some"]) -> "AttentionCall":
         """What these queries did. (Who goes on with it has to know of all of them.)"""
         rows, first = which.to(self.queries.device), self.size[1] - self.size[0]
         return self._replace(

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from ..attention import Attention, softmax
 from ..survey.extend import Size, holds
-from .attention_call import Ran
+from .attention_call import AttentionCall
 
 KEYS = 2**14  # how many are marked at once: it takes 64 bits for each of their features
 
 
-def follows(before: Attention, old: Size, ran: Ran) -> bool:
+def follows(before: Attention, old: Size, ran: AttentionCall) -> bool:
     """Whether one attention of all the queries means the same as the two calls, if the keys are the same so far.
 
     Either every query brought a key and no old query sees the new ones (a decoder's own tokens), or it is one more

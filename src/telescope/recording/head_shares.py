@@ -32,19 +32,19 @@ SMALL = 2**16  # pairs: of so few, all are looked at
 BLOCK = {"cpu": 2**20, "cuda": 2**26}  # scores that are held at a time where whole rows are needed
 
 
-class Text:
+class BatchTokens:
     """The tokens of a batch of sequences, as far as they are read. What is derived from them serves every layer."""
 
     def __init__(self, ids: Int[Tensor, "batch token"]) -> None:
         self.ids = ids
         self.places: dict[Hashable, tuple[ref[Attention], Places]] = {}
-        self._next: tuple[Tensor, ref[Text]] | None = None  # weak: a text that grows is not kept at every length
+        self._next: tuple[Tensor, ref[BatchTokens]] | None = None  # weak: a text that grows is not kept at every length
 
-    def followed_by(self, ids: Int[Tensor, "batch more"]) -> "Text":
+    def followed_by(self, ids: Int[Tensor, "batch more"]) -> "BatchTokens":
         """The text with these tokens behind it, the same object for every layer that was given the same ids."""
         longer = None if self._next is None or self._next[0] is not ids else self._next[1]()
         if longer is None:
-            longer = Text(torch.cat([self.ids, ids.to(self.ids)], 1))
+            longer = BatchTokens(torch.cat([self.ids, ids.to(self.ids)], 1))
             self._next = (ids, ref(longer))
         return longer
 
@@ -91,7 +91,7 @@ class Places:
         size: tuple[int, int],
         positions: tuple[int, ...] | None,
         across: bool,
-        text: Text | None,
+        text: BatchTokens | None,
         device: torch.device,
         gone: int = 0,
         lists: bool = True,

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..trace.terminal import text
 from ..words import hint
-from .head_shares import COUNTS, NAMES, Places, Text, counted
-from .kept import Call, Summaries
+from .head_shares import COUNTS, NAMES, BatchTokens, Places, counted
+from .kept import Call, SummariesCall
 from .names import Layers, chosen
 
 Decode = Callable[[list[int]], str]
@@ -265,7 +265,12 @@ def measured(call: Call, is_mark: IsMark | None) -> Measured:
 
 def _places(call: Call) -> Places:
     """Where its queries and keys stand; of a call that was summed up while it ran, no more than is needed to count."""
-    (batch, *_), (queries, keys), rows, told = call.facts.shape, call.size, call.facts.rows, isinstance(call, Summaries)
+    (batch, *_), (queries, keys), rows, told = (
+        call.facts.shape,
+        call.size,
+        call.facts.rows,
+        isinstance(call, SummariesCall),
+    )
     return Places.of(
         call.attention,
         batch=batch,
@@ -273,7 +278,7 @@ def _places(call: Call) -> Places:
         size=call.size,
         positions=None if rows is None else tuple(keys - queries + row for row in rows),
         across=call.across,
-        text=None if told or call.key_ids is None else Text(call.key_ids.to(call.facts.device)),
+        text=None if told or call.key_ids is None else BatchTokens(call.key_ids.to(call.facts.device)),
         lists=not told,
         device=call.facts.device,
     )

@@ -22,11 +22,11 @@ from ..survey.extend import Size
 from ..survey.summary import precision
 from ..trace.trace import Tokens, Trace, trace
 from ..words import whole_number
-from .attention_call import Chosen, Ran, everyone, seems_across
+from .attention_call import AttentionCall, Chosen, everyone, seems_across
 from .continuation import follows, marks, same
-from .head_shares import COUNTS, NAMES, Places, Text, shares
-from .storage import Growing, Part, Store, on_device
-from .survey_queue import Found, Together
+from .head_shares import COUNTS, NAMES, BatchTokens, Places, shares
+from .storage import GrowingTensor, Store, StoredTensor, on_device
+from .survey_queue import SurveyQueue, SurveyResult
 
 TOP = 8
 CROSS = ("cross", "cross_attn", "encoder_attn", "EncDecAttention", "crossattention")  # in recordings that do not say
@@ -34,7 +34,7 @@ MapSize = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Keeping:
+class KeepOptions:
     """How it is kept."""
 
     top: int = TOP
@@ -43,12 +43,12 @@ class Keeping:
     store: Store = on_device
 
     def __post_init__(self) -> None:
-        self.together: Together
-        object.__setattr__(self, "together", Together(self.top, self.map))
+        self.together: SurveyQueue
+        object.__setattr__(self, "together", SurveyQueue(self.top, self.map))
 
 
 @dataclass
-class Facts:
+class CallFacts:
     """What is known of a call besides its numbers."""
 
     name: str
@@ -73,18 +73,18 @@ class Call(ABC):
     """What was kept of one call of an attention. Calls that go on with a sequence, as decoding does, are one call."""
 
     keep: ClassVar[str]
-    facts: Facts
-    _waits: Together | None = None
+    facts: CallFacts
+    _waits: SurveyQueue | None = None
     """With whom, until somebody reads what was found."""
     _told = False
     _first: Tensor | None = None
     """The first query, by which a sequence is known where keys alone do not tell."""
 
-    def __init__(self, name: str, ran: Ran, how: Keeping = Keeping()) -> None:
+    def __init__(self, name: str, ran: AttentionCall, how: KeepOptions = KeepOptions()) -> None:
         ran = ran.from_first_key()
         self.how, self.kind = how, ran.kind
         (batch, key_heads, _, d_k), d_q = ran.keys.shape, ran.queries.shape[-1]
-        self.facts = Facts(
+        self.facts = CallFacts(
             name=name,
             heads=ran.heads,
             dropout=ran.dropout,
@@ -96,12 +96,12 @@ class Call(ABC):
             device=ran.queries.device,
             across=ran.looks_across,
         )
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, StoredTensor] = {}
         self._begin(ran)
         self._put_ids(ran, 0)
 
     @classmethod
-    def opened(cls, facts: Facts, parts: Mapping[str, Part]) -> "Call":
+    def opened(cls, facts: CallFacts, parts: Mapping[str, StoredTensor]) -> "Call":
         """One that was saved; nothing goes on with it."""
         call = cls.__new__(cls)
         call.facts, call._parts, call._known = facts, dict(parts), []
@@ -109,7 +109,7 @@ class Call(ABC):
 
     # ------------------------------------------------------------------------------------------------------ growing
 
-    def goes_on_with(self, ran: Ran, *, in_one_run: bool) -> bool:
+    def goes_on_with(self, ran: AttentionCall, *, in_one_run: bool) -> bool:
         """Whether that call is the rest of this one. To the same keys it may also be the first of another sequence: of
         another run, or with the same first query once more."""
         self._look()
@@ -125,10 +125,10 @@ class Call(ABC):
             for known, now in zip(self._known, ran.known_by, strict=True)
         )
 
-    def _began_otherwise(self, ran: Ran) -> bool:
+    def _began_otherwise(self, ran: AttentionCall) -> bool:
         return self._first is not None and not same(self._first, ran.queries[:, :, :1])
 
-    def go_on_with(self, ran: Ran) -> None:
+    def go_on_with(self, ran: AttentionCall) -> None:
         queries, keys = self.size
         self._put(self._chosen(ran, queries), keys - ran.gone)
         self._put_ids(ran, queries)
@@ -138,25 +138,25 @@ class Call(ABC):
         if ran.attention != self.attention:
             self.facts.attention = ran.attention.copied()
 
-    def _begin(self, ran: Ran) -> None:
+    def _begin(self, ran: AttentionCall) -> None:
         """By its keys a sequence is known again; by its first query too, where more of them may look at the same."""
         self._first = ran.queries[:, :, :1].detach().clone() if ran.attention.mask.keys_alone else None
         self._know(ran.known_by)
         self._put(self._chosen(ran, 0), 0)
 
     def _know(self, parts: tuple[Tensor, ...]) -> None:
-        self._known = [Growing(marks(some), 2, made_for_it=True) for some in parts]
+        self._known = [GrowingTensor(marks(some), 2, made_for_it=True) for some in parts]
 
     @abstractmethod
-    def _put(self, ran: Ran, known: int) -> None:
+    def _put(self, ran: AttentionCall, known: int) -> None:
         """What those queries say, to what is here; the first `known` of the keys are here already."""
 
     @classmethod
     @abstractmethod
-    def foretold(cls, ran: Ran, how: Keeping) -> int:
+    def foretold(cls, ran: AttentionCall, how: KeepOptions) -> int:
         """How many bytes would be kept of that call."""
 
-    def _chosen(self, ran: Ran, before: int) -> Ran:
+    def _chosen(self, ran: AttentionCall, before: int) -> AttentionCall:
         """The queries that are kept of those that came after so many."""
         if self.facts.rows is None:
             return ran
@@ -166,13 +166,13 @@ class Call(ABC):
 
     def _grow(self, name: str, more: Shaped[Tensor, "..."], axis: int = 2, *, made_for_it: bool = False) -> None:
         if name not in self._parts:
-            self._parts[name] = Growing(more, axis, self.how.store, made_for_it=made_for_it)
+            self._parts[name] = GrowingTensor(more, axis, self.how.store, made_for_it=made_for_it)
         else:
             part = self._parts[name]
-            assert isinstance(part, Growing)
+            assert isinstance(part, GrowingTensor)
             part.append(more)
 
-    def _put_ids(self, ran: Ran, before: int) -> None:
+    def _put_ids(self, ran: AttentionCall, before: int) -> None:
         """The tokens, as long as those of every query are known."""
         if before == 0 and ran.key_ids is not None:
             self._grow("key_ids", ran.key_ids, 1, made_for_it=True)
@@ -207,7 +207,7 @@ class Call(ABC):
         raise self._not_kept("trace()", "steps")
 
     @property
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, StoredTensor]:
         """The numbers that are kept, by name."""
         self._look()
         return self._parts
@@ -320,8 +320,8 @@ class Call(ABC):
 def nbytes_of(calls: Sequence[Call]) -> int:
     """Return how many bytes these calls keep, in memory or in files; what several share is counted once."""
     parts = [part for call in calls for part in (*call.parts.values(), *call._known)]
-    filed = sum(part.nbytes for part in parts if not isinstance(part, Growing))
-    kept = [part.memory for part in parts if isinstance(part, Growing)]
+    filed = sum(part.nbytes for part in parts if not isinstance(part, GrowingTensor))
+    kept = [part.memory for part in parts if isinstance(part, GrowingTensor)]
     views: dict[int, set[tuple[int, int]]] = {}
     rooms: dict[int, int] = {}
     for tensor in (*kept, *(tensor for call in calls for tensor in call._beside())):
@@ -331,14 +331,14 @@ def nbytes_of(calls: Sequence[Call]) -> int:
     return filed + sum(min(room, sum(size for _, size in views[place])) for place, room in rooms.items())
 
 
-class QueriesKeys(Call):
+class QueriesKeysCall(Call):
     """Queries and keys: surveys, rows and maps are computed when they are asked for, where the model ran."""
 
     keep = "queries-keys"
     _surveys: dict[tuple[int, Size], Survey] | None = None
     _heads: dict[int, Survey] | None = None
 
-    def _put(self, ran: Ran, known: int) -> None:
+    def _put(self, ran: AttentionCall, known: int) -> None:
         self._surveys = self._heads = None
         if ran.lse is not None and ("lse" in self._parts or "queries" not in self._parts):
             self._grow("lse", ran.lse)
@@ -348,7 +348,7 @@ class QueriesKeys(Call):
         self._grow("keys", ran.keys[:, :, known:])
 
     @classmethod
-    def foretold(cls, ran: Ran, how: Keeping) -> int:
+    def foretold(cls, ran: AttentionCall, how: KeepOptions) -> int:
         some = len(how.queries(ran.size[0], 0)) / max(ran.size[0], 1)
         lse = 0 if ran.lse is None else ran.lse.nbytes
         return int((ran.queries.nbytes + lse) * some) + _with_those_gone(ran.keys, ran.gone)
@@ -401,17 +401,17 @@ class QueriesKeys(Call):
         return tensor.to(self.facts.device)
 
 
-class Steps(QueriesKeys):
+class StepsCall(QueriesKeysCall):
     """Queries, keys and values, from which every step is computed when it is asked for, and the residual stream."""
 
     keep = "steps"
 
-    def _put(self, ran: Ran, known: int) -> None:
+    def _put(self, ran: AttentionCall, known: int) -> None:
         super()._put(ran, known)
         self._grow("values", ran.values[:, :, known:])
 
     @classmethod
-    def foretold(cls, ran: Ran, how: Keeping) -> int:
+    def foretold(cls, ran: AttentionCall, how: KeepOptions) -> int:
         """The residual stream, whose width an attention does not know, left out."""
         return super().foretold(ran, how) + _with_those_gone(ran.values, ran.gone)
 
@@ -456,20 +456,20 @@ def _with_those_gone(tensor: Tensor, gone: int) -> int:
     return batch * heads * (gone + keys) * width * tensor.element_size()
 
 
-class Summaries(Call):
+class SummariesCall(Call):
     """The numbers of a survey, computed while the model runs. Queries and keys are let go."""
 
     keep = "summaries"
-    _text: Text | None = None
+    _text: BatchTokens | None = None
 
-    def _begin(self, ran: Ran) -> None:
+    def _begin(self, ran: AttentionCall) -> None:
         self._waits = self.how.together
         super()._begin(ran)
 
     def _know(self, parts: tuple[Tensor, ...]) -> None:
         super()._know(parts[1:])  # the keys are marked by who surveys them
 
-    def _put(self, ran: Ran, known: int) -> None:
+    def _put(self, ran: AttentionCall, known: int) -> None:
         ran = ran._replace(text=self._read(ran))
         if not self._parts:
             self.how.together.add(ran, partial(_tell, ref(self)))
@@ -486,9 +486,9 @@ class Summaries(Call):
         self.facts.engine, self.facts.recorded = seen.engine, None
         self._grow_by(seen.summary, ran.gone)
 
-    def found(self, found: Found) -> None:
+    def found(self, found: SurveyResult) -> None:
         self._told, summary = True, found.summary
-        self._known.insert(0, Growing(found.keys, 2, made_for_it=True))
+        self._known.insert(0, GrowingTensor(found.keys, 2, made_for_it=True))
         self.facts.engine = found.engine
         self.facts.recorded = None if summary.map is None else (summary.map.shape[-2], summary.map.shape[-1])
         self._grow("received", summary.received, made_for_it=True)
@@ -509,12 +509,12 @@ class Summaries(Call):
         """Added up in float64: it is a sum of as many numbers as there are calls."""
         received = self._parts["received"]
         if received.tensor.dtype != torch.float64:
-            received = self._parts["received"] = Growing(received.tensor.double(), 2, self.how.store)
-        assert isinstance(received, Growing)
+            received = self._parts["received"] = GrowingTensor(received.tensor.double(), 2, self.how.store)
+        assert isinstance(received, GrowingTensor)
         received.append(torch.zeros_like(more[:, :, known:]))
         received.tensor[:, :, gone:].add_(more.to(received.memory.device))
 
-    def _read(self, ran: Ran) -> Text | None:
+    def _read(self, ran: AttentionCall) -> BatchTokens | None:
         """The tokens so far, as long as those of every query are known."""
         if ran.query_ids is None:
             self._text = None
@@ -534,7 +534,7 @@ class Summaries(Call):
         part.add_(more.to(part.device))
 
     @classmethod
-    def foretold(cls, ran: Ran, how: Keeping) -> int:
+    def foretold(cls, ran: AttentionCall, how: KeepOptions) -> int:
         (batch, heads, queries, _), keys = ran.queries.shape, ran.size[1]
         number = precision(ran.queries).itemsize
         rows = len(how.queries(queries, 0))
@@ -578,11 +578,11 @@ class Summaries(Call):
         return torch.full((*heads, len(NAMES) + len(COUNTS)), torch.nan, dtype=torch.float64)
 
 
-def _tell(call: "ref[Summaries]", found: Found) -> None:
+def _tell(call: "ref[SummariesCall]", found: SurveyResult) -> None:
     """If it is still there to be told."""
     waiting = call()
     if waiting is not None:
         waiting.found(found)
 
 
-KEEP: dict[str, type[Call]] = {kind.keep: kind for kind in (Summaries, QueriesKeys, Steps)}
+KEEP: dict[str, type[Call]] = {kind.keep: kind for kind in (SummariesCall, QueriesKeysCall, StepsCall)}

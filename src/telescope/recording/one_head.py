@@ -7,7 +7,7 @@ import torch
 from ..attention.restrict import key_heads_of, of_heads, of_sequences
 from ..tiles.head_scores import OneHead
 from ..words import whole_number
-from .kept import Call, Steps
+from .kept import Call, StepsCall
 
 
 def one_head(call: Call, number: SupportsIndex, sequence: SupportsIndex = 0) -> OneHead:
@@ -25,7 +25,7 @@ def one_head(call: Call, number: SupportsIndex, sequence: SupportsIndex = 0) -> 
     return OneHead(
         queries=call.queries[own],
         keys=call.keys[shared],
-        values=call.values[shared] if isinstance(call, Steps) else None,
+        values=call.values[shared] if isinstance(call, StepsCall) else None,
         attention=of_sequences(attention, torch.tensor([sequence]), batch),
         lse=None if call.lse is None else call.lse[own],
     )

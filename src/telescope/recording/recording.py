@@ -12,9 +12,9 @@ from ..survey import Survey
 from ..trace.terminal import text
 from ..trace.trace import Tokens, Trace
 from ..words import hint, size
-from .attention_call import Ran
+from .attention_call import AttentionCall
 from .heads import Heads, heads_of
-from .kept import KEEP, Call, Keeping, MapSize, nbytes_of
+from .kept import KEEP, Call, KeepOptions, MapSize, nbytes_of
 from .names import not_watched, within
 from .saved.save import save_recording
 from .storage import STORES
@@ -84,7 +84,7 @@ class Recording(Mapping[str, Watched]):
         model: str,
         names: Sequence[str],
         keep: str,
-        how: Keeping = Keeping(),
+        how: KeepOptions = KeepOptions(),
         decode: Callable[[list[int]], str] | None = None,
         left_out: Sequence[str] = (),
         token_name: Callable[[int], str | None] | None = None,
@@ -110,7 +110,7 @@ class Recording(Mapping[str, Watched]):
     def names(self) -> tuple[str, ...]:
         return tuple(self._watched)
 
-    def record(self, name: str, ran: Ran) -> Call:
+    def record(self, name: str, ran: AttentionCall) -> Call:
         """Put a call to what is there: to the last call of this attention if it goes on with it, else as a new one.
 
         A run ends when an attention that was called in it starts anew. It tells one more query from another run's
@@ -135,7 +135,7 @@ class Recording(Mapping[str, Watched]):
             self.each(name)
         return calls[-1]
 
-    def _must_fit(self, ran: Ran) -> None:
+    def _must_fit(self, ran: AttentionCall) -> None:
         """When a run begins it is told what it will keep, if its attentions are alike; what has no room is refused."""
         if self._run in self._last_run.values():
             return

@@ -17,7 +17,7 @@ ALL, SOME = 512, 64  # up to so many keys all are looked at; of more, so many th
 
 
 @dataclass(frozen=True, eq=False)
-class Closely:
+class RowInFloat64:
     """`terms`, products of the `factors`, sum to the scores. context = Σ weights · value + what comes from the rest."""
 
     keys: Int[Tensor, " key"]
@@ -39,7 +39,7 @@ class Closely:
 
 
 @torch.no_grad()
-def closely(head: OneHead, i: int, keys: Int[Tensor, " key"] | None = None) -> Closely:
+def closely(head: OneHead, i: int, keys: Int[Tensor, " key"] | None = None) -> RowInFloat64:
     """Query i; with these keys, unless it is left to it."""
     size, device = head.size, head.queries.device
     attention = of_queries(head.attention, torch.tensor([i]), size)
@@ -70,7 +70,7 @@ def closely(head: OneHead, i: int, keys: Int[Tensor, " key"] | None = None) -> C
     score = attention.score
     asks, offers = score.as_dot(query, offered) if score.is_dot_product else (None, None)
     sink = None if attention.sink is None else float(torch.as_tensor(attention.sink).reshape(-1)[0])
-    return Closely(
+    return RowInFloat64(
         keys=keys,
         formulas=formulas(head.attention, offered.shape[-1]),
         steps={name: step[0, 0, 0] for name, step in steps.items()},

@@ -93,7 +93,7 @@ def _available() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-class Part(ABC):
+class StoredTensor(ABC):
     """Numbers that are kept, in memory or in a file."""
 
     @property
@@ -110,7 +110,7 @@ class Part(ABC):
     def nbytes(self) -> int: ...
 
 
-class Growing(Part):
+class GrowingTensor(StoredTensor):
     """`first`, to which more is put along one axis. Its memory doubles, so that a token costs a token.
 
     It is copied, since it may be a view of memory that is written again; unless it was made to be kept, and here.

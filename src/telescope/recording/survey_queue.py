@@ -14,30 +14,30 @@ from ..attention.restrict import of_sequences
 from ..attention.values import identity, leaves
 from ..engines import torch_modes as autocast
 from ..survey import Summary, read_off
-from ..survey.device import Moment, beside, moment, read_here
-from .attention_call import Ran
+from ..survey.device import StreamEvent, beside, moment, read_here
+from .attention_call import AttentionCall
 from .continuation import marks
-from .head_shares import Places, Text, shares
+from .head_shares import BatchTokens, Places, shares
 
 MOST = 8  # calls
 ROOM = {"cpu": 2**22, "cuda": 2**26}  # bytes in which they wait; what is larger takes longer than to start it
 
 
-class Parts(NamedTuple):
+class SurveyInputs(NamedTuple):
     """What a survey is read from, of those that the model goes on with."""
 
     queries: Tensor
     keys: Tensor
 
-    def of(self, change: Callable[[Tensor], Tensor]) -> "Parts":
-        return Parts(change(self.queries), change(self.keys))
+    def of(self, change: Callable[[Tensor], Tensor]) -> "SurveyInputs":
+        return SurveyInputs(change(self.queries), change(self.keys))
 
     @property
     def shapes(self) -> tuple[Any, ...]:
         return tuple((part.shape, part.dtype, part.device) for part in self)
 
 
-class Found(NamedTuple):
+class SurveyResult(NamedTuple):
     engine: str
     summary: Summary
     keys: Int[Tensor, "batch key_heads key"]
@@ -45,26 +45,26 @@ class Found(NamedTuple):
     shares: Float[Tensor, "batch heads sum"]
     """What the heads do by habit, summed over the queries."""
 
-    def each(self, count: int) -> "list[Found]":
+    def each(self, count: int) -> "list[SurveyResult]":
         """What was found of each of so many calls."""
         parts = ([None] * count if part is None else part.chunk(count) for part in vars(self.summary).values())
         each = zip(zip(*parts, strict=True), self.keys.chunk(count), self.shares.chunk(count), strict=True)
-        return [Found(self.engine, Summary(*own), keys, shares) for own, keys, shares in each]
+        return [SurveyResult(self.engine, Summary(*own), keys, shares) for own, keys, shares in each]
 
 
-class Waits(NamedTuple):
+class QueuedSurvey(NamedTuple):
     lse: Tensor | None
-    then: Callable[[Found], None]
+    then: Callable[[SurveyResult], None]
 
 
-class Room:
+class StagingBuffer:
     """Memory in which calls wait side by side. It is written again when what was in it has been read."""
 
     def __init__(self) -> None:
         self.made: Any = None
-        self.read: Moment | None = None
+        self.read: StreamEvent | None = None
 
-    def make(self, fit: int, like: Parts) -> None:
+    def make(self, fit: int, like: SurveyInputs) -> None:
         """For so many calls like this."""
         if self.read is not None:
             self.read.wait()
@@ -73,19 +73,19 @@ class Room:
             self.parts = like.of(lambda part: _room(fit, part))
             self.places = [self.some(i, i + 1) for i in range(fit)]
 
-    def some(self, first: int, stop: int) -> Parts:
+    def some(self, first: int, stop: int) -> SurveyInputs:
         """Of these calls."""
         if stop - first == self.made[0]:
             return self.parts
         batch = len(self.parts.queries) // self.made[0]
         return self.parts.of(lambda part: part[first * batch : stop * batch])
 
-    def put(self, place: int, parts: Parts) -> None:
+    def put(self, place: int, parts: SurveyInputs) -> None:
         for room, part in zip(self.places[place], parts, strict=True):
             room.copy_(part)
 
 
-class Together:
+class SurveyQueue:
     """Calls that wait for their survey. Who wants one says `now`.
 
     Where numbers alone say who sees whom, a GPU surveys them beside what the model goes on with: one room is read while
@@ -94,21 +94,21 @@ class Together:
 
     def __init__(self, top: int, map: tuple[int, int] | None) -> None:
         self.top, self.map = top, map
-        self.waiting: list[Waits] = []
+        self.waiting: list[QueuedSurvey] = []
         self.kind: Any = None
         self.known: Attention | None = None
         self.places: Places | None = None
-        self.text: Text | None = None
+        self.text: BatchTokens | None = None
         self.fit, self.apart = 0, False
         self.attention: dict[int, Attention] = {}
         """The definition of so many calls as one."""
-        self.rooms = Room(), Room()
-        self.told: dict[torch.device, Moment] = {}
+        self.rooms = StagingBuffer(), StagingBuffer()
+        self.told: dict[torch.device, StreamEvent] = {}
 
-    def add(self, ran: Ran, then: Callable[[Found], None]) -> None:
+    def add(self, ran: AttentionCall, then: Callable[[SurveyResult], None]) -> None:
         """`then` is called with what was found, now or later. What may be written to by then is copied; the lse is
         nobody else's."""
-        parts = Parts(ran.queries, ran.keys)
+        parts = SurveyInputs(ran.queries, ran.keys)
         about = ran.attention if ran.attention.fixed else identity(ran.attention)
         kind = (about, ran.lse is None, parts.shapes, ran.text, ran.positions, ran.looks_across)
         if kind != self.kind:
@@ -126,14 +126,14 @@ class Together:
             self.rooms = self.rooms[::-1]
             self.rooms[0].make(self.fit, parts)
         self.rooms[0].put(len(self.waiting), parts)
-        self.waiting.append(Waits(ran.lse, then))
+        self.waiting.append(QueuedSurvey(ran.lse, then))
         if len(self.waiting) == self.fit:
             self._start()
 
-    def text_of(self, ids: Int[Tensor, "batch token"]) -> Text:
+    def text_of(self, ids: Int[Tensor, "batch token"]) -> BatchTokens:
         """The text of these tokens, one for all layers that are given the same."""
         if self.text is None or self.text.ids is not ids:
-            self.text = Text(ids)
+            self.text = BatchTokens(ids)
         return self.text
 
     def now(self) -> None:
@@ -143,7 +143,13 @@ class Together:
             with autocast.to_keep(device):
                 self._start()
         self.wait()
-        self.rooms, self.kind, self.known, self.places, self.attention = (Room(), Room()), None, None, None, {}
+        self.rooms, self.kind, self.known, self.places, self.attention = (
+            (StagingBuffer(), StagingBuffer()),
+            None,
+            None,
+            None,
+            {},
+        )
         self.text = None
 
     def wait(self, *tensors: Tensor) -> None:
@@ -171,14 +177,16 @@ class Together:
         if room.read is not None:
             self.told[device] = room.read
 
-    def found(self, parts: Parts, lse: Tensor | None, attention: Attention, places: Places) -> Found:
+    def found(self, parts: SurveyInputs, lse: Tensor | None, attention: Attention, places: Places) -> SurveyResult:
         """Of one call, or of several as one."""
         size, map = (parts.queries.shape[-2], parts.keys.shape[-2]), None
         if self.map is not None and 0 not in size:
             map = (min(self.map[0], size[0]), min(self.map[1], size[1]))
         asked = places.marks(len(parts.queries) // max(places.batch, 1)) if parts.queries.device.type == "cpu" else None
         seen = read_off(*parts, attention, top=self.top, lse=lse, map=map, marks=asked)
-        return Found(seen.engine, seen.summary, marks(parts.keys), shares(*parts, attention, seen.summary, places))
+        return SurveyResult(
+            seen.engine, seen.summary, marks(parts.keys), shares(*parts, attention, seen.summary, places)
+        )
 
 
 def _room(fit: int, like: Tensor) -> Tensor:
@@ -189,7 +197,7 @@ def _room(fit: int, like: Tensor) -> Tensor:
     return like.new_empty(fit * batch, heads, tokens, width)
 
 
-def _apart(parts: Parts, attention: Attention) -> bool:
+def _apart(parts: SurveyInputs, attention: Attention) -> bool:
     """Whether it may be surveyed while the model goes on, which could write to anything but numbers."""
     numbers = all(leaf is None or leaf is softmax or isinstance(leaf, int | float) for leaf in leaves(attention))
     return parts.queries.is_cuda and numbers

@@ -98,7 +98,7 @@ def _matrices(queries: Tensor, keys: Tensor, attention: Attention, most: int) ->
             yield slice(b, min(b + by_batch, batch)), slice(h, min(h + by_heads, heads))
 
 
-class Scores:
+class BlockScores:
     """scores(block): masked, and -inf after the last column up to a whole group. The next block's take their place."""
 
     def __init__(self, queries: Tensor, keys: Tensor, attention: Attention) -> None:

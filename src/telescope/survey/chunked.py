@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..attention import Attention, softmax
 from ..attention.normalizers import ZeroSumError
-from .blocks import GROUP, Block, Scores, blocks
+from .blocks import GROUP, Block, BlockScores, blocks
 from .cells import Cells
 from .device import as_it_fits
 from .summary import Marks, Summary, precision
@@ -78,7 +78,7 @@ def _summarize(
     before = single = None
     if marks is not None:
         before, single = torch.zeros_like(entropy), sink.new_zeros(batch, heads, rows, len(marks.single))
-    scores = Scores(queries, keys, attention)
+    scores = BlockScores(queries, keys, attention)
     for block in blocks(queries, keys, attention, most):
         here, real = block.here, block.columns.stop - block.columns.start
         if attention.normalize is softmax:
@@ -106,7 +106,7 @@ def _summarize(
 # ------------------------------------------------------------------------------------------------ what a block says
 
 
-class Reading(NamedTuple):
+class BlockStatistics(NamedTuple):
     """What is read off a block. Its weights are powers · share: multiplying them out would be one more pass."""
 
     powers: Float[Tensor, "batch heads query key"]
@@ -118,12 +118,12 @@ class Reading(NamedTuple):
 
 
 def _softmax(
-    scores: Scores,
+    scores: BlockScores,
     block: Block,
     lse: Float[Tensor, "batch heads query"] | None,
     sink: Float[Tensor, "heads 1 1"],
     top: int,
-) -> Reading:
+) -> BlockStatistics:
     """exp(score - shift) / Σ exp(score - shift), shifted by the largest score; exp(score - lse) where that is known."""
     shifted = scores(block)
     best, top_keys = _largest(shifted, top)
@@ -145,7 +145,7 @@ def _softmax(
         share, log = 1.0 / whole.masked_fill(whole == 0.0, 1.0), shift + whole.log()
         spread = total * -share.log()
     entropy = share * (spread - shifted.mul_(powers).sum(-1, keepdim=True))
-    return Reading(
+    return BlockStatistics(
         powers=powers,
         share=share,
         lse=log[..., 0],
@@ -157,7 +157,7 @@ def _softmax(
 
 def _normalized(
     masked: Float[Tensor, "batch heads query key"], block: Block, attention: Attention, top: int
-) -> Reading:
+) -> BlockStatistics:
     """By any other normaliser, which says the weights of whole rows."""
     real = block.columns.stop - block.columns.start
     hidden = masked[..., :real] == -torch.inf
@@ -167,7 +167,7 @@ def _normalized(
         raise ZeroSumError([i + part.start for i, part in zip(problem.row, block.here, strict=True)]) from None
     masked[..., :real] = weights.masked_fill(hidden, -torch.inf)
     best, top_keys = _largest(masked, top)
-    return Reading(
+    return BlockStatistics(
         powers=weights,
         share=torch.ones_like(weights[..., :1]),
         lse=torch.empty(0),
@@ -201,7 +201,7 @@ def _largest(
 def _read_marks(
     before: Float[Tensor, "batch heads query"],
     single: Float[Tensor, "batch heads query which"],
-    read: Reading,
+    read: BlockStatistics,
     marks: Marks,
     block: Block,
 ) -> None:
@@ -230,7 +230,7 @@ def _empty_map(sink: Float[Tensor, "heads 1 1"], batch: int, cells: Cells) -> Fl
     return sink.new_full((batch, len(sink), cells.rows, cells.columns), 0.0 if cells.how == "share" else -torch.inf)
 
 
-def _pool(pooled: Float[Tensor, "batch heads rows columns"], read: Reading, cells: Cells, block: Block) -> None:
+def _pool(pooled: Float[Tensor, "batch heads rows columns"], read: BlockStatistics, cells: Cells, block: Block) -> None:
     """Put a block into the map: first its queries together, then its keys. A weight may be below zero (by_sum)."""
     here, real = pooled[block.sequences, block.heads], block.columns.stop - block.columns.start
     (batch, heads, _, columns), powers = here.shape, read.powers[..., :real]

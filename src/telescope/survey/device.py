@@ -32,7 +32,7 @@ def read_here(*tensors: Tensor) -> None:
             tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
 
-class Moment(NamedTuple):
+class StreamEvent(NamedTuple):
     """A place in a queue: what stands before it has been done when somebody waited for it."""
 
     stream: torch.cuda.Stream
@@ -46,12 +46,12 @@ class Moment(NamedTuple):
             read_here(*tensors)
 
 
-def moment(device: torch.device) -> Moment | None:
+def moment(device: torch.device) -> StreamEvent | None:
     """Now, in the queue that is current; None where nothing is queued."""
     if device.type != "cuda":
         return None
     stream = torch.cuda.current_stream(device)
-    return Moment(stream, stream.record_event())
+    return StreamEvent(stream, stream.record_event())
 
 
 Result = TypeVar("Result")

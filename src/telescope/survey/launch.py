@@ -279,7 +279,7 @@ def run(function: Any, queries: Tensor, *arguments: Any) -> None:
     (OPERATORS[function] if traced else function)(queries, *arguments)
 
 
-class Starts:
+class LaunchCache:
     """Of calls that are alike: a kernel is given arguments of the same kind each time."""
 
     def __init__(self) -> None:
@@ -296,15 +296,15 @@ class Starts:
             compiled[(*grid, 1, 1)[:3]](*arguments, *rest)
 
 
-def alike(*arguments: Any) -> Starts:
+def alike(*arguments: Any) -> LaunchCache:
     """For calls with such arguments: numbers are the same, tensors have the same shape, and the same place in memory as
     far as triton makes use of it."""
     return _starts(tuple(_told(argument) for argument in arguments))
 
 
 @lru_cache(maxsize=64)
-def _starts(told: tuple[Any, ...]) -> Starts:
-    return Starts()
+def _starts(told: tuple[Any, ...]) -> LaunchCache:
+    return LaunchCache()
 
 
 def _told(argument: Any) -> Any:

@@ -19,7 +19,7 @@ from ..attention import Attention, Bias, Mask, Pairs, dot, softmax
 from ..attention.biases import Alibi, Relative
 from ..attention.values import has_numbers, tensors
 from .cells import Cells
-from .device import Moment, as_it_fits, moment
+from .device import StreamEvent, as_it_fits, moment
 from .launch import BM, BN, notes, run, survey_lse, survey_map, survey_rows, tiles
 from .summary import Summary
 
@@ -239,7 +239,7 @@ def _spans(
 
 
 @lru_cache(maxsize=16)  # masks of positions alone come again with every layer
-def _once(*asked: Any) -> tuple[tuple[Tensor, Tensor, Tensor, bool], Moment | None]:
+def _once(*asked: Any) -> tuple[tuple[Tensor, Tensor, Tensor, bool], StreamEvent | None]:
     return _spans(*asked), moment(asked[-1])
 
 

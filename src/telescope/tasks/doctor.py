@@ -40,7 +40,7 @@ Run = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Patient:
+class EngineCheck:
     """An engine: what it computes of queries, keys and values, what that should be, by the steps of the reference, and
     the log-sum-exp of every query if it gives one."""
 
@@ -49,7 +49,7 @@ class Patient:
     cannot: Callable[[Tensor, Tensor, Tensor], str | None]
     answer: Run
     lse: Run | None = None
-    truth: Callable[[reference.Steps], Tensor] = attrgetter("context")
+    truth: Callable[[reference.AttentionSteps], Tensor] = attrgetter("context")
 
 
 @dataclass(frozen=True)
@@ -88,24 +88,24 @@ def doctor(device: torch.device | None = None, *, every: bool = False) -> Report
     )
 
 
-def patients(device: torch.device, *, every: bool) -> Iterator[Patient]:
+def patients(device: torch.device, *, every: bool) -> Iterator[EngineCheck]:
     """All engines of attend and survey, sdpa once for each of torch's backends."""
     for backend, lse in _backends(device).items():
         name = backend.name.lower().removesuffix("_attention")
-        yield Patient(f"attend  sdpa ({name})", PLAIN, _anything, partial(_sdpa, backend), lse)
+        yield EngineCheck(f"attend  sdpa ({name})", PLAIN, _anything, partial(_sdpa, backend), lse)
     flexes = every or device.type == "cuda"
-    yield Patient(
+    yield EngineCheck(
         "attend  flex",
         RICH,
         partial(_flex_cannot, waits=not flexes),
         lambda q, k, v: flex.attend(q, k, v, RICH),
         (lambda q, k, v: flex.lse(q, k, v, RICH)) if device.type == "cuda" else None,
     )
-    yield Patient("attend  chunked", RICH, _anything, lambda q, k, v: chunked.attend(q, k, v, RICH))
-    yield Patient("attend  reference", RICH, _anything, lambda q, k, v: reference.attend(q, k, v, RICH))
+    yield EngineCheck("attend  chunked", RICH, _anything, lambda q, k, v: chunked.attend(q, k, v, RICH))
+    yield EngineCheck("attend  reference", RICH, _anything, lambda q, k, v: reference.attend(q, k, v, RICH))
     for name in SURVEYS:
         run = partial(_survey, name)
-        yield Patient(
+        yield EngineCheck(
             f"survey  {name}",
             RICH,
             partial(_survey_cannot, name),
@@ -115,7 +115,7 @@ def patients(device: torch.device, *, every: bool) -> Iterator[Patient]:
         )
 
 
-def examine(patient: Patient, device: torch.device) -> Finding:
+def examine(patient: EngineCheck, device: torch.device) -> Finding:
     inputs = {dtype: _inputs(SIZE, device, dtype) for dtype in DTYPES}
     missing = patient.cannot(*inputs[torch.float32])
     if missing:
@@ -224,7 +224,7 @@ def _told(survey: Survey) -> Tensor:
     return torch.cat([survey.received, survey.entropy, survey.top.weights.flatten(2)], -1)
 
 
-def _true(steps: reference.Steps) -> Tensor:
+def _true(steps: reference.AttentionSteps) -> Tensor:
     """The same, read off the weights."""
     weights = steps.weights
     entropy = -torch.xlogy(weights, weights).sum(-1)
@@ -250,7 +250,7 @@ def _fast(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
-def _ms(patient: Patient, device: torch.device) -> float | None:
+def _ms(patient: EngineCheck, device: torch.device) -> float | None:
     """The median of five runs; None where this size or dtype is none of its own."""
     inputs = _inputs(TIMED[device.type], device, _fast(device))
     times = []

@@ -21,7 +21,7 @@ from ..watch.watch import watch
 Progress = Callable[[str, int, int], object]  # what is done, how much of it, of how much
 
 
-class Reading(NamedTuple):
+class WatchedText(NamedTuple):
     """A model that has read a text."""
 
     recording: Recording
@@ -40,7 +40,7 @@ def look(
     write: int = 0,
     device: str = "cpu",
     progress: Progress | None = None,
-) -> Reading:
+) -> WatchedText:
     """Read the text, at most so many tokens of it, and go on with `write` more."""
     model, tokenizer = opened(folder)
     model = (model.float() if device == "cpu" else model).to(device).eval()  # a CPU computes in float32
@@ -58,7 +58,7 @@ def look(
         recording.each = each
         written = _read(model, ids, write)
     recording.each = None
-    return Reading(recording, ids.shape[1], tokenizer.decode(written) if written else "")
+    return WatchedText(recording, ids.shape[1], tokenizer.decode(written) if written else "")
 
 
 def opened(folder: Path) -> tuple[nn.Module, Tokenizer]:
@@ -105,6 +105,6 @@ def _read(model: Any, ids: Tensor, write: int) -> list[int]:
     return []
 
 
-def to_json(reading: Reading) -> str:
+def to_json(reading: WatchedText) -> str:
     heads = {"model": reading.recording.model, "tokens": reading.tokens, "heads": reading.recording.heads().to_dict()}
     return json.dumps(heads, ensure_ascii=False, allow_nan=False, indent=1)

@@ -16,7 +16,7 @@ from .corpus_files import Split, columns, lines, read, records, set_folder, side
 
 
 @dataclass(frozen=True)
-class Pair:
+class TextPair:
     """A source and all targets that are right for it: to learn from each of them, to be measured against all."""
 
     source: str
@@ -33,12 +33,12 @@ def ordered(english: str, german: str, source: str, target: str) -> tuple[str, s
     return texts[source], texts[target]
 
 
-def grouped(sides: list[tuple[str, str]]) -> list[Pair]:
+def grouped(sides: list[tuple[str, str]]) -> list[TextPair]:
     """Every source once, with all its targets."""
     targets: dict[str, dict[str, None]] = {}
     for source, target in sides:
         targets.setdefault(source, {})[target] = None
-    return [Pair(source, tuple(several)) for source, several in targets.items()]
+    return [TextPair(source, tuple(several)) for source, several in targets.items()]
 
 
 # The recall task of Stanford's CS224N, assignment 5: a line about each of 2,937 people, and where some were born.
@@ -50,12 +50,12 @@ def people(data: Path) -> list[str]:
     return lines(set_folder(data, BIRTHS_FOLDER, BIRTHS_SOURCE) / "wiki.txt")
 
 
-def questions(data: Path, split: Split) -> list[Pair]:
+def questions(data: Path, split: Split) -> list[TextPair]:
     """Where was Khatchig Mouradian born? → Lebanon. The places of the test questions were never published."""
     folder = set_folder(data, BIRTHS_FOLDER, BIRTHS_SOURCE)
     if split == "test":
-        return [Pair(question, ()) for question in lines(folder / "birth_test_inputs.tsv")]
-    return [Pair(question, (place,)) for question, place in columns(folder / BIRTHS_FILES[split], 2)]
+        return [TextPair(question, ()) for question in lines(folder / "birth_test_inputs.tsv")]
+    return [TextPair(question, (place,)) for question, place in columns(folder / BIRTHS_FILES[split], 2)]
 
 
 # Debian: the descriptions of its packages in English and German (ddtp.debian.org), and their one-line synopses.
@@ -65,16 +65,16 @@ DEBIAN_SYNOPSES_SOURCE = "the Packages file of a Debian mirror"
 DEBIAN_FILES: dict[Split, str] = {"train": "train", "validation": "valid", "test": "valid"}
 
 
-def descriptions(data: Path, split: Split, source: str, target: str) -> list[Pair]:
+def descriptions(data: Path, split: Split, source: str, target: str) -> list[TextPair]:
     """Synopses and paragraphs with their translations."""
     rows = columns(set_folder(data, "debian_ddtp_en_de", DEBIAN_DESCRIPTIONS_SOURCE) / f"{DEBIAN_FILES[split]}.tsv", 4)
     return grouped([ordered(english, german, source, target) for _, _, english, german in rows])
 
 
-def synopses(data: Path, split: Split) -> list[Pair]:
+def synopses(data: Path, split: Split) -> list[TextPair]:
     """A description, and the line that says the same in a few words."""
     file = set_folder(data, "debian_synopsis", DEBIAN_SYNOPSES_SOURCE) / f"{DEBIAN_FILES[split]}.jsonl"
-    return [Pair(document, (summary,)) for document, summary in records(file, "document", "summary")]
+    return [TextPair(document, (summary,)) for document, summary in records(file, "document", "summary")]
 
 
 # Multi30k (Elliott et al. 2016): captions of pictures in English and German; its test set is test2016.
@@ -82,12 +82,12 @@ MULTI30K_SOURCE = "github.com/multi30k/dataset"
 MULTI30K_FILES: dict[Split, str] = {"train": "train", "validation": "val", "test": "test_2016_flickr"}
 
 
-def captions(data: Path, split: Split, source: str, target: str) -> list[Pair]:
+def captions(data: Path, split: Split, source: str, target: str) -> list[TextPair]:
     """As they were written."""
     return _captions(data, "raw", f"{MULTI30K_FILES[split]}.{{}}", source, target)
 
 
-def tokens(data: Path, split: Split, source: str, target: str) -> list[Pair]:
+def tokens(data: Path, split: Split, source: str, target: str) -> list[TextPair]:
     """Lower-cased, normalised and tokenised by Moses: words and punctuation with spaces between them."""
     return _captions(data, "tok", f"{MULTI30K_FILES[split]}.lc.norm.tok.{{}}", source, target)
 
@@ -97,11 +97,11 @@ def codes(data: Path) -> list[str]:
     return lines(set_folder(data, "multi30k", MULTI30K_SOURCE) / "bpe10k" / "code")
 
 
-def _captions(data: Path, version: str, name: str, source: str, target: str) -> list[Pair]:
+def _captions(data: Path, version: str, name: str, source: str, target: str) -> list[TextPair]:
     folder = set_folder(data, "multi30k", MULTI30K_SOURCE) / version
     both = side_by_side(folder / name.format("en"), folder / name.format("de"))
     sides = (ordered(english, german, source, target) for english, german in both)
-    return [Pair(text, (translation,)) for text, translation in sides]
+    return [TextPair(text, (translation,)) for text, translation in sides]
 
 
 # Running text, for language models: one string.
@@ -135,7 +135,7 @@ SPEAKER = re.compile(r"^([A-Z][a-z]{2,}):", re.MULTILINE)
 SAMSUM_KNOWN = 3  # chats that somebody must speak in to lend a name
 
 
-def dialogues(data: Path, split: Split) -> list[Pair]:
+def dialogues(data: Path, split: Split) -> list[TextPair]:
     """Chats with a line for everything said, "Tom: hi". Those of validation and test that are in train too, with
     another summary, are no part of train here."""
     folder = set_folder(data, "samsum", SAMSUM_SOURCE)
@@ -146,7 +146,7 @@ def dialogues(data: Path, split: Split) -> list[Pair]:
     return [pair for pair in pairs if pair.source not in held_out]
 
 
-def renamed(pairs: list[Pair], seed: int) -> list[Pair]:
+def renamed(pairs: list[TextPair], seed: int) -> list[TextPair]:
     """The same chats between other people: who speaks has another name, in the chat and in its summary.
 
     What a summary says about somebody is true whatever the name; only copying the name from the chat gives it away.
@@ -157,7 +157,7 @@ def renamed(pairs: list[Pair], seed: int) -> list[Pair]:
     return [_renamed(pair, names, random) for pair in pairs]
 
 
-def _renamed(pair: Pair, names: list[str], random: Random) -> Pair:
+def _renamed(pair: TextPair, names: list[str], random: Random) -> TextPair:
     speakers = list(dict.fromkeys(SPEAKER.findall(pair.source)))
     free = [name for name in random.sample(names, min(len(names), 4 * len(speakers))) if name not in pair.source]
     new = dict(zip(speakers, free, strict=False))  # where names run out the last keep theirs
@@ -165,13 +165,13 @@ def _renamed(pair: Pair, names: list[str], random: Random) -> Pair:
         return pair
     old = re.compile(rf"\b({'|'.join(new)})\b")
     source, *targets = (old.sub(lambda found: new[found[0]], text) for text in (pair.source, *pair.targets))
-    return Pair(source, tuple(targets))
+    return TextPair(source, tuple(targets))
 
 
-def _dialogues(folder: Path, split: Split) -> list[Pair]:
+def _dialogues(folder: Path, split: Split) -> list[TextPair]:
     texts = records(folder / f"{SAMSUM_FILES[split]}.json", "dialogue", "summary")
     cleaned = ((_lines(dialogue), summary.strip()) for dialogue, summary in texts)
-    return [Pair(dialogue, (summary,)) for dialogue, summary in cleaned if dialogue and summary]
+    return [TextPair(dialogue, (summary,)) for dialogue, summary in cleaned if dialogue and summary]
 
 
 def _lines(dialogue: str) -> str:
@@ -183,7 +183,7 @@ TATOEBA_SOURCE = "www.manythings.org/anki (deu-eng.zip)"
 TATOEBA_HUNDREDTHS = {"validation": range(0, 1), "test": range(1, 3), "train": range(3, 100)}
 
 
-def sentences(data: Path, split: Split, source: str, target: str) -> list[Pair]:
+def sentences(data: Path, split: Split, source: str, target: str) -> list[TextPair]:
     """Many English sentences are there several times, each with another translation: all of them are one Pair."""
     pairs = columns(set_folder(data, "tatoeba_de_en", TATOEBA_SOURCE) / "deu.txt", 2)
     ours = (pair for pair in pairs if split_of(pair[0]) == split)

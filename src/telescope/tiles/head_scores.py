@@ -34,7 +34,7 @@ class OneHead(NamedTuple):
 ROWS, BLOCK = 128, 2**20  # of a block, so many rows and scores: fewer take longer to begin than to make
 
 
-class Scores:
+class HeadScores:
     """blocks(rows, columns) are the scores of these, with the places that each block has among them."""
 
     def __init__(self, head: OneHead) -> None:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .head_scores import Scores
+from .head_scores import HeadScores
 
 TILE = 256
 
@@ -76,7 +76,7 @@ FAINT = 1e-30  # a sum below it may have lost what is too small for an exponenti
 
 
 def pooled(
-    scores: Scores,
+    scores: HeadScores,
     rows: Int[Tensor, " row"],
     lse: Float[Tensor, " row"],
     pixel: Int[Tensor, " row"],

@@ -8,13 +8,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..survey.exact_rows import check_sums
-from .head_scores import ROWS, OneHead, Scores
+from .head_scores import ROWS, HeadScores, OneHead
 
 
-class Learnt:
+class RowSums:
     """log2 Σ 2^score and the entropy of any rows, in bits; the first at once where the recording has it."""
 
-    def __init__(self, scores: Scores) -> None:
+    def __init__(self, scores: HeadScores) -> None:
         self.scores = scores
         self.given = _given(scores.head)
         queries = scores.size[0]
@@ -76,7 +76,7 @@ def _given(head: OneHead) -> Float[Tensor, " query"] | None:
 LOW = -1e4  # 2^LOW is 0, and 0 · LOW is 0, which 0 · -inf is not
 
 
-def sums(scores: Scores, rows: Int[Tensor, " row"]) -> tuple[Float[Tensor, " row"], Float[Tensor, " row"]]:
+def sums(scores: HeadScores, rows: Int[Tensor, " row"]) -> tuple[Float[Tensor, " row"], Float[Tensor, " row"]]:
     """log2 Σ 2^score, the sink included, and the entropy -Σ w log2 w over the keys: both in bits.
 
     Kept while the largest score so far grows: Σ 2^(score - largest), and Σ 2^(score - largest) · (score - largest).

@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .head_scores import OneHead, Scores
+from .head_scores import HeadScores, OneHead
 from .pyramid import TILE, Pyramid, pooled, representatives
-from .row_sums import Learnt
+from .row_sums import RowSums
 
 BUDGET = 9 * 2**22  # scores for a tile, a fraction of a second: with it the deepest level of 131,072 tokens is exact
 SHARED = 4  # tiles beside each other in a view: what is learnt serves all, its own scores one of them
@@ -42,8 +42,8 @@ class Tiles:
     """What has been summed once is remembered: a tile beside another one costs its own pixels alone."""
 
     def __init__(self, head: OneHead, side: int = TILE) -> None:
-        self.scores, self.pyramid = Scores(head), Pyramid(*head.size, side)
-        self.learnt = Learnt(self.scores)
+        self.scores, self.pyramid = HeadScores(head), Pyramid(*head.size, side)
+        self.learnt = RowSums(self.scores)
 
     @torch.no_grad()
     def tile(self, z: int, x: int, y: int, budget: int = BUDGET) -> Tile:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 
 from .numbers import background, digits, ink, shown, write
-from .terminal import Step, peak
+from .terminal import TraceStep, peak
 
 ROWS, COLUMNS = 48, 24
 
@@ -15,7 +15,7 @@ STYLE = (
 )
 
 
-def html(formula: str, steps: Sequence[Step], heads: int, batch: int = 0) -> str:
+def html(formula: str, steps: Sequence[TraceStep], heads: int, batch: int = 0) -> str:
     """Every step of one batch entry, head by head. Tokens are escaped: a token is data, never markup."""
     parts = [STYLE, f"<p><b>{escape(formula)}</b></p>"]
     for head in range(heads):
@@ -25,7 +25,7 @@ def html(formula: str, steps: Sequence[Step], heads: int, batch: int = 0) -> str
     return f'<div class="telescope">{"".join(parts)}</div>'
 
 
-def _step(step: Step, batch: int, head: int, heads: int) -> str:
+def _step(step: TraceStep, batch: int, head: int, heads: int) -> str:
     matrix = step.matrix(batch, head, heads)
     brightest = peak(step.name, matrix)
     places, values = digits(matrix) if brightest is None else 4, matrix.tolist()

@@ -16,7 +16,7 @@ from torch import Tensor
 from .numbers import background, digits, ink, shown, write
 
 
-class Step(NamedTuple):
+class TraceStep(NamedTuple):
     """`formula` made the numbers; `rows` are tokens, and so are `columns`, or None where they are features."""
 
     name: str
@@ -39,7 +39,7 @@ def peak(name: str, numbers: Tensor) -> float | None:
 ROWS, COLUMNS = 24, 12  # what fits a page; every number is in to_json()
 
 
-class Line(NamedTuple):
+class TableLine(NamedTuple):
     """One line of a table. Numbers with a peak are weights, in colour, and the peak is the brightest."""
 
     name: str
@@ -48,12 +48,12 @@ class Line(NamedTuple):
     peak: float | None
 
 
-def lines(names: Sequence[str], matrix: Tensor, peak: float | None = None) -> list[Line]:
+def lines(names: Sequence[str], matrix: Tensor, peak: float | None = None) -> list[TableLine]:
     places = digits(matrix) if peak is None else 4
-    return [Line(name, numbers, places, peak) for name, numbers in zip(names, matrix, strict=True)]
+    return [TableLine(name, numbers, places, peak) for name, numbers in zip(names, matrix, strict=True)]
 
 
-def table(columns: Sequence[str] | None, lines: Sequence[Line]) -> RenderableType:
+def table(columns: Sequence[str] | None, lines: Sequence[TableLine]) -> RenderableType:
     return inset(Fitting(lambda: (_drawn(columns, lines, most) for most in range(COLUMNS, 2, -1))))
 
 
@@ -71,7 +71,7 @@ class Fitting:
         yield drawn
 
 
-def _drawn(columns: Sequence[str] | None, lines: Sequence[Line], most: int) -> Table:
+def _drawn(columns: Sequence[str] | None, lines: Sequence[TableLine], most: int) -> Table:
     drawn = Table(box=None, padding=(0, 1), pad_edge=False, show_header=columns is not None, header_style="dim")
     drawn.add_column(no_wrap=True)
     across = shown(len(lines[0].numbers) if lines else 0, most)
@@ -107,7 +107,7 @@ def cell(number: float, places: int, peak: float | None, name: str = "") -> Text
     return Text(f" {name}{write(number, places)} ", style=f"{ink(paper)} on rgb({paper[0]},{paper[1]},{paper[2]})")
 
 
-def walk(formula: str, steps: Sequence[Step], heads: int, batch: int = 0) -> RenderableType:
+def walk(formula: str, steps: Sequence[TraceStep], heads: int, batch: int = 0) -> RenderableType:
     """Every step in order, head by head. Where queries, keys and values are the same inputs, they are shown once."""
     queries, keys, values, *rest = steps
     if queries.numbers is keys.numbers is values.numbers:

@@ -21,7 +21,7 @@ from ..engines.exact import share_heads
 from ..words import hint, whole_number
 from .html import html
 from .numbers import digits, factor, plain, shown, total, vector, write
-from .terminal import ROWS, Step, inset, lines, peak, table, text, walk
+from .terminal import ROWS, TraceStep, inset, lines, peak, table, text, walk
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +90,7 @@ Tokens = Sequence[str] | tuple[Sequence[str], Sequence[str]]
 
 
 @dataclass(frozen=True, eq=False)
-class Trace(reference.Steps):
+class Trace(reference.AttentionSteps):
     """Every step of one attention. Prints as a walk; shows as HTML in a notebook; `.to_json()` loses no digit."""
 
     attention: Attention
@@ -110,12 +110,12 @@ class Trace(reference.Steps):
         "context": ("batch", "head", "query", "d_v"),
     }
 
-    def walk(self) -> Iterator[Step]:
+    def walk(self) -> Iterator[TraceStep]:
         """The steps this definition takes, in order: one it does not use (a softcap, say) is left out."""
         tokens = {"query": self.query_tokens, "key": self.key_tokens}
         for name, formula in formulas(self.attention, self.keys.shape[-1]).items():
             axes = self.axes[name]
-            yield Step(name, formula, getattr(self, name), axes, tokens[axes[2]], tokens.get(axes[3]))
+            yield TraceStep(name, formula, getattr(self, name), axes, tokens[axes[2]], tokens.get(axes[3]))
 
     def row(self, query: SupportsIndex | str, *, head: SupportsIndex = 0, batch: SupportsIndex = 0) -> "Row":
         """One query with every product written out: which numbers make its scores, and which its context."""

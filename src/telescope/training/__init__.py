@@ -1,7 +1,7 @@
 """Training: `train` a model on data by an objective, as `Training` says. Needs telescope[train]."""
 
-from .batch import IGNORE, Data, Pair, Spec, Text, generator
-from .events import Event, Finished, Logged, Report, Saved, Started, Stopped, Validated, Watched
+from .batch import IGNORE, Data, PairBatch, Spec, TextBatch, generator
+from .events import Event, Finished, HeadsWatched, Logged, Report, Saved, Started, Stopped, Validated
 from .examples import Examples
 from .loop import train
 from .objectives import Objective, language, translation
@@ -16,20 +16,20 @@ __all__ = [
     "Examples",
     "Finished",
     "Gapped",
+    "HeadsWatched",
     "Logged",
     "Objective",
-    "Pair",
+    "PairBatch",
     "Report",
     "Saved",
     "Spec",
     "Started",
     "Stopped",
-    "Text",
+    "TextBatch",
     "Training",
     "TrainingError",
     "Validate",
     "Validated",
-    "Watched",
     "Windows",
     "generator",
     "language",

@@ -12,14 +12,14 @@ from .settings import Training
 IGNORE = -100  # a target that is none: padding, and rows that only fill up a batch
 
 
-class Text(NamedTuple):
+class TextBatch(NamedTuple):
     """What a GPT learns by: `targets` are what comes after each of the ids."""
 
     ids: Int[Tensor, "batch n"]
     targets: Int[Tensor, "batch n"]
 
 
-class Pair(NamedTuple):
+class PairBatch(NamedTuple):
     """What a translator learns by. Behind its `lengths` the source is padding; the target's is seen by nobody."""
 
     source: Int[Tensor, "batch n"]

@@ -34,7 +34,7 @@ class Logged:
 
 
 @dataclass(frozen=True)
-class Watched:
+class HeadsWatched:
     """For each head of each attention, by name: the mean entropy of its queries, and its largest logit."""
 
     step: int
@@ -71,7 +71,7 @@ class Finished:
     kept: int
 
 
-Event = Started | Logged | Watched | Validated | Saved | Stopped | Finished
+Event = Started | Logged | HeadsWatched | Validated | Saved | Stopped | Finished
 Report = Callable[[Event], None]
 
 
@@ -92,7 +92,7 @@ def tensorboard(folder: Path) -> Report:
                 numbers = {f"train/{name}": number for name, number in numbers.items()}
             case Validated():
                 numbers = {f"validation/{name}": number for name, number in event.metrics.items()}
-            case Watched():
+            case HeadsWatched():
                 numbers = {
                     f"{what}/{name}.{head}": number
                     for what, heads in (("entropy", event.entropy), ("largest_logit", event.logit))

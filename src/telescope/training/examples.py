@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from .batch import IGNORE, Pair, Spec, Text, generator
+from .batch import IGNORE, PairBatch, Spec, TextBatch, generator
 from .settings import Training
 
 COLUMNS = ("source", "target")
 
 
-class Column:
+class IdColumn:
     """Sequences of ids behind each other, and where each starts."""
 
     def __init__(self, name: str, sequences: Sequence[Sequence[int]], shortest: int) -> None:
@@ -26,7 +26,7 @@ class Column:
         self.ids = _ids(name, sequences)
         self.starts = self.lengths.cumsum(0) - self.lengths
 
-    def to(self, device: torch.device) -> "Column":
+    def to(self, device: torch.device) -> "IdColumn":
         self.ids, self.starts, self.lengths = (it.to(device) for it in (self.ids, self.starts, self.lengths))
         return self
 
@@ -56,8 +56,8 @@ class Examples:
             raise ValueError(f"{len(columns[0])} sources and {len(columns[1])} targets are no pairs")
         if not len(columns[0]):
             raise ValueError("there are no examples to learn from")
-        self.sources = Column("source", columns[0], 1) if len(columns) == 2 else None
-        self.targets = Column("target" if len(columns) == 2 else "text", columns[-1], 2)
+        self.sources = IdColumn("source", columns[0], 1) if len(columns) == 2 else None
+        self.targets = IdColumn("target" if len(columns) == 2 else "text", columns[-1], 2)
         both = [self.targets] if self.sources is None else [self.sources, self.targets]
         self.largest = max(int(column.ids.max()) for column in both)
         self.described = _described(both)
@@ -97,15 +97,15 @@ class Examples:
         specs = [Spec(some, *shape) for some, shape in zip(on_device, shapes, strict=True)]
         return specs if draw is None else [specs[i] for i in torch.randperm(len(specs), generator=draw).tolist()]
 
-    def take(self, spec: Spec) -> Text | Pair:
+    def take(self, spec: Spec) -> TextBatch | PairBatch:
         width = spec.widths[-1]
         target, _ = self.targets.rows(spec.rows, width + 1, IGNORE)
         ids, targets = target[:, :-1].clamp(min=0), target[:, 1:].contiguous()
         targets[spec.real :] = IGNORE
         if self.sources is None:
-            return Text(ids, targets)
+            return TextBatch(ids, targets)
         source, lengths = self.sources.rows(spec.rows, spec.widths[0], 0)
-        return Pair(source, lengths, ids, targets)
+        return PairBatch(source, lengths, ids, targets)
 
 
 def rounded(lengths: Int[Tensor, "column n"]) -> Int[Tensor, "column n"]:
@@ -135,7 +135,7 @@ def _ids(name: str, sequences: Sequence[Sequence[int]]) -> Int[Tensor, " total"]
     return ids
 
 
-def _described(columns: Sequence[Column]) -> str:
+def _described(columns: Sequence[IdColumn]) -> str:
     said = ", ".join(f"{len(it.ids):,} ids" for it in columns)
     mark = 0
     for column in columns:

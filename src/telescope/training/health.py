@@ -9,7 +9,7 @@ from torch import Tensor
 from ..models import Model
 from ..survey import Survey
 from ..watch.watch import watch
-from .batch import IGNORE, Pair
+from .batch import IGNORE, PairBatch
 from .objectives import Objective
 
 Heads = dict[str, tuple[float, ...]]
@@ -43,7 +43,7 @@ def _logits(seen: Survey) -> Float[Tensor, "batch heads query"]:
 def _queries(name: str, batch: Any) -> Bool[Tensor, "batch query"]:
     """Which queries are looked at: an encoder's are the source's, all others' are what is guessed from."""
     real: Tensor = batch.targets != IGNORE
-    if isinstance(batch, Pair) and name.startswith("encoder"):
+    if isinstance(batch, PairBatch) and name.startswith("encoder"):
         place = torch.arange(batch.source.shape[1], device=real.device)
         return (place < batch.lengths[:, None]) & real.any(1, keepdim=True)
     return real

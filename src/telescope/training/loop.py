@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..files.definitions import must_be_savable, told
-from ..layers.attend import Defined
+from ..layers.attend import DefinedLayer
 from ..models import Model
 from ..models.model import own_definition
 from . import checkpoint
@@ -19,13 +19,13 @@ from . import checkpoint as random
 from . import processes as gather
 from .batch import Data
 from .checkpoint import Checkpoint
-from .events import Event, Finished, Logged, Report, Saved, Started, Stopped, Validated, Watched, tensorboard
+from .events import Event, Finished, HeadsWatched, Logged, Report, Saved, Started, Stopped, Validated, tensorboard
 from .health import Heads, health
 from .objectives import Learner, Objective
 from .processes import Processes
 from .progress import Clock, line
 from .settings import Training, TrainingError, learning_rate
-from .step import Step
+from .step import TrainingStep
 from .validation import Average, Better, Validate
 
 T = TypeVar("T")
@@ -57,12 +57,12 @@ def train(
     Where `out` holds a checkpoint of the same run, it goes on from there, with the numbers it would have had; one of
     another run is refused. Under torchrun or accelerate launch all processes share the work.
     """
-    run = Run(model, data, objective, settings, Path(out), validate, Better.of(better), report)
+    run = TrainingRun(model, data, objective, settings, Path(out), validate, Better.of(better), report)
     return run.until_done()
 
 
 @dataclass
-class Standing:
+class RunState:
     """Where a run is: steps done, the batches taken of an epoch, the best validation and how many came after it."""
 
     step: int = 0
@@ -74,7 +74,7 @@ class Standing:
     finished: bool = False
 
 
-class Run:
+class TrainingRun:
     def __init__(
         self,
         model: Model,
@@ -101,10 +101,10 @@ class Run:
         self.steps = per_epoch * settings.epochs if settings.steps is None else settings.steps  # type: ignore[operator]
 
         _same_everywhere(self.model)
-        self.step = Step(self.processes, Learner(self.model, objective, settings).train(), settings)
+        self.step = TrainingStep(self.processes, Learner(self.model, objective, settings).train(), settings)
         self.average = Average(settings.average)
         self.best: dict[str, Tensor] | None = None
-        self.standing, self.saved = Standing(), 0
+        self.standing, self.saved = RunState(), 0
         random.seed(settings.seed, self.processes.rank)
         self.report = _report(self.out) if report is None and self.processes.first else report
         self.clock = Clock()
@@ -193,7 +193,7 @@ class Run:
         weights = self._weights()
         if self.processes.first:
             specs = self.data.batches(self.settings, None)
-            self._tell(Watched(self.standing.step, *self._judge(weights, self._health(specs[len(specs) // 2]))))
+            self._tell(HeadsWatched(self.standing.step, *self._judge(weights, self._health(specs[len(specs) // 2]))))
 
     def _health(self, spec: Any) -> Callable[[Model], tuple[Heads, Heads]]:
         return lambda model: health(model, self.data.take(spec), self.objective)
@@ -273,7 +273,7 @@ class Run:
                 f"{self.out} holds a checkpoint of another run: {difference}; choose another folder, "
                 "or remove its checkpoints to start anew"
             )
-        self.standing = Standing(**state["standing"])
+        self.standing = RunState(**state["standing"])
         self.saved = self.standing.step
         tensors: Any = {} if found is None else found.tensors
         gather.give_weights(self.model, tensors.get("weights", {}))
@@ -307,7 +307,7 @@ def _must_know_all_ids(model: Model, data: Data) -> None:
 def _must_be_savable(model: Model) -> None:
     """Said before the training, not after it."""
     for name, module in model.named_modules():
-        if isinstance(module, Defined):
+        if isinstance(module, DefinedLayer):
             must_be_savable(f"{name}.attention", module.attention)
 
 

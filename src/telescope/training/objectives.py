@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from ..attention import padding
 from ..models import Model
-from .batch import IGNORE, Batch, Pair, Text
+from .batch import IGNORE, Batch, PairBatch, TextBatch
 from .settings import Training
 
 # objective(model, batch, label_smoothing=0.0, agreement=0.0): from a batch of the data to the summed loss of its
@@ -18,7 +18,9 @@ from .settings import Training
 Objective = Callable[..., Tensor]
 
 
-def language(model: Any, batch: Text, *, label_smoothing: float = 0.0, agreement: float = 0.0) -> Float[Tensor, ""]:
+def language(
+    model: Any, batch: TextBatch, *, label_smoothing: float = 0.0, agreement: float = 0.0
+) -> Float[Tensor, ""]:
     """What comes next: for a GPT."""
     if agreement:
         both = twice(batch)
@@ -27,7 +29,9 @@ def language(model: Any, batch: Text, *, label_smoothing: float = 0.0, agreement
     return loss
 
 
-def translation(model: Any, batch: Pair, *, label_smoothing: float = 0.0, agreement: float = 0.0) -> Float[Tensor, ""]:
+def translation(
+    model: Any, batch: PairBatch, *, label_smoothing: float = 0.0, agreement: float = 0.0
+) -> Float[Tensor, ""]:
     """What comes next in the target, given the source: for a Transformer or a LuongTranslator."""
     if agreement:
         both = twice(batch)

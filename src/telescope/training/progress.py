@@ -8,7 +8,7 @@ from time import perf_counter
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from .events import Event, Finished, Logged, Report, Saved, Started, Stopped, Validated, Watched
+from .events import Event, Finished, HeadsWatched, Logged, Report, Saved, Started, Stopped, Validated
 
 COLLAPSED = 0.05  # nats: of ten queries nine look at one key alone
 
@@ -60,7 +60,7 @@ def sentence(event: Event) -> str | None:
         case Validated():
             figures = "  ".join(f"{name} {figure:.4f}" for name, figure in event.metrics.items())
             return f"step {event.step:,}  validation  {figures}{'  best so far' if event.best else ''}"
-        case Watched():
+        case HeadsWatched():
             collapsed = sum(entropy < COLLAPSED for heads in event.entropy.values() for entropy in heads)
             largest, name = max((max(heads), name) for name, heads in event.logit.items())
             said = f"step {event.step:,}  attention  largest logit {largest:.1f} ({name})"

@@ -20,7 +20,7 @@ from .settings import Training, TrainingError
 SHAPES = 256  # of batches; more are not compiled
 
 
-class Step:
+class TrainingStep:
     """Nothing in it waits for a GPU: what is to be known later is added up there, in `total`, `targets` and `norm`."""
 
     def __init__(self, processes: Processes, learner: Learner, settings: Training) -> None:
@@ -29,7 +29,7 @@ class Step:
         self.learner = shard(learner, device) if sharded else processes.together(learner)
         self.parameters = [parameter for parameter in learner.parameters() if parameter.requires_grad]
         capture = settings.capture and device.type == "cuda" and processes.count == 1
-        self.captured = Captured(lambda batch: self._run([batch])) if capture else None
+        self.captured = CapturedStep(lambda batch: self._run([batch])) if capture else None
         self.optimiser = _adam(self.parameters, settings, capture)
         for group in self.optimiser.param_groups if capture else ():
             group["lr"] = torch.tensor(0.0, device=device)  # a captured step reads it anew every time
@@ -131,7 +131,7 @@ class Graph(NamedTuple):
     batch: Any  # the tensors that it reads
 
 
-class Captured:
+class CapturedStep:
     """`step(batch)` must touch nothing but tensors that stay: weights, gradients that it lets go, the optimiser's.
 
     The first steps of a shape run plainly, and are steps like all others; so nothing has to be undone. Their stream is

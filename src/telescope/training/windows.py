@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .batch import IGNORE, Pair, Spec, Text, generator
+from .batch import IGNORE, PairBatch, Spec, TextBatch, generator
 from .examples import Examples
 from .settings import Training
 
@@ -48,13 +48,13 @@ class Windows:
         split = torch.split(starts.to(self.ids.device), rows)
         return [Spec(some, (self.block,), there) for some, there in zip(split, real, strict=True)]
 
-    def take(self, spec: Spec) -> Text:
+    def take(self, spec: Spec) -> TextBatch:
         there = spec.rows[:, None] + torch.arange(self.block + 1, device=spec.rows.device)
         last = len(self.ids) - 1
         text = self.ids[there.clamp(max=last)]
         targets = text[:, 1:].masked_fill(there[:, 1:] > last, IGNORE)
         targets[spec.real :] = IGNORE
-        return Text(text[:, :-1].contiguous(), targets)
+        return TextBatch(text[:, :-1].contiguous(), targets)
 
 
 LONGEST = 5  # ids of a gap; they are 1 to 5 long, evenly, unless they run into each other
@@ -80,9 +80,9 @@ class Gapped(Examples):
         chances = torch.split(torch.rand(sum(sizes), generator=draw).to(self.targets.ids.device), sizes)
         return [spec._replace(chances=some.view(-1, spec.widths[0])) for spec, some in zip(specs, chances, strict=True)]
 
-    def take(self, spec: Spec) -> Pair:
+    def take(self, spec: Spec) -> PairBatch:
         whole = super().take(spec)
-        assert isinstance(whole, Pair)
+        assert isinstance(whole, PairBatch)
         assert spec.chances is not None
         source, lengths = with_gaps(whole.source, whole.lengths, spec.chances, self.gap)
         return whole._replace(source=source, lengths=lengths)

@@ -15,14 +15,14 @@ from ..attention import Attention, Mask
 from ..attention.padding_queries import padding_in
 from ..attention.values import identity
 from ..engines import torch_modes as autocast
-from ..recording.attention_call import Ran
+from ..recording.attention_call import AttentionCall
 from ..recording.kept import Call
 from ..recording.recording import Recording
 
 COMPILED = "watch sees nothing of what torch.compile makes; inside the block, call what is not compiled"
 
 
-class Hook:
+class ModuleHook:
     """A hook for one model. A copy of the model, made or pickled while the hook is there, has one that does nothing."""
 
     def __init__(self, call: Callable[..., Any] | None = None) -> None:
@@ -31,8 +31,8 @@ class Hook:
     def __call__(self, *args: Any, **options: Any) -> Any:
         return None if self.call is None else self.call(*args, **options)
 
-    def __reduce__(self) -> tuple[type["Hook"], tuple[()]]:
-        return Hook, ()
+    def __reduce__(self) -> tuple[type["ModuleHook"], tuple[()]]:
+        return ModuleHook, ()
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,23 +45,25 @@ def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compiler.disable(function, reason=COMPILED)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class Fed(NamedTuple):
+class TokenInput(NamedTuple):
     """Tokens that came in, and their place among all that did."""
 
     number: int
     ids: Tensor
 
 
-class Eye:
+class Observer:
     """One watch at work, in the thread that began it."""
 
     def __init__(self, recording: Recording, heads: tuple[int, ...] | None) -> None:
         self.recording, self.heads, self.thread = recording, heads, get_ident()
         self._real: tuple[Any, Attention, Mask | None, Attention] | None = None  # of the definition that came last
-        self.fed: list[Fed] = []  # the tokens that came in last, the latest first
+        self.fed: list[TokenInput] = []  # the tokens that came in last, the latest first
         self.count = 0  # of all tokens that came in
         self.asked: dict[str, int] = {}  # of each attention across two sequences: what had come in when it last ran
-        self.saw: Callable[[str, Ran], Call] = uncompiled(partial(Eye._saw, proxy(self)))  # no reference to itself
+        self.saw: Callable[[str, AttentionCall], Call] = uncompiled(
+            partial(Observer._saw, proxy(self))
+        )  # no reference to itself
 
     def looks(self) -> bool:
         """Return whether a call that runs now is to be recorded.
@@ -77,7 +79,7 @@ class Eye:
             return False
         return True
 
-    def _saw(self, name: str, ran: Ran) -> Call:
+    def _saw(self, name: str, ran: AttentionCall) -> Call:
         heads = ran.queries.shape[1]
         if self.heads is not None and max(self.heads) >= heads:
             raise ValueError(f'heads={[*self.heads]}: "{name}" has {heads}, counted from 0')
@@ -85,7 +87,7 @@ class Eye:
             ran = self._of_real_queries(self._with_ids(name, ran).of_written())
             return self.recording.record(name, ran if self.heads is None else ran.of_heads(self.heads))
 
-    def _with_ids(self, name: str, ran: Ran) -> Ran:
+    def _with_ids(self, name: str, ran: AttentionCall) -> AttentionCall:
         """With the tokens that came in: the last ones ask; before them, those of another sequence that is asked.
 
         The other sequence came in after this attention last ran, and before what asks: tokens of an earlier run are
@@ -99,7 +101,7 @@ class Eye:
         others = (fed.ids for fed in self.fed[1:] if fed.number > since and tuple(fed.ids.shape) == (batch, keys))
         return ran._replace(query_ids=asking, key_ids=next(others, None))
 
-    def _of_real_queries(self, ran: Ran) -> Ran:
+    def _of_real_queries(self, ran: AttentionCall) -> AttentionCall:
         """Without what padding asks. The definitions of layers that are given the same mask stay one object."""
         if ran.looks_across:
             return ran
@@ -119,10 +121,10 @@ class Eye:
             if self.looks() and args and isinstance(args[0], Tensor) and args[0].ndim == 2:
                 with torch.inference_mode(False):  # copied for all who keep it: it may be written to again
                     self.count += 1
-                    self.fed = [Fed(self.count, args[0].detach().clone()), *self.fed[:3]]
+                    self.fed = [TokenInput(self.count, args[0].detach().clone()), *self.fed[:3]]
 
         with ExitStack() as hooks:
-            hook = Hook(uncompiled(feed))
+            hook = ModuleHook(uncompiled(feed))
             for embedding in embeddings:
                 hooks.callback(embedding.register_forward_pre_hook(hook).remove)
             yield

@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 
-class Fused(TorchFunctionMode):
+class SdpaWithLse(TorchFunctionMode):
     """While one attention runs: the same kernel with the same arguments, called by its own name."""
 
     def __init__(self) -> None:

@@ -11,11 +11,11 @@ from ..attention import Attention
 from ..engines import sdpa
 from ..engines import torch_modes as autocast
 from ..layers import AddNorm, Attend
-from ..recording.attention_call import Ran
-from ..recording.kept import Steps
+from ..recording.attention_call import AttentionCall
+from ..recording.kept import StepsCall
 from ..recording.names import Parts, name_of
-from .observer import Eye, Hook
-from .sdpa_lse import Fused
+from .observer import ModuleHook, Observer
+from .sdpa_lse import SdpaWithLse
 
 
 def attentions(parts: Parts) -> dict[str, Attend]:
@@ -35,9 +35,9 @@ def embeddings(parts: Parts) -> Iterable[nn.Module]:
 
 
 @contextmanager
-def looking(parts: Parts, attends: Mapping[str, Attend], eye: Eye) -> Iterator[None]:
+def looking(parts: Parts, attends: Mapping[str, Attend], eye: Observer) -> Iterator[None]:
     """The hooks are there while the block runs. Threads that share a model see their own; one looks at it once."""
-    seer = Seer(eye)
+    seer = ModelHooks(eye)
     with ExitStack() as hooks:
         hooks.callback(seer.leave)
         if any((id(part), eye.thread) in _watched for part in parts.values()):
@@ -45,32 +45,34 @@ def looking(parts: Parts, attends: Mapping[str, Attend], eye: Eye) -> Iterator[N
         for name, attend in attends.items():
             _watched.add((id(attend), eye.thread))
             hooks.callback(_watched.discard, (id(attend), eye.thread))
-            before, after = Hook(seer.attends), Hook(partial(seer.attended, name=name))
+            before, after = ModuleHook(seer.attends), ModuleHook(partial(seer.attended, name=name))
             hooks.callback(attend.register_forward_pre_hook(before, with_kwargs=True).remove)
             hooks.callback(attend.register_forward_hook(after, with_kwargs=True, always_call=True).remove)
-        for module in parts.values() if eye.recording.keep == Steps.keep else ():
+        for module in parts.values() if eye.recording.keep == StepsCall.keep else ():
             if isinstance(module, AddNorm):
-                hooks.callback(module.register_forward_pre_hook(Hook(seer.entered), with_kwargs=True).remove)
-                hooks.callback(module.register_forward_hook(Hook(seer.left), always_call=True).remove)
+                hooks.callback(module.register_forward_pre_hook(ModuleHook(seer.entered), with_kwargs=True).remove)
+                hooks.callback(module.register_forward_hook(ModuleHook(seer.left), always_call=True).remove)
         yield
 
 
 _watched: set[tuple[int, int]] = set()  # attentions, by their id, and the thread that looks at them
 
 
-class Seer:
+class ModelHooks:
     """What the hooks call. Attention runs within an AddNorm's forward, so that is where its residual stream is."""
 
-    def __init__(self, eye: Eye) -> None:
+    def __init__(self, eye: Observer) -> None:
         self.eye = eye
-        self.around: list[tuple[nn.Module, Tensor, list[Steps]]] = []  # AddNorms at work, what came in, who ran within
-        self.fused: Fused | None = None  # while an attention is at work
+        self.around: list[
+            tuple[nn.Module, Tensor, list[StepsCall]]
+        ] = []  # AddNorms at work, what came in, who ran within
+        self.fused: SdpaWithLse | None = None  # while an attention is at work
         self.within = ExitStack()
 
     def attends(self, module: Attend, args: Any, kwargs: Any) -> None:
         """Only the fused engine has an lse to give; another, such as one that is compiled, runs undisturbed."""
         if self.eye.looks() and sdpa.cannot(*_given(*args, **kwargs)[:4]) is None:
-            self.fused = Fused()
+            self.fused = SdpaWithLse()
             self.within.enter_context(self.fused)
 
     def attended(self, module: Attend, args: Any, kwargs: Any, context: Tensor | None, *, name: str) -> None:
@@ -84,11 +86,11 @@ class Seer:
         queries, keys, values = autocast.cast(queries, keys, values)
         heads, dropout = tuple(range(queries.shape[1])), module.dropout if module.training else 0.0
         lse = None if fused is None else fused.lse_of(context)
-        call = self.eye.saw(name, Ran(queries, keys, values, attention, heads, dropout, lse, across=across))
-        if self.around and isinstance(call, Steps) and call not in self.around[-1][2]:
+        call = self.eye.saw(name, AttentionCall(queries, keys, values, attention, heads, dropout, lse, across=across))
+        if self.around and isinstance(call, StepsCall) and call not in self.around[-1][2]:
             self.around[-1][2].append(call)
 
-    def leave(self) -> Fused | None:
+    def leave(self) -> SdpaWithLse | None:
         """An interrupt, of which no hook hears, leaves it to the end of the block."""
         fused, self.fused = self.fused, None
         self.within.close()

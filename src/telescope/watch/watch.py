@@ -8,14 +8,14 @@ from typing import Any, SupportsIndex
 from torch import nn
 
 from ..recording import attention_call as rows
-from ..recording.kept import KEEP, TOP, Keeping, MapSize, Summaries
+from ..recording.kept import KEEP, TOP, KeepOptions, MapSize, SummariesCall
 from ..recording.names import Layers, Parts, chosen, left_out, not_watched, parts_of
 from ..recording.recording import Recording
 from ..recording.storage import store_of
 from ..words import hint, whole_number
 from . import huggingface
 from . import telescope_models as hooks
-from .observer import Eye
+from .observer import Observer
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def watch(
     decode = getattr(tokenizer, "decode", None)
     token_name = getattr(tokenizer, "id_to_token", None) or getattr(tokenizer, "convert_ids_to_tokens", None)
     recording = Recording(type(model).__name__, names, keep, how, decode, overlooked, token_name)
-    eye = Eye(recording, numbers)
+    eye = Observer(recording, numbers)
     with eye.reading(side.embeddings(parts)), side.looking(parts, {name: attentions[name] for name in names}, eye):
         try:
             yield recording
@@ -103,11 +103,11 @@ def _numbers(heads: SupportsIndex | Sequence[SupportsIndex] | None) -> tuple[int
     return numbers
 
 
-def _how(keep: str, top: int | None, map: MapSize | None, queries: rows.Chosen, store: str) -> Keeping:
+def _how(keep: str, top: int | None, map: MapSize | None, queries: rows.Chosen, store: str) -> KeepOptions:
     if keep not in KEEP:
         raise ValueError(f'there is no keep="{keep}"; {hint(str(keep), KEEP)}')
     options: dict[str, Any] = {name: value for name, value in (("top", top), ("map", map)) if value is not None}
-    if options and keep != Summaries.keep:
+    if options and keep != SummariesCall.keep:
         asked = ", ".join(f"{name}={value}" for name, value in options.items())
         raise ValueError(f'{asked} is of keep="summaries"; with keep="{keep}" ask it of survey({asked}) afterwards')
     if top is not None and (not isinstance(top, int) or isinstance(top, bool) or top < 0):
@@ -116,4 +116,4 @@ def _how(keep: str, top: int | None, map: MapSize | None, queries: rows.Chosen, 
         isinstance(map, tuple) and len(map) == 2 and all(isinstance(n, int) and n > 0 for n in map)
     ):
         raise ValueError(f"map={map!r} is not a size; it takes (rows, cols), such as map=(128, 128)")
-    return Keeping(TOP if top is None else top, map, queries, store_of(store))
+    return KeepOptions(TOP if top is None else top, map, queries, store_of(store))

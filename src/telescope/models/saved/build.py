@@ -15,7 +15,7 @@ from ...files.safetensors import Tensors
 from ...words import hint
 from ..config import Config, Special
 from ..model import Model, empty
-from .tensor_names import Row, weights_of
+from .tensor_names import TensorName, weights_of
 
 
 def described(
@@ -61,7 +61,7 @@ def special(given: Mapping[str, Any], file: Path, vocabulary: int | None = None)
 def fill(
     model: nn.Module,
     tensors: Tensors,
-    rows: list[Row],
+    rows: list[TensorName],
     *,
     unused: Iterable[str] = (),
     device: torch.device | str | None = None,
@@ -94,7 +94,7 @@ def fill(
     _assign(model, filled)
 
 
-def _complete(rows: list[Row], chosen: list[Row], tensors: Tensors) -> None:
+def _complete(rows: list[TensorName], chosen: list[TensorName], tensors: Tensors) -> None:
     found = {row.ours for row in chosen}
     for row in (*chosen, *(row for row in rows if row.ours not in found)):
         for name in row.theirs:
@@ -102,14 +102,14 @@ def _complete(rows: list[Row], chosen: list[Row], tensors: Tensors) -> None:
                 raise LoadError(f'{tensors.source}: tensor "{name}" is missing')
 
 
-def _nothing_more(rows: list[Row], tensors: Tensors, unused: Iterable[str]) -> None:
+def _nothing_more(rows: list[TensorName], tensors: Tensors, unused: Iterable[str]) -> None:
     known = {name for row in rows for name in row.theirs}
     for name, entry in tensors.items():
         if name not in known and not any(fnmatchcase(name, pattern) for pattern in unused):
             raise LoadError(f'{entry.file}: tensor "{name}" has no place in the model that config.json describes')
 
 
-def _fits(model: nn.Module, row: Row, weights: Mapping[str, Tensor], tensors: Tensors) -> None:
+def _fits(model: nn.Module, row: TensorName, weights: Mapping[str, Tensor], tensors: Tensors) -> None:
     for name, part in row.parts(model, weights[row.ours]).items():
         entry = tensors[name]
         if entry.shape != part.shape:
@@ -120,7 +120,7 @@ def _fits(model: nn.Module, row: Row, weights: Mapping[str, Tensor], tensors: Te
         _ = entry.dtype  # refuses what is not a floating-point number
 
 
-def _same(first: Row, second: Row, tensors: Tensors, read: Callable[[str], Tensor]) -> None:
+def _same(first: TensorName, second: TensorName, tensors: Tensors, read: Callable[[str], Tensor]) -> None:
     for one, other in zip(first.theirs, second.theirs, strict=True):
         if not torch.equal(read(one).contiguous().view(torch.uint8), read(other).contiguous().view(torch.uint8)):
             raise LoadError(

@@ -15,7 +15,7 @@ from ..config import Special
 from ..gpt import GPT, GPTConfig
 from ..model import Model
 from .build import described, fill
-from .tensor_names import Row, row, rows_for
+from .tensor_names import TensorName, row, rows_for
 
 HEADER = struct.Struct("<7i")
 SIZES = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "seq_len")
@@ -56,7 +56,7 @@ def in_folder(folder: Path) -> Path:
 
 # -------------------------------------------------------------------------------------------------- the weights
 
-TABLE: list[Row] = [
+TABLE: list[TensorName] = [
     row("embedding.weight", "embedding"),
     row("head.weight", "head"),
     row("blocks.{n}.add_norm_1.norm.weight", "attention_norm.{n}"),

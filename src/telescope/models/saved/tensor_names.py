@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from ...layers.attend import Definition
-from ...layers.multi_head import Stack
+from ...layers.multi_head import StackedLinear
 
 
 @dataclass(frozen=True)
-class Row:
+class TensorName:
     """Our tensor, and theirs: one, or several that stand below each other in ours. {n} is the number of a layer."""
 
     ours: str
     theirs: tuple[str, ...]
     view: Callable[[Tensor], Tensor] | None = None  # ours, shaped as theirs is
 
-    def at(self, n: str) -> "Row":
+    def at(self, n: str) -> "TensorName":
         theirs = tuple(name.replace("{n}", n) for name in self.theirs)
         return replace(self, ours=self.ours.replace("{n}", n), theirs=theirs)
 
@@ -29,11 +29,11 @@ class Row:
         return parts if self.view is None else {name: self.view(part) for name, part in parts.items()}
 
 
-def row(ours: str, *theirs: str, view: Callable[[Tensor], Tensor] | None = None) -> Row:
-    return Row(ours, theirs, view)
+def row(ours: str, *theirs: str, view: Callable[[Tensor], Tensor] | None = None) -> TensorName:
+    return TensorName(ours, theirs, view)
 
 
-def linear(ours: str, *theirs: str, view: Callable[[Tensor], Tensor] | None = None) -> tuple[Row, Row]:
+def linear(ours: str, *theirs: str, view: Callable[[Tensor], Tensor] | None = None) -> tuple[TensorName, TensorName]:
     """The weight and the bias of a linear layer or a norm."""
     return (
         row(f"{ours}.weight", *(f"{name}.weight" for name in theirs), view=view),
@@ -41,12 +41,12 @@ def linear(ours: str, *theirs: str, view: Callable[[Tensor], Tensor] | None = No
     )
 
 
-def same(model: nn.Module) -> list[Row]:
+def same(model: nn.Module) -> list[TensorName]:
     """The rows of our own files."""
     return [row(name, name) for name in weights_of(model)]
 
 
-def rows_for(table: Iterable[Row], model: nn.Module) -> list[Row]:
+def rows_for(table: Iterable[TensorName], model: nn.Module) -> list[TensorName]:
     """The rows of what a model has, layer by layer. The rows of what it does not have are left out."""
     layers: dict[str, list[str]] = {}
     for name in weights_of(model):
@@ -68,5 +68,5 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
 
 def _heights(model: nn.Module, name: str) -> list[int]:
     stack = model.get_submodule(name.rpartition(".")[0])
-    assert isinstance(stack, Stack)
+    assert isinstance(stack, StackedLinear)
     return list(stack.widths.values())

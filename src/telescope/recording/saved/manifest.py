@@ -7,11 +7,11 @@ import torch
 
 from ...attention import Attention, Bias, Mask
 from ...attention.mask import Combination, Opposite
-from ...attention.restrict import Numbering, Renumbered, RenumberedBias, SomeHeads, SomeQueries, SomeSequences
+from ...attention.restrict import Renumbered, RenumberedBias, Restriction, SomeHeads, SomeQueries, SomeSequences
 from ...files.errors import LoadError
 from ...files.safetensors import DTYPES
 from ..head_shares import COUNTS, NAMES
-from ..kept import Facts
+from ..kept import CallFacts
 
 FILE = "recording.json"
 KIND, VERSION = "telescope recording", 1
@@ -24,7 +24,7 @@ LARGEST = 2**31  # of a size: tensors of such sizes can still be described
 FLOATS = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
 
 
-def must_have(keep: str, facts: Facts) -> dict[str, Shape]:
+def must_have(keep: str, facts: CallFacts) -> dict[str, Shape]:
     """The tensors a call of this kind has at least, and their shapes."""
     (batch, key_heads, d_q, d_k), heads = facts.shape, len(facts.heads)
     keys, rows = facts.size[1], facts.size[0] if facts.rows is None else len(facts.rows)
@@ -39,7 +39,7 @@ def must_have(keep: str, facts: Facts) -> dict[str, Shape]:
     return kept | ({"values": (batch, key_heads, keys, None)} if keep == "steps" else {})
 
 
-def may_have(keep: str, facts: Facts) -> dict[str, Shape]:
+def may_have(keep: str, facts: CallFacts) -> dict[str, Shape]:
     """Those that some have."""
     (batch, _, _, _), (queries, keys) = facts.shape, facts.size
     rows = queries if facts.rows is None else len(facts.rows)
@@ -54,7 +54,7 @@ def may_have(keep: str, facts: Facts) -> dict[str, Shape]:
     }
 
 
-def facts_to_json(facts: Facts) -> dict[str, Any]:
+def facts_to_json(facts: CallFacts) -> dict[str, Any]:
     return {
         "heads": list(facts.heads),
         "dropout": facts.dropout,
@@ -72,7 +72,7 @@ def facts_to_json(facts: Facts) -> dict[str, Any]:
     }
 
 
-def facts_of_json(name: str, said: Any, attention: Attention, where: str) -> Facts:
+def facts_of_json(name: str, said: Any, attention: Attention, where: str) -> CallFacts:
     match said:
         case {
             "heads": [*heads],
@@ -98,7 +98,7 @@ def facts_of_json(name: str, said: Any, attention: Attention, where: str) -> Fac
             pass
         case _:
             raise LoadError(f"{where} does not say what a call of an attention is: {str(said)[:80]}")
-    facts = Facts(
+    facts = CallFacts(
         name=name,
         heads=tuple(heads),
         dropout=float(dropout),
@@ -136,7 +136,7 @@ def _check_numbers(part: object, **size: int) -> None:
         _check_numbers(inner, **size)
     if not isinstance(part, Renumbered | RenumberedBias):
         return
-    axes: dict[type[Numbering], str] = {SomeHeads: "heads", SomeQueries: "queries", SomeSequences: "batch"}
+    axes: dict[type[Restriction], str] = {SomeHeads: "heads", SomeQueries: "queries", SomeSequences: "batch"}
     axis, numbering = axes.get(type(part.numbering)), part.numbering
     which: Any = getattr(numbering, "which", ())
     if axis is not None and len(which) != size[axis]:
@@ -153,7 +153,7 @@ def _inside(part: object) -> Iterator[Mask | Bias]:
         yield part.mask
 
 
-def must_be_told_right(keep: str, facts: Facts, header: dict[str, tuple[str, tuple[int, ...]]], where: str) -> None:
+def must_be_told_right(keep: str, facts: CallFacts, header: dict[str, tuple[str, tuple[int, ...]]], where: str) -> None:
     """Raise a LoadError where the tensors are not those that the manifest speaks of."""
     needed, possible = must_have(keep, facts), may_have(keep, facts)
     for name, shape in needed.items():

@@ -18,11 +18,11 @@ from ...files.errors import LoadError
 from ...files.safetensors import BYTES, header
 from ..kept import KEEP, Call
 from ..recording import Recording
-from ..storage import Part
+from ..storage import StoredTensor
 from .manifest import FILE, KIND, VERSION, facts_of_json, must_be_told_right
 
 
-class Filed(Part):
+class FileTensor(StoredTensor):
     """Numbers in a file, read when they are asked for, and then compared with their checksum, where there is one."""
 
     def __init__(
@@ -109,7 +109,7 @@ def _call(folder: Path, keep: str, name: str, said: Any, where: str) -> Call:
     if sums and (differ := sorted(sums.keys() ^ described.keys())):
         raise LoadError(f'{where} has a checksum or {file} a tensor "{differ[0]}", and not both')
     parts = {
-        it: Filed(folder / file, it, kind, shape, sums.get(it), facts.size[1])
+        it: FileTensor(folder / file, it, kind, shape, sums.get(it), facts.size[1])
         for it, (kind, shape) in described.items()
         if not it.startswith("attention.")
     }

@@ -2,13 +2,13 @@
 
 from .pool import pool, stretches
 from .sums import log_sum_exp, statistics
-from .tiles import Heads, Rule, Tiles
+from .tiles import HeadTensor, Rule, TileSpans
 from .top import candidates, enlist, mark, rank, search, sharpen
 
 __all__ = [
-    "Heads",
+    "HeadTensor",
     "Rule",
-    "Tiles",
+    "TileSpans",
     "candidates",
     "enlist",
     "log_sum_exp",

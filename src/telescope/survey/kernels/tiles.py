@@ -27,7 +27,7 @@ SIZES = [
 kernel = triton.jit(do_not_specialize=SIZES)
 
 
-class Heads(NamedTuple):
+class HeadTensor(NamedTuple):
     """Queries or keys: where they are, and how far it is from one batch, head and position to the next."""
 
     data: Any
@@ -59,7 +59,7 @@ class Rule(NamedTuple):
     shift: Any  # the position of row 0
 
 
-class Tiles(NamedTuple):
+class TileSpans(NamedTuple):
     """The spans of a tile of rows together: from `first` to `stop` somebody looks, between the inner two everyone."""
 
     first: Any

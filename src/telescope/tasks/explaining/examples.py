@@ -24,7 +24,7 @@ DRAWN = "the notes draw this without numbers: the vectors are constructed by han
 
 
 @dataclass(frozen=True)
-class Scene:
+class ExampleScene:
     """One attention of an example: what to look at, the trace, and the word whose row is written out."""
 
     title: str
@@ -42,7 +42,7 @@ class Example:
     name: str
     sentence: str
     origin: str
-    scenes: tuple[Scene, ...]
+    scenes: tuple[ExampleScene, ...]
 
     def to_dict(self) -> dict[str, Any]:
         scenes = [
@@ -85,8 +85,8 @@ def journey(normalize: Normalizer) -> Example:
         sentence,
         BOOK,
         (
-            Scene("Without weights", "every word is query, key and value at once", free, "journey"),
-            Scene(
+            ExampleScene("Without weights", "every word is query, key and value at once", free, "journey"),
+            ExampleScene(
                 "With W_q, W_k and W_v",
                 "q = x W_q, k = x W_k, v = x W_v: the weights project x to queries, keys and values of width 2",
                 scaled,
@@ -94,7 +94,7 @@ def journey(normalize: Normalizer) -> Example:
                 (_variance(scaled),),
                 {"x": x[0, 0], "W_q": W_q, "W_k": W_k, "W_v": W_v},
             ),
-            Scene("Looking back only", "the same, masked: no word sees the words after it", masked, "journey"),
+            ExampleScene("Looking back only", "the same, masked: no word sees the words after it", masked, "journey"),
         ),
     )
 
@@ -111,7 +111,7 @@ def thinking_machines(normalize: Normalizer) -> Example:
         sentence,
         "112, 96 and 8 are those of Alammar, The Illustrated Transformer; 64 equal features are chosen to give them",
         (
-            Scene(
+            ExampleScene(
                 "The score of Thinking with both words",
                 "q1·k1 = 112 and q1·k2 = 96, divided by √64 = 8; v1 = [1 0], v2 = [0 1], so z1 shows the two weights",
                 steps,
@@ -136,7 +136,7 @@ def lights(normalize: Normalizer) -> Example:
         sentence,
         DRAWN,
         (
-            Scene(
+            ExampleScene(
                 "y of Turn is a weighted sum of all four values",
                 "q = x W_q, k = x, v = x W_v: Turn looks for off, and then for lights; values are (action, thing)",
                 steps,
@@ -152,7 +152,7 @@ def bank(normalize: Normalizer) -> Example:
     """Notes 004, the geometry: context moves a vector, and the same word moves to where its neighbour is."""
     vectors = {"money": [2.0, 0.0, 0.0], "river": [0.0, 2.0, 0.0], "bank": [0.7, 0.7, 1.0]}
 
-    def beside(word: str) -> Scene:
+    def beside(word: str) -> ExampleScene:
         x = _one_head([vectors[word], vectors["bank"]])
         steps = trace(x, x, x, Attention(normalize=normalize), [word, "bank"])
         before, after = nearness(*x[0, 0]), nearness(*steps.context[0, 0])
@@ -160,7 +160,7 @@ def bank(normalize: Normalizer) -> Example:
             f"{word} and bank before: cosine {before.cosine:.4f}, distance {before.distance:.4f}",
             f"{word} and bank after:  cosine {after.cosine:.4f}, distance {after.distance:.4f}",
         )
-        return Scene(
+        return ExampleScene(
             f"bank beside {word}",
             "inputs are the vectors before, context after",
             steps,
@@ -203,7 +203,7 @@ def telescope(normalize: Normalizer) -> Example:
         sentence,
         "these two heads are constructed to show two readings; telescope explain with a sentence shows learned ones",
         (
-            Scene(
+            ExampleScene(
                 "Two heads, two readings",
                 "q = x W_q, k = v = x: the telescope looks for who saw in head 0, and for who was seen in head 1",
                 steps,
@@ -243,7 +243,7 @@ def explain(example: Example, query: str | None = None) -> RenderableType:
     return Group(opening, *(_scene(i, scene, query) for i, scene in enumerate(example.scenes, 1)))
 
 
-def _scene(number: int, scene: Scene, query: str | None) -> RenderableType:
+def _scene(number: int, scene: ExampleScene, query: str | None) -> RenderableType:
     tokens = [token.lower() for token in scene.trace.query_tokens]
     word = query if query is not None and query.lower() in tokens else scene.query
     heads = scene.trace.scores.shape[1]

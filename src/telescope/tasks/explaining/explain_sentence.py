@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...trace.terminal import inset
-from .sentence import Explained, Scene
+from .sentence import Explained, SentenceScene
 from .show import JOINED, shares, show
 
 
@@ -40,7 +40,7 @@ def draw(explained: Explained, *, every_head: bool = False, steps: bool = False)
     )
 
 
-def _scene(number: int, scene: Scene) -> list[RenderableType]:
+def _scene(number: int, scene: SentenceScene) -> list[RenderableType]:
     """What it is, and the row of one word in every head."""
     looking = scene.looking
     layers, heads = looking.weights.shape[:2]
@@ -57,7 +57,7 @@ def _scene(number: int, scene: Scene) -> list[RenderableType]:
     return parts
 
 
-def _heads(scene: Scene, every_head: bool, steps: bool) -> list[RenderableType]:
+def _heads(scene: SentenceScene, every_head: bool, steps: bool) -> list[RenderableType]:
     """The weights of a head, and how those of one row came about."""
     looking, chosen = scene.looking, (scene.layer, scene.head)
     layers, heads = looking.weights.shape[:2]

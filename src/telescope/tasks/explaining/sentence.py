@@ -9,13 +9,13 @@ from ...models import Model, Transformer
 from ...trace.whole_words import Words
 from ...words import hint
 from ..writing.rewrite import longest, rewrite, tokens
-from .sentence_views import Looking, sentence
+from .sentence_views import SentenceAttention, sentence
 
 NOTES = "The man saw the astronomer with a telescope"  # who had it? One head has one perspective.
 READINGS = ("telescope", ("man", "astronomer"))
 
 
-class Reading(NamedTuple):
+class HeadReading(NamedTuple):
     """One head's look from a word at two others. `reads` is the one that it gives more than an even look would."""
 
     head: str
@@ -24,12 +24,12 @@ class Reading(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Scene:
+class SentenceScene:
     """One kind of attention, the word whose row is shown in every head, and the head that is shown in every step."""
 
     title: str
     says: str
-    looking: Looking
+    looking: SentenceAttention
     row: int
     layer: int
     head: int
@@ -50,7 +50,7 @@ class Explained:
     parameters: int
     source: str
     written: Written
-    scenes: tuple[Scene, Scene, Scene]
+    scenes: tuple[SentenceScene, SentenceScene, SentenceScene]
     between: tuple[int, ...]
 
     @property
@@ -64,14 +64,14 @@ class Explained:
         return tuple(words.of.count(word) / len(words.of) for word in self.between)
 
     @property
-    def readings(self) -> list[Reading]:
+    def readings(self) -> list[HeadReading]:
         """Of every head of the encoder."""
-        scene, found = self.scenes[0], list[Reading]()
+        scene, found = self.scenes[0], list[HeadReading]()
         for layer, heads in enumerate(scene.looking.weights[:, :, scene.row, list(self.between)].tolist()):
             for head, weights in enumerate(heads):
                 times = [weight / even for weight, even in zip(weights, self.even, strict=True)]
                 reads = times.index(max(times)) if max(times) > 1.0 else None
-                found.append(Reading(scene.name(layer, head), tuple(weights), reads))
+                found.append(HeadReading(scene.name(layer, head), tuple(weights), reads))
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -133,8 +133,8 @@ def explained(
     pair = tuple(_find(word, read) for word in between)
     back = min(answered + 1, len(decoder.rows.names) - 1)  # the decoder's own words begin with the start
 
-    def scene(title: str, says: str, looking: Looking, row: int, columns: Sequence[int]) -> Scene:
-        return Scene(title, says, looking, row, *_head(looking, row, columns, layer, head))
+    def scene(title: str, says: str, looking: SentenceAttention, row: int, columns: Sequence[int]) -> SentenceScene:
+        return SentenceScene(title, says, looking, row, *_head(looking, row, columns, layer, head))
 
     return Explained(
         name,
@@ -178,7 +178,7 @@ def _translated(model: Transformer, source: str) -> Written:
     return parts[0].found[0]
 
 
-def _rows(cross: Looking, query: str | None) -> tuple[int, int]:
+def _rows(cross: SentenceAttention, query: str | None) -> tuple[int, int]:
     """The word of the source that is asked for, and the one that was written of it: where they look at each other most.
 
     Without a query, the last word of the source.
@@ -210,14 +210,16 @@ def _find(word: str, words: Words) -> int:
     return found
 
 
-def _must_be_there(layer: int | None, head: int | None, all_of_it: Sequence[Looking]) -> None:
+def _must_be_there(layer: int | None, head: int | None, all_of_it: Sequence[SentenceAttention]) -> None:
     layers, heads = (max(looking.weights.shape[axis] for looking in all_of_it) for axis in (0, 1))
     for name, number, count in (("layer", layer, layers), ("head", head, heads)):
         if number is not None and not 0 <= number < count:
             raise ValueError(f"there is no {name} {number}; there are {count}, counted from 0")
 
 
-def _head(looking: Looking, row: int, columns: Sequence[int], layer: int | None, head: int | None) -> tuple[int, int]:
+def _head(
+    looking: SentenceAttention, row: int, columns: Sequence[int], layer: int | None, head: int | None
+) -> tuple[int, int]:
     """The head that gives one of these columns most, of the layer and the head that are asked for, if they are here.
 
     An encoder may have more layers than a decoder.

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...decoding import Written
-from ...decoding.line import Reader
+from ...decoding.line import IncrementalDecoder
 from ...decoding.writers import must_start
 from ...models import GPT, Model, Transformer
 from ...recording.names import chosen
@@ -23,7 +23,7 @@ from ..writing.write_on import beginning
 
 
 @dataclass(frozen=True, eq=False)
-class Looking:
+class SentenceAttention:
     """Attentions of one kind. Rows are the words that look, or are written by looking; columns what is looked at."""
 
     rows: Words
@@ -55,9 +55,9 @@ class Looking:
 class Sentence(NamedTuple):
     """All that a Transformer looks at: in the source, in what it has written so far, and from there at the source."""
 
-    encoder: Looking
-    decoder: Looking
-    cross: Looking
+    encoder: SentenceAttention
+    decoder: SentenceAttention
+    cross: SentenceAttention
 
 
 def sentence(model: Transformer, source: str, written: Written) -> Sentence:
@@ -67,23 +67,23 @@ def sentence(model: Transformer, source: str, written: Written) -> Sentence:
         _run(model, tokens(model, source), before)
     read, so_far = source_words(model, source), words(model, before)
     return Sentence(
-        Looking(read, read, _those(recording, "encoder.*.self")),
-        Looking(so_far, so_far, _those(recording, "decoder.*.self")),
-        Looking(words(model, written.ids), read, _those(recording, "decoder.*.cross")),
+        SentenceAttention(read, read, _those(recording, "encoder.*.self")),
+        SentenceAttention(so_far, so_far, _those(recording, "decoder.*.self")),
+        SentenceAttention(words(model, written.ids), read, _those(recording, "decoder.*.cross")),
     )
 
 
-def alignment(model: Model, source: str, written: Written) -> Looking:
+def alignment(model: Model, source: str, written: Written) -> SentenceAttention:
     """What each word that was written looked at: of a translator the source, of a GPT all that stood before it."""
     if isinstance(model, GPT):
         return _written_on(model, beginning(model, source), written.ids)
     must_rewrite(model)
     with watch(model, layers="*cross", keep="queries-keys") as recording:
         _run(model, tokens(model, source), [must_start(model), *written.ids[:-1]])
-    return Looking(words(model, written.ids), source_words(model, source), _those(recording, "*"))
+    return SentenceAttention(words(model, written.ids), source_words(model, source), _those(recording, "*"))
 
 
-def _written_on(model: GPT, before: Sequence[int], written: Sequence[int]) -> Looking:
+def _written_on(model: GPT, before: Sequence[int], written: Sequence[int]) -> SentenceAttention:
     """As far back as its positions go. What was there before is in the cache: it is looked at, and does not look."""
     written = written[-model.longest :]
     before = before[-(model.longest + 1 - len(written)) :]
@@ -92,7 +92,7 @@ def _written_on(model: GPT, before: Sequence[int], written: Sequence[int]) -> Lo
         _run(model, before[:-1], cache=cache)
     with watch(model, keep="queries-keys") as recording:
         _run(model, [before[-1], *written[:-1]], cache=cache)
-    return Looking(words(model, written), words(model, [*before, *written[:-1]]), _those(recording, "*"))
+    return SentenceAttention(words(model, written), words(model, [*before, *written[:-1]]), _those(recording, "*"))
 
 
 def source_words(model: Model, source: str) -> Words:
@@ -104,7 +104,7 @@ def words(model: Model, ids: Sequence[int]) -> Words:
     """Of tokens as a model writes them: a token stands where its text is added to what stands there already."""
     assert model.tokenizer is not None
     special = {model.special.start, model.special.pad, *model.special.end}
-    reader, text, spans = Reader(model.tokenizer, ()), "", list[Span | str]()
+    reader, text, spans = IncrementalDecoder(model.tokenizer, ()), "", list[Span | str]()
     for token in ids:
         if token in special:
             spans.append(model.tokenizer.id_to_token(token) or str(token))

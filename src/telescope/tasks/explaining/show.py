@@ -12,15 +12,15 @@ from torch import Tensor
 from ...decoding import Written
 from ...models import Model
 from ...trace.terminal import Fitting, cell, inset
-from ..writing.rewrite import Part
-from .sentence_views import Looking, alignment
+from ..writing.rewrite import RewrittenPart
+from .sentence_views import SentenceAttention, alignment
 
 LONGEST = 16  # letters of a word
 MOST = 6  # words that a row is given, where there is no room for all
 JOINED = "a word in several pieces is one here: its row is the mean over them, its column their sum"
 
 
-def show(looking: Looking) -> RenderableType:
+def show(looking: SentenceAttention) -> RenderableType:
     """The alignment: what each word looked at when it was written."""
     layer, heads = looking.layers[looking.sharpest].name, looking.weights.shape[1]
     says = f"each row: a word that was written, and what it looked at, in %; the mean of the {heads} heads of {layer}"
@@ -77,7 +77,7 @@ table = show
 
 
 def draw(
-    model: Model, parts: Sequence[Part], *, before: str = "", between: str = " ", show: bool = False
+    model: Model, parts: Sequence[RewrittenPart], *, before: str = "", between: str = " ", show: bool = False
 ) -> Iterator[RenderableType]:
     """The text of all parts; where several were asked for, or what they looked at, one after another.
 
@@ -97,7 +97,7 @@ def draw(
 
 
 def to_dict(
-    model: Model, source: str, parts: Sequence[Part], *, between: str = " ", show: bool = False
+    model: Model, source: str, parts: Sequence[RewrittenPart], *, between: str = " ", show: bool = False
 ) -> dict[str, Any]:
     """The same, with every number."""
     return {

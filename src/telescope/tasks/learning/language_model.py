@@ -34,7 +34,7 @@ class Running(Config):
 
 
 @dataclass(frozen=True)
-class Pieces(Config):
+class TextTokenizer(Config):
     """[tokenizer]: BPE of `size` pieces, or every character of the whole text, also of what is held out."""
 
     kind: Literal["characters", "bpe"] = "characters"
@@ -52,7 +52,7 @@ class Pieces(Config):
 @dataclass(frozen=True)
 class GenerateRecipe(Recipe):
     data: Running
-    tokenizer: Pieces
+    tokenizer: TextTokenizer
     model: Shape
     training: Training
 

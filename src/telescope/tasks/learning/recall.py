@@ -10,7 +10,7 @@ from ...decoding import generate
 from ...models import GPTConfig, Model
 from ...models import config as fits
 from ...models.config import Config
-from ...text.corpora import Pair, people, questions
+from ...text.corpora import TextPair, people, questions
 from ...text.corpus_files import Split
 from ...training import Training, language
 from .recall_data import SPECIAL, TAKEN, Lines, Questions, encode, vocabulary
@@ -79,7 +79,7 @@ def prepare(recipe: RecallRecipe, data: Path, tokenizer: Tokenizer | None) -> Wo
     return Work(model, stages | {"training": Stage(recipe.training, taught, language, validate, "highest accuracy")})
 
 
-def to_be_learnt(tokenizer: Tokenizer, pairs: Sequence[Pair]) -> Questions:
+def to_be_learnt(tokenizer: Tokenizer, pairs: Sequence[TextPair]) -> Questions:
     answers = [f"{TAKEN}{place}{TAKEN}" for pair in pairs for place in pair.targets]
     return Questions(encode(tokenizer, [pair.source for pair in pairs]), encode(tokenizer, answers))
 
@@ -88,7 +88,7 @@ def answer(recipe: RecallRecipe, model: Model, data: Path, split: Split) -> list
     return answered(model, questions(data, split))
 
 
-def answered(model: Model, pairs: Sequence[Pair]) -> list[Answer]:
+def answered(model: Model, pairs: Sequence[TextPair]) -> list[Answer]:
     said = answers(model, [pair.source for pair in pairs])
     return [
         {"question": pair.source, "answer": text, "places": list(pair.targets)}

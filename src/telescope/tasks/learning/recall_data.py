@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...models import Special
 from ...text import tokenizer as text
-from ...training.batch import IGNORE, Text, generator
+from ...training.batch import IGNORE, TextBatch, generator
 from ...training.settings import Training
 
 FILL, GAP = 0, 1
@@ -40,7 +40,7 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
 SHORTEST = 4  # so many characters of a line are kept at least
 
 
-class Spans(NamedTuple):
+class CutSpans(NamedTuple):
     """Of each line: how many characters of its beginning are kept, how many of those are taken out, and from where."""
 
     kept: Int[Tensor, " lines"]
@@ -48,7 +48,7 @@ class Spans(NamedTuple):
     start: Int[Tensor, " lines"]
 
 
-def spans(lengths: Int[Tensor, " lines"], chances: Float[Tensor, "chances lines"], longest: int) -> Spans:
+def spans(lengths: Int[Tensor, " lines"], chances: Float[Tensor, "chances lines"], longest: int) -> CutSpans:
     """What numbers from 0 to 1, at least three for each line, decide.
 
     kept    from 4 to `longest`, or all there is: the longest that any of the first chances gives, each of them evenly
@@ -58,10 +58,10 @@ def spans(lengths: Int[Tensor, " lines"], chances: Float[Tensor, "chances lines"
     *keeping, taking, starting = chances
     kept = (SHORTEST + (torch.stack(keeping).amax(0) * (longest - SHORTEST + 1)).long()).minimum(lengths)
     taken = (1 + taking * (kept / 2 - 1).clamp(min=0)).long()
-    return Spans(kept, taken, (starting * (kept - taken + 1)).long())
+    return CutSpans(kept, taken, (starting * (kept - taken + 1)).long())
 
 
-def corrupt(lines: Int[Tensor, "lines longest"], spans: Spans, length: int) -> Int[Tensor, "lines length"]:
+def corrupt(lines: Int[Tensor, "lines longest"], spans: CutSpans, length: int) -> Int[Tensor, "lines length"]:
     """prefix ⁇ suffix ⁇ taken □…, each of the lines filled up to `length`."""
     kept, taken, start = (number[:, None] for number in spans)
     at = torch.arange(length, device=lines.device)
@@ -72,7 +72,7 @@ def corrupt(lines: Int[Tensor, "lines longest"], spans: Spans, length: int) -> I
     return moved.masked_fill(at > kept + 1, FILL)
 
 
-class Table(ABC):
+class IdTable(ABC):
     """Sequences of ids side by side, filled up to the longest, and one length for each."""
 
     chances = 0  # how many numbers a row is drawn with
@@ -89,14 +89,14 @@ class Table(ABC):
     def rows(self, chances: Float[Tensor, "chances rows"]) -> tuple[Int[Tensor, "rows n"], Int[Tensor, "rows n"]]:
         """The ids of every row and the target of each, given numbers from 0 to 1 to draw with; FILL is none."""
 
-    def to(self, device: torch.device) -> "Table":
+    def to(self, device: torch.device) -> "IdTable":
         self.ids, self.lengths = self.ids.to(device), self.lengths.to(device)
         return self
 
     def describe(self) -> str:
         return self.described
 
-    def batches(self, settings: Training, epoch: int | None) -> list[Text]:
+    def batches(self, settings: Training, epoch: int | None) -> list[TextBatch]:
         """Shuffled; of None, for validation, in order. What the last one lacks is filled up by rows that do not count.
 
         Chances are drawn on the CPU, so that they are the same whatever device the rows are made on.
@@ -111,13 +111,13 @@ class Table(ABC):
         order = torch.cat([order, order[:1].expand(-n % size)]).to(device)
         ids, targets = ids[order], targets.masked_fill(targets == FILL, IGNORE)[order]
         targets[n:] = IGNORE
-        return [Text(*both) for both in zip(torch.split(ids, size), torch.split(targets, size), strict=True)]
+        return [TextBatch(*both) for both in zip(torch.split(ids, size), torch.split(targets, size), strict=True)]
 
-    def take(self, spec: Text) -> Text:
+    def take(self, spec: TextBatch) -> TextBatch:
         return spec
 
 
-class Lines(Table):
+class Lines(IdTable):
     """What is known of people: prefix ⁇ suffix ⁇ taken □…, to be guessed from the second character on.
 
     With a block of 128 characters at most 112 of a line are kept, 7/8 of it, and the model sees 127. How many are kept
@@ -137,7 +137,7 @@ class Lines(Table):
         return moved[:, :-1], moved[:, 1:]
 
 
-class Questions(Table):
+class Questions(IdTable):
     """question ⁇ place ⁇ □…, of which ⁇ place ⁇ is to be guessed.
 
     They are filled up to the longest, not to the block: nobody sees what is behind them, and it does not count.

@@ -17,7 +17,7 @@ from ...words import hint
 MOST_BLOCKS = 4096
 
 
-class Table(Protocol):
+class RecipeTable(Protocol):
     """A table of the file: frozen, and a key that it does not know is an error. `Config` is one."""
 
     @classmethod
@@ -95,7 +95,7 @@ class Recipe:
         others: dict[str, Any] = {key: replace(table, **changes) for key, table in trainings.items()}
         return replace(self, **others)
 
-    def tables(self) -> dict[str, Table]:
+    def tables(self) -> dict[str, RecipeTable]:
         there = {field.name: getattr(self, field.name) for field in fields(self)[2:]}
         return {name: table for name, table in there.items() if table is not None}
 

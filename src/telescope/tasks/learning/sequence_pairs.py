@@ -13,7 +13,7 @@ from ...decoding import beam, generate
 from ...models import Model
 from ...models import config as fits
 from ...models.config import Config
-from ...text.corpora import Pair
+from ...text.corpora import TextPair
 from ...text.tokenizer import bpe, check_size, encode, other_pieces, special
 from ...training import Examples, Gapped, Training, mean_loss, translation
 from ...training.processes import needed
@@ -40,7 +40,7 @@ class Decoding(Config):
 
 
 @dataclass(frozen=True)
-class Pieces(Config):
+class PairTokenizer(Config):
     """[tokenizer]: BPE, one for both sides."""
 
     size: int = 8000
@@ -62,7 +62,7 @@ class PairsRecipe(Recipe):
     """What it learns by before, if there is a [pretraining], are the sources alone: to fill their gaps."""
 
     data: Config
-    tokenizer: Pieces
+    tokenizer: PairTokenizer
     model: Shape
     pretraining: Training | None
     training: Training
@@ -70,7 +70,7 @@ class PairsRecipe(Recipe):
 
 
 @dataclass(frozen=True)
-class Column:
+class TextColumn:
     """Texts as ids: at most `longest` of each, or, of `whole` texts, none that is longer."""
 
     tokenizer: Tokenizer
@@ -90,7 +90,7 @@ def cut(ids: list[int], longest: int) -> list[int]:
     return ids if len(ids) <= longest else [*ids[: longest - 1], ids[-1]]
 
 
-def examples(pairs: Sequence[Pair], source: Column, target: Column, again: int = 0) -> Examples:
+def examples(pairs: Sequence[TextPair], source: TextColumn, target: TextColumn, again: int = 0) -> Examples:
     """Every source with each of its targets, and `again` in other pieces. A decoder is first given the start."""
     sources, targets = zip(*((pair.source, text) for pair in pairs for text in pair.targets), strict=True)
     both = [
@@ -102,12 +102,12 @@ def examples(pairs: Sequence[Pair], source: Column, target: Column, again: int =
     return Examples([ids for ids, _ in both], [ids for _, ids in both])
 
 
-def gapped(pairs: Sequence[Pair], source: Column) -> Gapped:
+def gapped(pairs: Sequence[TextPair], source: TextColumn) -> Gapped:
     """The sources alone, each once."""
     return Gapped(source.encode(list(dict.fromkeys(pair.source for pair in pairs))), _start(source))
 
 
-def _start(column: Column) -> int:
+def _start(column: TextColumn) -> int:
     start = special(column.tokenizer).start
     assert start is not None
     return start
@@ -115,10 +115,10 @@ def _start(column: Column) -> int:
 
 def work(
     recipe: PairsRecipe,
-    learnt: Sequence[Pair],
-    held_out: Sequence[Pair],
-    source: Column,
-    target: Column,
+    learnt: Sequence[TextPair],
+    held_out: Sequence[TextPair],
+    source: TextColumn,
+    target: TextColumn,
     better: str,
     figures: Callable[[list[Answer]], dict[str, float]],
 ) -> Work:
@@ -144,7 +144,7 @@ def work(
 
 
 def answers(
-    model: Model, pairs: Sequence[Pair], source: Column, decoding: Decoding, *, beams: int | None = None
+    model: Model, pairs: Sequence[TextPair], source: TextColumn, decoding: Decoding, *, beams: int | None = None
 ) -> list[Answer]:
     """What the model makes of each source, beside what it should be."""
     texts = write(model, source.encode([pair.source for pair in pairs]), decoding, beams or decoding.beams)

@@ -9,15 +9,15 @@ from ...layers.check_sizes import one_of
 from ...models import Model
 from ...models import config as fits
 from ...models.config import Config
-from ...text.corpora import SUMMARIES, Pair, renamed
+from ...text.corpora import SUMMARIES, TextPair, renamed
 from ...text.corpus_files import Split
 from . import sequence_pairs as metrics
-from .sequence_pairs import MOST_AGAIN, Column, PairsRecipe, answers, predictions, work
+from .sequence_pairs import MOST_AGAIN, PairsRecipe, TextColumn, answers, predictions, work
 from .task import Answer, Task, Work
 
 
 @dataclass(frozen=True)
-class Documents(Config):
+class SummaryData(Config):
     """[data]. A document that is longer is cut; of a summary that is longer nothing is learnt."""
 
     corpus: str
@@ -32,13 +32,13 @@ class Documents(Config):
         if self.renamed < 0:
             raise ValueError(f"renamed={self.renamed} must not be below 0, which is never")
 
-    def read(self, data: Path, split: Split) -> list[Pair]:
+    def read(self, data: Path, split: Split) -> list[TextPair]:
         return SUMMARIES[self.corpus](data, split)
 
 
 @dataclass(frozen=True)
 class SummarizeRecipe(PairsRecipe):
-    data: Documents
+    data: SummaryData
 
 
 def prepare(recipe: SummarizeRecipe, data: Path, tokenizer: Tokenizer | None) -> Work:
@@ -46,8 +46,8 @@ def prepare(recipe: SummarizeRecipe, data: Path, tokenizer: Tokenizer | None) ->
     if tokenizer is None:
         tokenizer = recipe.tokenizer.learn([text for it in learnt for text in (it.source, *it.targets)], data)
     others = [pair for seed in range(recipe.data.renamed) for pair in renamed(learnt, seed)]
-    document = Column(tokenizer, recipe.data.longest, whole=False)
-    summary = Column(tokenizer, recipe.data.longest_summary, whole=True)
+    document = TextColumn(tokenizer, recipe.data.longest, whole=False)
+    summary = TextColumn(tokenizer, recipe.data.longest_summary, whole=True)
     held_out = recipe.data.read(data, "validation")
     return work(recipe, learnt + others, held_out, document, summary, "highest chrf", figures)
 
@@ -59,7 +59,7 @@ def figures(answers: list[Answer]) -> dict[str, float]:
 
 def answer(recipe: SummarizeRecipe, model: Model, data: Path, split: Split) -> list[Answer]:
     assert model.tokenizer is not None
-    document = Column(model.tokenizer, recipe.data.longest, whole=False)
+    document = TextColumn(model.tokenizer, recipe.data.longest, whole=False)
     return answers(model, recipe.data.read(data, split), document, recipe.decoding)
 
 

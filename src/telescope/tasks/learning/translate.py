@@ -12,11 +12,11 @@ from ...layers.check_sizes import one_of
 from ...models import Model
 from ...models import config as fits
 from ...models.config import Config
-from ...text.corpora import TRANSLATIONS, Pair, codes
+from ...text.corpora import TRANSLATIONS, TextPair, codes
 from ...text.corpus_files import Split
 from ...text.tokenizer import from_codes
 from . import sequence_pairs as metrics
-from .sequence_pairs import Column, PairsRecipe, Pieces, answers, predictions, work
+from .sequence_pairs import PairsRecipe, PairTokenizer, TextColumn, answers, predictions, work
 from .task import Answer, Task, Work
 
 
@@ -39,23 +39,23 @@ class Translations(Config):
             if getattr(self, name) is not None:
                 one_of(name, getattr(self, name), TRANSLATIONS)
 
-    def read(self, data: Path, split: Split, corpus: str | None = None) -> list[Pair]:
+    def read(self, data: Path, split: Split, corpus: str | None = None) -> list[TextPair]:
         return TRANSLATIONS[corpus or self.corpus](data, split, self.source, self.target)
 
-    def learnt(self, data: Path) -> list[Pair]:
+    def learnt(self, data: Path) -> list[TextPair]:
         pairs = self.read(data, "train")
         others = [] if self.also is None else self.read(data, "train", self.also)
         random = Random(0)
         return pairs + [without_stop(pair) for pair in pairs if random.randrange(100) < self.bare] + others
 
 
-def without_stop(pair: Pair) -> Pair:
+def without_stop(pair: TextPair) -> TextPair:
     """People who ask often leave it out; those who write sentences for others do not."""
-    return Pair(pair.source.removesuffix("."), tuple(target.removesuffix(".") for target in pair.targets))
+    return TextPair(pair.source.removesuffix("."), tuple(target.removesuffix(".") for target in pair.targets))
 
 
 @dataclass(frozen=True)
-class TranslationPieces(Pieces):
+class TranslationTokenizer(PairTokenizer):
     """[tokenizer]: "multi30k" are the merges that Wu et al. 2021 learnt and gave away."""
 
     kind: Literal["bpe", "multi30k"] = "bpe"
@@ -75,7 +75,7 @@ class Bleu(Config):
 @dataclass(frozen=True)
 class TranslateRecipe(PairsRecipe):
     data: Translations
-    tokenizer: TranslationPieces
+    tokenizer: TranslationTokenizer
     metric: Bleu
 
 
@@ -83,7 +83,7 @@ def prepare(recipe: TranslateRecipe, data: Path, tokenizer: Tokenizer | None) ->
     learnt = recipe.data.learnt(data)
     if tokenizer is None:
         tokenizer = recipe.tokenizer.learn([text for it in learnt for text in (it.source, *it.targets)], data)
-    whole = Column(tokenizer, recipe.data.longest, whole=True)
+    whole = TextColumn(tokenizer, recipe.data.longest, whole=True)
     held_out = recipe.data.read(data, "validation")
 
     def figures(answers: list[Answer]) -> dict[str, float]:
@@ -94,7 +94,7 @@ def prepare(recipe: TranslateRecipe, data: Path, tokenizer: Tokenizer | None) ->
 
 def answer(recipe: TranslateRecipe, model: Model, data: Path, split: Split) -> list[Answer]:
     assert model.tokenizer is not None
-    whole = Column(model.tokenizer, recipe.data.longest, whole=True)
+    whole = TextColumn(model.tokenizer, recipe.data.longest, whole=True)
     return answers(model, recipe.data.read(data, split), whole, recipe.decoding)
 
 

@@ -17,7 +17,7 @@ Cut = Callable[[str, Fits], list[str]]
 
 
 @dataclass(frozen=True)
-class Part:
+class RewrittenPart:
     """What was read at once, and the texts that were made of it, the best first."""
 
     source: str
@@ -28,7 +28,9 @@ class Part:
         return self.found[0].text or ""
 
 
-def rewrite(model: Model, texts: Sequence[str], cut: Cut, *, beams: int = 5, n_best: int = 1) -> list[list[Part]]:
+def rewrite(
+    model: Model, texts: Sequence[str], cut: Cut, *, beams: int = 5, n_best: int = 1
+) -> list[list[RewrittenPart]]:
     """The parts into which each text was `cut`, rewritten. What becomes of a part depends on nothing but itself."""
     must_rewrite(model)
     parts = [cut(text, lambda part: len(tokens(model, part)) <= longest(model)) for text in texts]
@@ -43,7 +45,7 @@ def rewrite(model: Model, texts: Sequence[str], cut: Cut, *, beams: int = 5, n_b
             batch = numbers[start : start + BATCH]
             written = beam(model, [ids[i] for i in batch], beams=beams, n_best=n_best, max_new_tokens=room)
             found |= zip(batch, [[_stripped(one) for one in best] for best in written], strict=True)
-    rewritten = (Part(part, found[i]) for i, part in enumerate(flat))
+    rewritten = (RewrittenPart(part, found[i]) for i, part in enumerate(flat))
     return [list(islice(rewritten, len(some))) for some in parts]
 
 

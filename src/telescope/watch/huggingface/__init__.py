@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from torch import nn
 
 from ...recording.names import Parts
-from ..observer import Eye
+from ..observer import Observer
 
 
 def owns(parts: Parts) -> bool:
@@ -31,7 +31,7 @@ def embeddings(parts: Parts) -> Iterable[nn.Module]:
 
 
 @contextmanager
-def looking(parts: Parts, attentions: Mapping[str, nn.Module], eye: Eye) -> Iterator[None]:
+def looking(parts: Parts, attentions: Mapping[str, nn.Module], eye: Observer) -> Iterator[None]:
     """The model goes through our door while the block runs."""
     from .interface import looking
 

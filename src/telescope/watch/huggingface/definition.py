@@ -17,12 +17,12 @@ from ...attention.biases import Relative
 from ...attention.masks import Documents
 from ...attention.restrict import without_first_keys
 from ...engines import torch_modes as autocast
-from ...recording.attention_call import Ran
+from ...recording.attention_call import AttentionCall
 from .lazy import LazyMask
-from .masks import Place, Told, filled, padded
+from .masks import FunctionMask, MaskOffsets, filled, padded
 
 
-class Said(NamedTuple):
+class MaskReading(NamedTuple):
     """Who sees whom: how many of the keys are there, and how many were before them."""
 
     mask: Mask
@@ -31,7 +31,7 @@ class Said(NamedTuple):
     bias: Bias | None = None
 
 
-class Known(NamedTuple):
+class RememberedTensor(NamedTuple):
     """What was read of a tensor, at which version of it, and for which modules since."""
 
     version: int | None
@@ -42,16 +42,18 @@ class Known(NamedTuple):
 PLACES = 16  # kinds of masks that the layers of one model ask for in one forward pass; a few are usual
 
 
-class Reader:
+class DefinitionReader:
     """Reads calls. What a model hands to all of its layers is looked at once."""
 
     def __init__(self) -> None:
-        self._known: MutableMapping[Tensor, Known] = WeakTensorKeyDictionary()  # what is read of a tensor goes with it
+        self._known: MutableMapping[Tensor, RememberedTensor] = (
+            WeakTensorKeyDictionary()
+        )  # what is read of a tensor goes with it
         self._biases: dict[int, Bias | None] = {}
         self._last = Attention()
         self._places: dict[tuple[int, int, int], tuple[int, Tensor | None]] = {}
 
-    def place(self, config: Any, place: Place, keep: Tensor | None) -> None:
+    def place(self, config: Any, place: MaskOffsets, keep: Tensor | None) -> None:
         """Remember where the keys of a mask stand, and their padding, for an attention that is told neither.
 
         Only the latest are remembered: a model that writes asks for one more key each time.
@@ -70,7 +72,7 @@ class Reader:
         given: Any,
         options: Mapping[str, Any],
         lse: Tensor | None,
-    ) -> Ran:
+    ) -> AttentionCall:
         queries, keys, values = autocast.cast(*tensors)
         looks_back = options.get("is_causal")
         if looks_back is None:
@@ -100,7 +102,7 @@ class Reader:
         if said.keys < keys.shape[-2]:
             keys, values = keys[:, :, : said.keys], values[:, :, : said.keys]
         numbers = tuple(range(heads))
-        return Ran(queries, keys, values, attention, numbers, dropout, lse, said.gone, keys_of_text=True)
+        return AttentionCall(queries, keys, values, attention, numbers, dropout, lse, said.gone, keys_of_text=True)
 
     def _definition(
         self, scale: float | None, softcap: float | None, sink: Tensor | None, bias: Bias | None, mask: Mask
@@ -128,32 +130,32 @@ class Reader:
         meaning = read()
         if known is not None and known.meaning == meaning:
             meaning = known.meaning
-        self._known[tensor] = Known(version, meaning, {id(module)})
+        self._known[tensor] = RememberedTensor(version, meaning, {id(module)})
         return meaning
 
     # ---------------------------------------------------------------------------------------------- who sees whom
 
     def sdpa(
         self, module: nn.Module, queries: Tensor, keys: Tensor, given: Any, back: bool, options: Mapping[str, Any]
-    ) -> Said:
+    ) -> MaskReading:
         if given is not None:
             return self._written(module, given, keys)
         rows, columns = queries.shape[-2], keys.shape[-2]
         if not back:
-            return Said(everyone, columns)
+            return MaskReading(everyone, columns)
         # of room that is not written yet, it takes as many keys as there are queries
-        return Said(causal, columns if rows == 1 else min(rows, columns), self._gone(module, rows, columns)[0])
+        return MaskReading(causal, columns if rows == 1 else min(rows, columns), self._gone(module, rows, columns)[0])
 
     def eager(
         self, module: nn.Module, queries: Tensor, keys: Tensor, given: Any, back: bool, options: Mapping[str, Any]
-    ) -> Said:
+    ) -> MaskReading:
         if given is not None:
             return self._written(module, given, keys)
-        return Said(causal if back and queries.shape[-2] == 1 else everyone, keys.shape[-2])
+        return MaskReading(causal if back and queries.shape[-2] == 1 else everyone, keys.shape[-2])
 
     def flash(
         self, module: nn.Module, queries: Tensor, keys: Tensor, given: Any, back: bool, options: Mapping[str, Any]
-    ) -> Said:
+    ) -> MaskReading:
         rows, columns = queries.shape[-2], keys.shape[-2]
         gone, keep = self._gone(module, rows, columns, given)
         mask: Mask = causal if back else everyone
@@ -165,33 +167,33 @@ class Reader:
             mask = mask & Documents(torch.searchsorted(starts, places, right=True)[None])
         if keep is not None:
             mask = mask & padded(filled(keep, gone + columns))
-        return Said(mask, columns, gone)
+        return MaskReading(mask, columns, gone)
 
     def flex(
         self, module: nn.Module, queries: Tensor, keys: Tensor, given: Any, back: bool, options: Mapping[str, Any]
-    ) -> Said:
+    ) -> MaskReading:
         if given is None or isinstance(given, Tensor):
             return self.eager(module, queries, keys, given, back, options)
-        return Said(Told(given.mask_mod, queries.shape[-2] - keys.shape[-2]), keys.shape[-2])
+        return MaskReading(FunctionMask(given.mask_mod, queries.shape[-2] - keys.shape[-2]), keys.shape[-2])
 
     def _gone(self, module: nn.Module, rows: int, columns: int, keep: Any = None) -> tuple[int, Any]:
         """How many keys were before these, and the padding of all."""
         return self._places.get((id(getattr(module, "config", None)), rows, columns), (0, keep))
 
-    def _written(self, module: nn.Module, given: Tensor, keys: Tensor) -> Said:
+    def _written(self, module: nn.Module, given: Tensor, keys: Tensor) -> MaskReading:
         if isinstance(given, LazyMask):
             if not given.overwritten:
-                return Said(*given.understood)
+                return MaskReading(*given.understood)
             given = given.dense
         mask, bias = self._once(module, given, lambda: _read(given))
-        return Said(mask, keys.shape[-2], bias=bias)
+        return MaskReading(mask, keys.shape[-2], bias=bias)
 
 
-_WAYS: dict[str, Callable[..., Said]] = {
-    "sdpa": Reader.sdpa,
-    "eager": Reader.eager,
-    "flash": Reader.flash,
-    "flex_attention": Reader.flex,
+_WAYS: dict[str, Callable[..., MaskReading]] = {
+    "sdpa": DefinitionReader.sdpa,
+    "eager": DefinitionReader.eager,
+    "flash": DefinitionReader.flash,
+    "flex_attention": DefinitionReader.flex,
 }
 
 

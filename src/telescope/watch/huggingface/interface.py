@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from ...recording.attention_call import Ran
+from ...recording.attention_call import AttentionCall
 from ...recording.names import Parts, within
 from ...survey.exact_rows import masked_rows
 from ...words import size
-from ..observer import Eye, Hook, uncompiled
-from ..sdpa_lse import Fused
-from .definition import Reader
+from ..observer import ModuleHook, Observer, uncompiled
+from ..sdpa_lse import SdpaWithLse
+from .definition import DefinitionReader
 from .lazy import LazyMask
-from .masks import Place
+from .masks import MaskOffsets
 from .proof import Proofs
 
 KNOWN = ("sdpa", "eager", "flex_attention")  # and what has flash in its name
@@ -37,12 +37,12 @@ OTHERS = (  # by which names an attention is given a sequence to look at
 BY_NAME = hasattr(AttentionInterface, "get_interface")  # before 5.1, what is equal to "eager" is not asked for
 
 
-class Name(str):
+class ImplementationName(str):
     """Our name of an implementation: a model that asks whether it is "sdpa" is told what it would be told unwatched."""
 
     implementation: str
 
-    def __new__(cls, implementation: str) -> "Name":
+    def __new__(cls, implementation: str) -> "ImplementationName":
         name = super().__new__(cls, f"{implementation}_telescope")
         name.implementation = implementation
         return name
@@ -128,7 +128,7 @@ def _asks(method: Any) -> bool:
 
 def _implementation(module: Any) -> str:
     name = module.config._attn_implementation
-    return name.implementation if isinstance(name, Name) else str(name)
+    return name.implementation if isinstance(name, ImplementationName) else str(name)
 
 
 def _eager_names(module: nn.Module) -> list[str]:
@@ -148,13 +148,13 @@ def _own(implementation: str, module: nn.Module) -> Callable[..., tuple[Tensor, 
 # ------------------------------------------------------------------------------------------------------- while it runs
 
 
-class Looking:
+class WatchedModel:
     """One model that is watched."""
 
-    def __init__(self, eye: Eye, attentions: Mapping[str, nn.Module], configs: Sequence[Any]) -> None:
+    def __init__(self, eye: Observer, attentions: Mapping[str, nn.Module], configs: Sequence[Any]) -> None:
         self.eye, self.attentions, self.configs = eye, attentions, configs
         self.names = {id(module): name for name, module in attentions.items()}
-        self.reader, self.proofs = Reader(), Proofs()
+        self.reader, self.proofs = DefinitionReader(), Proofs()
         self.passes: dict[int, int] = {}  # through each attention since the model around it was called
         self.across: dict[int, bool] = {}  # by the id of an attention, as it was called last
 
@@ -188,7 +188,7 @@ class Looking:
     ) -> tuple[Tensor, Tensor | None]:
         asked = weights_asked_for(options)
         options.pop("output_attentions", None)  # some would warn that they have none
-        with Fused() as fused:
+        with SdpaWithLse() as fused:
             output, weights = _own(implementation, module)(module, *tensors, mask, **options)
         with torch.no_grad():
             ran = self.reader.ran(implementation, module, tensors, mask, options, fused.lse)
@@ -199,7 +199,7 @@ class Looking:
             return output, weights_of(name, ran) if asked and weights is None else weights
 
 
-_watched: dict[int, Looking] = {}  # by the id of an attention
+_watched: dict[int, WatchedModel] = {}  # by the id of an attention
 _switched: dict[int, tuple[Any, int]] = {}  # configs that say our name, and how many watches need them so
 _lock = Lock()
 
@@ -246,7 +246,7 @@ class _WantedError(Exception):
 
 def _mask(implementation: str, **given: Any) -> Any:
     own = ALL_MASK_ATTENTION_FUNCTIONS[implementation]
-    place = Place.of(given)
+    place = MaskOffsets.of(given)
     for looking in {*_watched.values()}:
         looking.reader.place(given.get("config"), place, given.get("attention_mask"))
     if implementation not in ("sdpa", "eager"):  # these write no matrix
@@ -262,14 +262,16 @@ def _mask(implementation: str, **given: Any) -> Any:
 
 
 @contextmanager
-def looking(parts: Parts, attentions: Mapping[str, nn.Module], eye: Eye) -> Iterator[None]:
+def looking(parts: Parts, attentions: Mapping[str, nn.Module], eye: Observer) -> Iterator[None]:
     said = [told for told in map(vars, parts.values()) if "config" in told]  # getattr would look for weights too
     configs = {id(told["config"]): told["config"] for told in said if told["config"] is not None}
     with ExitStack() as undo:
         with _lock:
             if not _watched.keys().isdisjoint(map(id, parts.values())):
                 raise ValueError(f"{type(parts['']).__name__} is being watched already; leave that block first")
-            mine = Looking(eye, attentions, [one for one in configs.values() if hasattr(one, "_attn_implementation")])
+            mine = WatchedModel(
+                eye, attentions, [one for one in configs.values() if hasattr(one, "_attn_implementation")]
+            )
             undo.callback(_leave, mine)
             _watched.update(dict.fromkeys(mine.names, mine))
             for config in mine.configs:
@@ -284,21 +286,23 @@ def looking(parts: Parts, attentions: Mapping[str, nn.Module], eye: Eye) -> Iter
 
 
 @contextmanager
-def _counted(parts: Parts, looking: Looking) -> Iterator[None]:
+def _counted(parts: Parts, looking: WatchedModel) -> Iterator[None]:
     """With the hooks by which the passes through each attention are counted."""
     with ExitStack() as hooks:
         for path, part in parts.items():
             if isinstance(part, PreTrainedModel):
                 names = within(looking.attentions, path) if path else looking.attentions
-                begins = Hook(uncompiled(partial(looking.begins, [id(looking.attentions[name]) for name in names])))
+                begins = ModuleHook(
+                    uncompiled(partial(looking.begins, [id(looking.attentions[name]) for name in names]))
+                )
                 hooks.callback(part.register_forward_pre_hook(begins).remove)
-        passed = Hook(uncompiled(looking.passed))
+        passed = ModuleHook(uncompiled(looking.passed))
         for attention in looking.attentions.values():
             hooks.callback(attention.register_forward_pre_hook(passed, with_kwargs=True).remove)
         yield
 
 
-def _leave(looking: Looking) -> None:
+def _leave(looking: WatchedModel) -> None:
     for module in looking.names:
         _watched.pop(module, None)
 
@@ -313,9 +317,9 @@ def _switch(config: Any) -> None:
 def _rename(config: Any) -> None:
     """Let a config that says the name of an implementation say ours."""
     said = config._attn_implementation
-    if said is None or isinstance(said, Name):
+    if said is None or isinstance(said, ImplementationName):
         return
-    name = Name(said)
+    name = ImplementationName(said)
     AttentionInterface.register(name, uncompiled(partial(_forward, str(said))))
     AttentionMaskInterface.register(name, uncompiled(partial(_mask, str(said))))
     config._attn_implementation_internal = name  # not by the setter, which goes to other configs too
@@ -327,11 +331,11 @@ def _switch_back(config: Any) -> None:
         _, count = _switched.pop(id(config))
         if count > 1:
             _switched[id(config)] = (config, count - 1)
-        elif isinstance(config._attn_implementation, Name):
+        elif isinstance(config._attn_implementation, ImplementationName):
             config._attn_implementation_internal = config._attn_implementation.implementation
         needed = {str(config._attn_implementation) for config, _ in _switched.values()}
         for registry in (AttentionInterface, AttentionMaskInterface):
-            for name in [name for name in registry._global_mapping if isinstance(name, Name)]:
+            for name in [name for name in registry._global_mapping if isinstance(name, ImplementationName)]:
                 if str(name) not in needed:
                     del registry._global_mapping[name]
 
@@ -339,7 +343,7 @@ def _switch_back(config: Any) -> None:
 def _follow(model: PreTrainedModel, configs: Sequence[Any], attentions: Mapping[str, nn.Module]) -> None:
     """Watch an implementation that was chosen inside the block like the first one, or refuse it."""
     said = [config._attn_implementation for config in configs]
-    if all(name is None or isinstance(name, Name) for name in said):
+    if all(name is None or isinstance(name, ImplementationName) for name in said):
         return
     _must_be_known(type(model).__name__, attentions)
     with _lock:
@@ -373,7 +377,7 @@ def weights_asked_for(options: dict[str, Any]) -> bool:
     return bool(options.get("output_attentions")) or any("attentions" in name for name in _collected.get() or ())
 
 
-def weights_of(name: str, ran: Ran) -> Tensor:
+def weights_of(name: str, ran: AttentionCall) -> Tensor:
     """(batch, heads, query, key), in the dtype of the queries."""
     (batch, heads, queries, _), keys = ran.queries.shape, ran.keys.shape[-2]
     needed = batch * heads * queries * keys * 4

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ...attention import Mask
-from .masks import Arguments, Place, device_of, settled, some_rows, understood
+from .masks import Arguments, MaskOffsets, device_of, settled, some_rows, understood
 
 LOOKS = {"__get__", "size", "dim", "__len__", "is_floating_point", "numel", "stride", "get_device", "__hash__"}
 NUMBERS = {"data", "T", "mT", "H", "mH", "real"}  # attributes that are the mask itself, and nothing about it
@@ -33,7 +33,7 @@ class LazyMask(Tensor):
     @staticmethod
     def of(own: Callable[..., Tensor], given: Arguments, dtype: torch.dtype) -> "LazyMask":
         given = settled(given)
-        place = Place.of(given)
+        place = MaskOffsets.of(given)
         empty = torch.empty((), dtype=dtype, device=device_of(given))
         lazy = empty.expand(place.batch, 1, place.queries, place.keys).as_subclass(LazyMask)
         lazy.own, lazy.given, lazy.shared = own, given, False

@@ -17,7 +17,7 @@ Arguments = Mapping[str, Any]  # what a mask function is called with
 MaskFunction = Callable[..., Tensor]  # mask_function(batch, head, query, key) -> bool, of indices that broadcast
 
 
-class Place(NamedTuple):
+class MaskOffsets(NamedTuple):
     """Query number 0 stands at `query`, key number 0 at `key`: before it, a cache has let them go."""
 
     batch: int
@@ -27,7 +27,7 @@ class Place(NamedTuple):
     key: int
 
     @classmethod
-    def of(cls, given: Arguments) -> "Place":
+    def of(cls, given: Arguments) -> "MaskOffsets":
         if "q_length" in given:
             queries, query = given["q_length"], given.get("q_offset", 0)
         else:  # before 5.0 it is given the places themselves
@@ -56,7 +56,7 @@ def device_of(given: Arguments) -> torch.device:
 
 
 @dataclass(frozen=True, eq=False)
-class Told(Mask):
+class FunctionMask(Mask):
     """A mask that a function tells. Its queries stand `ahead` of where ours do, whose last one is at the last key."""
 
     function: MaskFunction
@@ -77,7 +77,7 @@ def understood(given: Arguments) -> tuple[Mask, int, int]:
 
     A cache of fixed size hands out room that is not written yet; a causal mask hides it, so it is left out.
     """
-    place = Place.of(given)
+    place = MaskOffsets.of(given)
     written = place.query + place.queries - place.key
     parts = _parts(given.get("mask_function", _theirs("causal_mask_function")))
     back = any(_name(part) == "causal_mask_function" for part in parts)
@@ -118,7 +118,7 @@ def _parts(function: MaskFunction) -> list[MaskFunction]:
     return [part for joined in _held(function)["mask_functions"] for part in _parts(joined)]
 
 
-def _ours(function: MaskFunction, place: Place, back: bool) -> Mask:
+def _ours(function: MaskFunction, place: MaskOffsets, back: bool) -> Mask:
     """`back`: another part of the mask hides the future."""
     ahead = place.query + place.queries - place.key - place.keys
     try:
@@ -126,11 +126,11 @@ def _ours(function: MaskFunction, place: Place, back: bool) -> Mask:
     except KeyError:  # of another version, it holds other things
         known = None
     if known is None or (ahead and not known.keys_alone):  # masks of ours count from the last query at the last key
-        return Told(function, ahead)
+        return FunctionMask(function, ahead)
     return known
 
 
-def _known(function: MaskFunction, held: dict[str, Any], place: Place, back: bool) -> Mask | None:
+def _known(function: MaskFunction, held: dict[str, Any], place: MaskOffsets, back: bool) -> Mask | None:
     keys = place.key + place.keys
     match _name(function):
         case "causal_mask_function":

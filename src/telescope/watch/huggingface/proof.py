@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ...engines.exact import share_heads
-from ...recording.attention_call import Ran
+from ...recording.attention_call import AttentionCall
 from ...survey.exact_rows import masked_rows
 
 _proved: "WeakKeyDictionary[nn.Module, set[Any]]" = WeakKeyDictionary()  # once for each kind of call is enough
@@ -23,7 +23,7 @@ class Proofs:
     def __init__(self) -> None:
         self._open: list[tuple[str, nn.Module, Any, str, Tensor]] = []
 
-    def add(self, name: str, module: nn.Module, ran: Ran, output: Tensor, implementation: str) -> None:
+    def add(self, name: str, module: nn.Module, ran: AttentionCall, output: Tensor, implementation: str) -> None:
         masks = tuple(type(part).__name__ for part in getattr(ran.attention.mask, "masks", (ran.attention.mask,)))
         kind = (implementation, ran.queries.shape[-2] == 1, ran.gone > 0, masks, ran.queries.dtype)
         known = any(held[1] is module and held[2] == kind for held in self._open)
@@ -49,7 +49,7 @@ class Proofs:
             _proved.setdefault(module, set()).add(kind)
 
 
-def _error(ran: Ran, output: Tensor, rounds_scores: bool) -> Float[Tensor, " 2"]:
+def _error(ran: AttentionCall, output: Tensor, rounds_scores: bool) -> Float[Tensor, " 2"]:
     """The largest difference, in units of what rounding explains; 1 at most where all is well. Then 1 if all that went
     in is finite, or 0."""
     (batch, heads, queries, _), keys = ran.queries.shape, ran.keys.shape[-2]

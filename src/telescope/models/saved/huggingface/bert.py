@@ -6,11 +6,11 @@ from ....files import paths
 from ....files.errors import LoadError
 from ....files.safetensors import Tensors
 from ...encoder import Encoder, EncoderConfig
-from ..tensor_names import Row, linear, row
+from ..tensor_names import TensorName, linear, row
 from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Fields, only
 
 
-def table(config: EncoderConfig) -> list[Row]:
+def table(config: EncoderConfig) -> list[TensorName]:
     block, theirs = "blocks.{n}", "bert.encoder.layer.{n}"
     q_k_v = (f"{theirs}.attention.self.{name}" for name in ("query", "key", "value"))
     return [

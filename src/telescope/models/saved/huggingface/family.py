@@ -11,7 +11,7 @@ from ....files.errors import LoadError
 from ....files.safetensors import Tensors
 from ...config import Config
 from ...model import Model
-from ..tensor_names import Row, weights_of
+from ..tensor_names import TensorName, weights_of
 
 # Fields that do not change the numbers of a model.
 # fmt: off
@@ -137,7 +137,7 @@ class Family:
     architecture: str
     model: type[Model]
     prefix: str
-    table: Callable[[Any], list[Row]]
+    table: Callable[[Any], list[TensorName]]
     read: Reader
     write: Writer
     unused: tuple[str, ...] = ()  # what may be in a file too: buffers that can be computed, heads that ours has not

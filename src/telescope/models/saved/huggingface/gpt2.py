@@ -6,11 +6,11 @@ from torch import Tensor
 
 from ....files.safetensors import Tensors
 from ...gpt import GPT, GPTConfig
-from ..tensor_names import Row, linear, row
+from ..tensor_names import TensorName, linear, row
 from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Fields, only
 
 
-def table(config: GPTConfig) -> list[Row]:
+def table(config: GPTConfig) -> list[TensorName]:
     block, theirs = "blocks.{n}", "transformer.h.{n}"
     return [
         row("embedding.weight", "transformer.wte.weight"),

@@ -10,11 +10,11 @@ from ....files.safetensors import Tensors
 from ....layers import MultiHeadAttention
 from ...gpt import GPT, GPTConfig
 from ...model import Model
-from ..tensor_names import Row, linear, row, weights_of
+from ..tensor_names import TensorName, linear, row, weights_of
 from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Fields, Reader, Writer, only
 
 
-def table(config: GPTConfig) -> list[Row]:
+def table(config: GPTConfig) -> list[TensorName]:
     block, theirs = "blocks.{n}", "model.layers.{n}"
     q_k_v = (f"{theirs}.self_attn.{name}_proj" for name in "qkv")
     return [

@@ -9,11 +9,11 @@ from ....attention import sinusoidal
 from ....files.errors import LoadError
 from ....files.safetensors import Tensors
 from ...transformer import Transformer, TransformerConfig
-from ..tensor_names import Row, linear, row
+from ..tensor_names import TensorName, linear, row
 from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Fields, only
 
 
-def table(config: TransformerConfig) -> list[Row]:
+def table(config: TransformerConfig) -> list[TensorName]:
     return [
         *_embeddings(config),
         row("head_bias", "final_logits_bias", view=_as_row),
@@ -21,7 +21,7 @@ def table(config: TransformerConfig) -> list[Row]:
     ]
 
 
-def _embeddings(config: TransformerConfig) -> list[Row]:
+def _embeddings(config: TransformerConfig) -> list[TensorName]:
     """One tensor under up to four names, or an embedding for each language and perhaps a head."""
     encoder, decoder = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
     target = "embedding.weight" if config.shared else "target_embedding.weight"
@@ -33,10 +33,10 @@ def _embeddings(config: TransformerConfig) -> list[Row]:
     ]
 
 
-def _block(stack: str) -> list[Row]:
+def _block(stack: str) -> list[TensorName]:
     ours, theirs = f"{stack}.{{n}}", f"model.{stack}.layers.{{n}}"
     attentions = {"self_attention": "self_attn"} | ({"cross_attention": "encoder_attn"} if stack == "decoder" else {})
-    rows: list[Row] = []
+    rows: list[TensorName] = []
     for number, (our, their) in enumerate(attentions.items(), start=1):
         q_k_v = (f"{theirs}.{their}.{name}_proj" for name in "qkv")
         rows += linear(f"{ours}.{our}.W_qkv", *q_k_v)
