@@ -28,8 +28,7 @@ from strategies import (
     shapes,
     tensors,
 )
-from telescope.engines import chunked, reference, sdpa
-from telescope.engines import key_ranges as spans
+from telescope.engines import chunked, key_ranges, reference, sdpa
 
 ENGINES = ["sdpa", "chunked", "reference"]
 on_every_engine = pytest.mark.parametrize("engine", ENGINES)
@@ -190,12 +189,14 @@ def test_chunked_agrees_on_everything():
         attention = data.draw(definitions(shape))
         inputs = tensors(shape, data.draw(seeds), data.draw(dtypes), data.draw(layouts))
         agree(chunked.attend, inputs, attention)
-        looks = spans.looks(*inputs[:2], attention)
+        looks = key_ranges.key_ranges(*inputs[:2], attention)
         rows = chunked._rows(*inputs[:2], attention, looks)
         ran["all"] += 1
         ran[inputs[0].dtype] += 1
         ran["many blocks"] += rows < shape.queries
-        ran["keys skipped"] += looks is not None and spans.seen(looks, range(rows), shape.keys) != range(shape.keys)
+        ran["keys skipped"] += looks is not None and key_ranges.range_of_block(looks, range(rows), shape.keys) != range(
+            shape.keys
+        )
         ran["additive"] += not attention.score.is_dot_product
         ran["grouped heads"] += shape.heads != shape.key_heads
 

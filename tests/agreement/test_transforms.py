@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, jvp, vjp, vmap
 import telescope as ts
 from strategies import Shape, assert_near, gradients, learnable, normal, tensors
 from telescope.engines import dispatch as choose
-from telescope.engines import torch_modes as transforms
+from telescope.engines import torch_modes
 from telescope.layers import DecoderBlock, EncoderBlock, FeedForward, MultiHeadAttention, SelfAttention
 from telescope.models import GPT, Encoder, EncoderConfig, GPTConfig, Transformer, TransformerConfig
 
@@ -267,7 +267,7 @@ def test_a_compiled_function_is_not_taken_for_an_export(strict, unchecked):
 
     class Says(nn.Module):
         def forward(self, x):
-            return x + transforms.exporting()
+            return x + torch_modes.exporting()
 
     x = torch.zeros(2)
     torch._dynamo.reset()

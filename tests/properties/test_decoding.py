@@ -1,5 +1,6 @@
 """What holds for every model that writes: alone or in a batch, streamed or not, packed or not, seeded or greedy."""
 
+from importlib import import_module
 from itertools import pairwise
 
 import pytest
@@ -13,11 +14,12 @@ from torch.utils.flop_counter import FlopCounterMode
 import data
 import telescope as ts
 from telescope.decoding import beam, generate, ready, stream
-from telescope.decoding import generate as captured
 from telescope.decoding.generate import drawn
 from telescope.decoding.sampling import draw, greedy, min_p, temperature, top, top_k, top_p
 from telescope.decoding.writers import start
 from telescope.models import GPT, GPTConfig, LuongConfig, LuongTranslator, Special, Transformer, TransformerConfig
+
+captured = import_module("telescope.decoding.generate")  # `decoding.generate` is the function
 
 V, N = 41, 18
 LLAMA = {"positions": "rotary", "norm": "rms", "gated": True, "activation": "silu", "bias": False, "key_heads": 2}
@@ -394,7 +396,7 @@ def test_fixed_shapes_write_the_same(kind, how, monkeypatch):
     plain = generate(model, texts, max_new_tokens=N, **how)
     lengths = []
     monkeypatch.setattr(captured, "worthwhile", lambda *_: True)
-    monkeypatch.setattr(captured, "Captured", Replayed)
+    monkeypatch.setattr(captured, "CapturedFunction", Replayed)
     model.blocks[0].self_attention.attend.register_forward_hook(
         lambda _, inputs, __: lengths.append(inputs[1].shape[2])
     )

@@ -499,7 +499,7 @@ def test_model_that_was_changed_is_not_saved(tmp_path):
     class Mine(GPT):
         pass
 
-    with pytest.raises(TypeError, match="Mine is not a model that can be loaded again; there are GPT"):
+    with pytest.raises(TypeError, match="Mine is not a model that can be loaded again; there are Encoder, GPT"):
         Mine().save(tmp_path / "saved")
     model = small()
     model.tokenizer = "words"

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..models import Model
-from . import request as check
+from . import request
 from .line import TextLine, Written
 from .sampling import filled_up, top
 from .writers import Prompts, Writer, start
@@ -34,8 +34,8 @@ def beam(
     early_stopping  end as soon as there are `beams` texts; otherwise when none that is left could become better
     end             ids at which a text ends, model.special.end unless given; the id of padding is never written
     """
-    check.searching(beams=beams, n_best=n_best, length_penalty=length_penalty)
-    asked = check.asked(model, prompts, max_new_tokens, end)
+    request.searching(beams=beams, n_best=n_best, length_penalty=length_penalty)
+    asked = request.asked(model, prompts, max_new_tokens, end)
     if not asked.prompts:
         return []
     if not max_new_tokens:

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..models import Model
-from . import request as check
+from . import request
 from .line import TextLine, Token, Written
 from .sampling import Chooser, Filter, min_p, seen_in, temperature, top_k, top_p
 from .writers import Prompt, Prompts, Writer, start
@@ -62,14 +62,14 @@ def stream(
 ) -> Iterator[Token]:
     """What `generate` writes behind one prompt, each token as soon as it is there; see there."""
     how = _how(temperature, top_k, top_p, min_p)
-    check.one(prompt)
+    request.one(prompt)
     steps = _steps(model, prompt, [], max_new_tokens, how, repetition_penalty, seed, stop, end)
     return (tokens[0] for tokens in steps)
 
 
 def _how(t: float, k: int | None, p: float, at_least: float) -> list[Filter] | None:
     """The filters, in this order; None is greedy."""
-    check.sampling(temperature=t, top_k=k, top_p=p, min_p=at_least)
+    request.sampling(temperature=t, top_k=k, top_p=p, min_p=at_least)
     if t == 0.0:
         return None
     filters = [temperature(t)] if t != 1.0 else []
@@ -90,8 +90,8 @@ def _steps(
     end: Sequence[int] | None,
 ) -> Iterator[list[Token]]:
     """Everything is looked at now; then each step writes a token on every line that goes on."""
-    asked = check.asked(model, prompts, max_new_tokens, end, stop)
-    check.penalty(repetition_penalty)
+    asked = request.asked(model, prompts, max_new_tokens, end, stop)
+    request.penalty(repetition_penalty)
     lines += [TextLine(model.tokenizer, ids, asked.end, asked.stop, max_new_tokens) for ids in asked.before]
     noise = drawn(len(lines), max_new_tokens, seed)
 

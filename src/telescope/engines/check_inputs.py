@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..attention import Attention
 from ..attention.check_numbers import real
-from . import torch_modes as autocast
+from . import torch_modes
 
 AXES = "(batch, heads, position, feature)"
 
@@ -88,7 +88,7 @@ def _alike(name: str, tensor: Tensor, queries: Tensor) -> None:
 
 def _castable(*tensors: Tensor) -> bool:
     """Whether autocast brings them to one dtype; it leaves float64 alone."""
-    return autocast.enabled(tensors[0].device) and all(tensor.dtype != torch.float64 for tensor in tensors)
+    return torch_modes.autocast_enabled(tensors[0].device) and all(tensor.dtype != torch.float64 for tensor in tensors)
 
 
 def _shape(tensor: Tensor) -> str:

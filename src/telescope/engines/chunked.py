@@ -11,9 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..attention import Attention, Pairs
 from ..attention.normalizers import ZeroSumError
-from . import exact
-from . import key_ranges as spans
-from . import torch_modes as transforms
+from . import exact, key_ranges, torch_modes
 
 # How many scores a block holds: on a CPU the best of 2**17 to 2**24 (two Neoverse cores, 8 heads, 512 to 4,096 tokens).
 SCORES = {"cpu": 2**22, "cuda": 2**26}
@@ -32,7 +30,7 @@ def attend(
     attention: Attention,
     dropout: float = 0.0,
 ) -> Float[Tensor, "batch heads query d_v"]:
-    looks = spans.looks(queries, keys, attention)
+    looks = key_ranges.key_ranges(queries, keys, attention)
     rows = _rows(queries, keys, attention, looks)
     while True:
         try:
@@ -57,11 +55,11 @@ def _by_blocks(
 ) -> Float[Tensor, "batch heads query d_v"]:
     q, k, v = exact.precise(queries), exact.precise(keys), exact.precise(values)
     (batch, heads, count, _), of = q.shape, (q.shape[-2], k.shape[-2])
-    careful, again = exact.broken(q, k, v), transforms.checkpoints()
+    careful, again = exact.broken(q, k, v), torch_modes.can_checkpoint()
     contexts = []
     for first, mine in zip(range(0, max(count, 1), rows), torch.split(q, rows, dim=2), strict=True):
         block = range(first, min(first + rows, count))
-        seen = spans.seen(looks, block, k.shape[-2])
+        seen = key_ranges.range_of_block(looks, block, k.shape[-2])
         at = Pairs.block(block, seen, of=of, batch=batch, heads=heads, device=q.device)
         inputs = mine, k[:, :, seen.start : seen.stop], v[:, :, seen.start : seen.stop]
         block_of = (*inputs, at, attention, dropout, careful)

@@ -8,9 +8,7 @@ from torch import Tensor
 
 from ..attention import Attention, everyone
 from ..words import hint
-from . import chunked, flex, reference, sdpa
-from . import torch_modes as autocast
-from . import torch_modes as transforms
+from . import chunked, flex, reference, sdpa, torch_modes
 from .check_inputs import check, check_dropout
 from .exact import broken
 
@@ -54,9 +52,9 @@ def attend(
     """
     check(queries, keys, values, attention)
     check_dropout(dropout)
-    if autocast.enabled(queries.device):
-        queries, keys, values = autocast.cast(queries, keys, values)
-        with autocast.off(queries.device):
+    if torch_modes.autocast_enabled(queries.device):
+        queries, keys, values = torch_modes.cast_for_autocast(queries, keys, values)
+        with torch_modes.without_autocast(queries.device):
             return _attend(queries, keys, values, attention, dropout, engine)
     return _attend(queries, keys, values, attention, dropout, engine)
 
@@ -84,7 +82,7 @@ def plan(
 ) -> Plan:
     """Which engine `attend` takes for these, and why: print it."""
     check(queries, keys, values, attention)
-    queries, keys, values = autocast.cast(queries, keys, values)
+    queries, keys, values = torch_modes.cast_for_autocast(queries, keys, values)
     asked = attention.of_last_query() if queries.shape[-2] == 1 else attention
     chosen, obstacles = _choose(queries, keys, values, asked, dropout, engine)
     formula, weights = attention.formula(keys.shape[-1]), f"{queries.shape[-2]} x {keys.shape[-2]}"
@@ -126,7 +124,7 @@ def _choose(
 
 def _exact(queries: Tensor, keys: Tensor) -> str:
     """The faster of the two engines that can run everything. Sizes that are not known yet cannot be cut into blocks."""
-    if transforms.open_sizes(queries, keys):
+    if torch_modes.sizes_are_open(queries, keys):
         return "reference"
     batch, heads, rows, _ = queries.shape
     return "reference" if batch * heads * rows * keys.shape[-2] <= SMALL else "chunked"

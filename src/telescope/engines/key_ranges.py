@@ -8,7 +8,7 @@ from ..attention import Attention, Pairs, by_sum, softmax
 from ..attention.values import has_numbers
 
 
-def looks(queries: Tensor, keys: Tensor, attention: Attention) -> Int[Tensor, "query 2"] | None:
+def key_ranges(queries: Tensor, keys: Tensor, attention: Attention) -> Int[Tensor, "query 2"] | None:
     """Where each query looks: from which key up to which, whatever the sequence and head; None may be anywhere.
 
     All queries are asked about at once, since on a GPU every answer is waited for.
@@ -23,10 +23,10 @@ def looks(queries: Tensor, keys: Tensor, attention: Attention) -> Int[Tensor, "q
     return torch.cat([torch.minimum(start, stop), stop], dim=-1).expand(rows, 2).cpu()
 
 
-def seen(looks: Int[Tensor, "query 2"] | None, block: range, columns: int) -> range:
+def range_of_block(key_ranges: Int[Tensor, "query 2"] | None, block: range, columns: int) -> range:
     """The keys that a block of queries looks at."""
-    if looks is None:
+    if key_ranges is None:
         return range(columns)
-    mine = looks[block.start : block.stop]
+    mine = key_ranges[block.start : block.stop]
     seeing = mine[mine[:, 0] < mine[:, 1]]
     return range(int(seeing[:, 0].min()), int(seeing[:, 1].max())) if len(seeing) else range(0)

@@ -16,8 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..attention import Attention, causal, softmax
 from ..attention.values import tensors
-from . import key_ranges as spans
-from . import torch_modes as transforms
+from . import key_ranges, torch_modes
 from .tables import ScoreTable, table
 
 SMALL = 2**14  # pairs of a query and a key, beyond which it pays to ask where queries look
@@ -45,7 +44,7 @@ def cannot(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, 
     if attention.bias is not None and queries.device.type != "cpu":
         return "it has no bias"
     if queries.device.type == "cpu" or _one_mask(queries, keys, attention):
-        return transforms.obstacle()
+        return torch_modes.transform_obstacle()
     return f"the mask {attention.mask!r} would be a {rows} x {columns} tensor"
 
 
@@ -64,7 +63,7 @@ def attend(
     if not queries.shape[-1] == values.shape[-1] == width:
         queries, keys, values = _widen(queries, width), _widen(keys, width), _widen(values, width)
 
-    if _one_mask(queries, keys, attention) or transforms.open_sizes(queries, keys) or rows * columns <= SMALL:
+    if _one_mask(queries, keys, attention) or torch_modes.sizes_are_open(queries, keys) or rows * columns <= SMALL:
         context = _fused(queries, keys, values, rows, columns, (rows, columns), attention, scale, dropout)
     else:
         context = _by_blocks(queries, keys, values, attention, scale, dropout)
@@ -91,13 +90,17 @@ def _by_blocks(
     """Each block with the keys it looks at, or all at once where that is not much more. Unless there are few scores,
     the table of a block is not kept for the backward pass, but made again."""
     (batch, heads, count, _), columns = queries.shape, keys.shape[-2]
-    of, looks, scores = (count, columns), spans.looks(queries, keys, attention), batch * heads * count * columns
+    of, looks, scores = (
+        (count, columns),
+        key_ranges.key_ranges(queries, keys, attention),
+        batch * heads * count * columns,
+    )
     blocks = [range(first, min(first + ROWS, count)) for first in range(0, count, ROWS)]
     # of nothing the kernel makes nothing: it gets a hidden key
-    seen = [spans.seen(looks, block, columns) or range(1) for block in blocks]
+    seen = [key_ranges.range_of_block(looks, block, columns) or range(1) for block in blocks]
     if scores <= WHOLE and sum(map(len, seen)) * 4 > len(blocks) * columns * 3:
         return _fused(queries, keys, values, range(count), range(columns), of, attention, scale, dropout)
-    again = scores > WHOLE and _learns(queries, keys, values, attention) and transforms.checkpoints()
+    again = scores > WHOLE and _learns(queries, keys, values, attention) and torch_modes.can_checkpoint()
     contexts = []
     for mine, rows, some in zip(torch.split(queries, ROWS, dim=2), blocks, seen, strict=True):
         inputs = mine, keys[:, :, some.start : some.stop], values[:, :, some.start : some.stop]

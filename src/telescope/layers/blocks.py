@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, relu, silu
 
 from ..attention import Mask
-from . import check_sizes as check
+from . import check_sizes
 from .multi_head import KeysAndValues
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
@@ -32,8 +32,8 @@ class FeedForward(nn.Module):
         self, d_model: int, d_hidden: int, *, activation: str = "relu", bias: bool = True, dropout: float = 0.0
     ) -> None:
         super().__init__()
-        check.sizes(d_model=d_model, d_hidden=d_hidden)
-        check.one_of("activation", activation, ACTIVATIONS)
+        check_sizes.sizes(d_model=d_model, d_hidden=d_hidden)
+        check_sizes.one_of("activation", activation, ACTIVATIONS)
         self.d_model = d_model
         self.activation = activation
         self.W_1 = nn.Linear(d_model, d_hidden, bias)
@@ -41,7 +41,7 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "batch n d_model"]) -> Float[Tensor, "batch n d_model"]:
-        check.features(self, "x", x, "d_model")
+        check_sizes.features(self, "x", x, "d_model")
         hidden = self.hidden(x)
         y: Tensor = self.W_2(self.dropout(hidden) if self.training else hidden)
         return y
@@ -79,7 +79,7 @@ class AddNorm(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check.sizes(d_model=d_model)
+        check_sizes.sizes(d_model=d_model)
         self.d_model = d_model
         self.pre_norm = pre_norm
         self.norm = norm(d_model)
@@ -88,7 +88,7 @@ class AddNorm(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch n d_model"], sublayer: Callable[[Tensor], Tensor]
     ) -> Float[Tensor, "batch n d_model"]:
-        check.features(self, "x", x, "d_model")
+        check_sizes.features(self, "x", x, "d_model")
         found = sublayer(self.norm(x) if self.pre_norm else x)
         if found.shape != x.shape:
             raise ValueError(

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..attention import Attention, Mask, Score, additive, dot, general
-from . import check_sizes as check
+from . import check_sizes
 from .attend import Attend, DefinedLayer
 
 
@@ -31,8 +31,8 @@ class LuongAttention(DefinedLayer):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check.one_of("score", score, ("dot", "general", "concat"))
-        check.sizes(d_query=d_query, d_memory=d_memory, d_attention=d_attention)
+        check_sizes.one_of("score", score, ("dot", "general", "concat"))
+        check_sizes.sizes(d_query=d_query, d_memory=d_memory, d_attention=d_attention)
         self.score = score
         self.d_query = d_query
         self.d_memory = d_query if d_memory is None else d_memory
@@ -59,8 +59,8 @@ class LuongAttention(DefinedLayer):
         memory: Float[Tensor, "batch key d_memory"],
         mask: Mask | None = None,
     ) -> Float[Tensor, "batch query d_memory"]:
-        check.features(self, "states", states, "d_query")
-        check.features(self, "memory", memory, "d_memory")
+        check_sizes.features(self, "states", states, "d_query")
+        check_sizes.features(self, "memory", memory, "d_memory")
         attention = replace(self.attention.seeing(mask), score=self.similarity())
         asking, asked = states[:, None], memory[:, None]
         context: Tensor = self.attend(asking, asked, asked, attention, across=memory is not states)

@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 
 from ..attention import Attention, Mask
 from ..attention.positions import Rotary
-from . import check_sizes as check
+from . import check_sizes
 from .attend import Attend, DefinedLayer, join_heads, split_heads
 from .cache import CachePosition, LayerCache
 
@@ -74,15 +74,17 @@ class MultiHeadAttention(DefinedLayer):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check.sizes(d_model=d_model, heads=heads, key_heads=key_heads, d_k=d_k, d_v=d_v, d_memory=d_memory, d_out=d_out)
+        check_sizes.sizes(
+            d_model=d_model, heads=heads, key_heads=key_heads, d_k=d_k, d_v=d_v, d_memory=d_memory, d_out=d_out
+        )
         self.d_model = d_model
         self.heads = heads
         self.key_heads = heads if key_heads is None else key_heads
-        self.d_k = check.per_head(d_model, heads) if d_k is None else d_k
+        self.d_k = check_sizes.per_head(d_model, heads) if d_k is None else d_k
         self.d_v = self.d_k if d_v is None else d_v
         self.d_memory = d_model if d_memory is None else d_memory
         self.d_out = d_model if d_out is None else d_out
-        check.groups(heads, self.key_heads)
+        check_sizes.groups(heads, self.key_heads)
         self.attention = attention
         self.rotary = rotary
         W_q = {"W_q": heads * self.d_k}
@@ -132,28 +134,28 @@ class MultiHeadAttention(DefinedLayer):
         self, x: Float[Tensor, "batch query d_model"], at: CachePosition = CachePosition()
     ) -> Float[Tensor, "batch heads query d_k"]:
         """X W_q, head by head."""
-        check.features(self, "x", x, "d_model")
+        check_sizes.features(self, "x", x, "d_model")
         return self._turn(split_heads(self._stacks()[0].only(x, "W_q"), self.heads), at)
 
     def keys_and_values(
         self, memory: Float[Tensor, "sources key d_memory"], at: CachePosition = CachePosition()
     ) -> KeysAndValues:
         """M W_k and M W_v, head by head: all that later queries need of a memory, so it can be kept."""
-        check.features(self, "memory", memory, "d_memory")
+        check_sizes.features(self, "memory", memory, "d_memory")
         both = self._stacks()[1].only(memory, "W_k", "W_v")
         keys, values = torch.split(both, [self.key_heads * self.d_k, self.key_heads * self.d_v], dim=-1)
         return self._turn(split_heads(keys, self.key_heads), at), split_heads(values, self.key_heads)
 
     def room(self, batch: int, room: int) -> LayerCache:
         """Room for the keys and values of so many tokens, in the dtype and on the device of the weights."""
-        check.sizes(batch=batch, room=room)
+        check_sizes.sizes(batch=batch, room=room)
         front = (batch, self.key_heads, room)
         like = self.W_O.weight.detach()
         return LayerCache(like.new_empty(*front, self.d_k), like.new_empty(*front, self.d_v))
 
     def _all(self, x: Tensor, at: CachePosition) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of x in one product; queries and keys are turned together."""
-        check.features(self, "x", x, "d_model")
+        check_sizes.features(self, "x", x, "d_model")
         widths = list(self.W_qkv.widths.values())
         if self.rotary is None:
             queries, keys, values = torch.split(self.W_qkv(x), widths, dim=-1)

@@ -7,7 +7,7 @@ from torch.nn.functional import embedding
 
 from ..attention import sinusoidal
 from ..attention.positions import Pairing
-from . import check_sizes as check
+from . import check_sizes
 
 
 class LearnedPositions(nn.Module):
@@ -15,7 +15,7 @@ class LearnedPositions(nn.Module):
 
     def __init__(self, max_positions: int, d_model: int) -> None:
         super().__init__()
-        check.sizes(max_positions=max_positions, d_model=d_model)
+        check_sizes.sizes(max_positions=max_positions, d_model=d_model)
         self.max_positions = max_positions
         self.d_model = d_model
         self.P = nn.Parameter(torch.empty(max_positions, d_model).normal_(std=0.02))
@@ -24,7 +24,7 @@ class LearnedPositions(nn.Module):
         self, x: Float[Tensor, "batch n d_model"], start: int | Int[Tensor, "*batch n"] = 0
     ) -> Float[Tensor, "batch n d_model"]:
         """`start` is the position of the first, or a tensor with the position of each."""
-        check.features(self, "x", x, "d_model")
+        check_sizes.features(self, "x", x, "d_model")
         if not isinstance(start, int):
             return x + embedding(start, self.P)
         stop = start + x.shape[1]
@@ -41,7 +41,7 @@ class SinusoidalPositions(nn.Module):
 
     def __init__(self, d_model: int, *, pairs: Pairing = "neighbours") -> None:
         super().__init__()
-        check.sizes(d_model=d_model)
+        check_sizes.sizes(d_model=d_model)
         # An odd width is said now, not at the first sentence; on the CPU, since meta would import torch's compiler.
         sinusoidal(torch.zeros(1, dtype=torch.int64, device="cpu"), d_model, pairs=pairs)
         self.d_model = d_model
@@ -51,6 +51,6 @@ class SinusoidalPositions(nn.Module):
         self, x: Float[Tensor, "batch n d_model"], start: int | Int[Tensor, "*batch n"] = 0
     ) -> Float[Tensor, "batch n d_model"]:
         """`start` is the position of the first, or a tensor with the position of each."""
-        check.features(self, "x", x, "d_model")
+        check_sizes.features(self, "x", x, "d_model")
         positions = torch.arange(start, start + x.shape[1], device=x.device) if isinstance(start, int) else start
         return x + sinusoidal(positions, self.d_model, pairs=self.pairs, dtype=x.dtype)

@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..attention import Attention, Mask
-from . import check_sizes as check
+from . import check_sizes
 from .attend import Attend, DefinedLayer
 
 
@@ -25,7 +25,7 @@ class SelfAttention(DefinedLayer):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check.sizes(d_model=d_model, d_k=d_k, d_v=d_v)
+        check_sizes.sizes(d_model=d_model, d_k=d_k, d_v=d_v)
         self.d_model = d_model
         self.d_k = d_model if d_k is None else d_k
         self.d_v = self.d_k if d_v is None else d_v
@@ -36,7 +36,7 @@ class SelfAttention(DefinedLayer):
         self.attend = Attend(dropout)
 
     def forward(self, x: Float[Tensor, "batch n d_model"], mask: Mask | None = None) -> Float[Tensor, "batch n d_v"]:
-        check.features(self, "x", x, "d_model")
+        check_sizes.features(self, "x", x, "d_model")
         queries, keys, values = self.W_q(x), self.W_k(x), self.W_v(x)
         heads = (queries[:, None], keys[:, None], values[:, None])
         context: Tensor = self.attend(*heads, self.attention.seeing(mask), across=False)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, relu
 
 from ..attention import Attention, Mask, causal
-from . import check_sizes as check
+from . import check_sizes
 from .attend import Attend, DefinedLayer, join_heads, split_heads
 from .cache import CachePosition, LayerCache
 
@@ -30,8 +30,8 @@ class SynthesizerAttention(DefinedLayer):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check.sizes(d_model=d_model, heads=heads, block=block)
-        d_k, tables = check.per_head(d_model, heads), 1 if shared else heads
+        check_sizes.sizes(d_model=d_model, heads=heads, block=block)
+        d_k, tables = check_sizes.per_head(d_model, heads), 1 if shared else heads
         self.d_model = d_model
         self.heads = heads
         self.block = block
@@ -52,7 +52,7 @@ class SynthesizerAttention(DefinedLayer):
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "batch n d_model"]:
         """`mask` is for this call, beside the definition's; x stands `at` its place, behind what is in the `cache`."""
-        check.features(self, "x", x, "d_model")
+        check_sizes.features(self, "x", x, "d_model")
         attention = self.attention.seeing(mask)
         queries, keys = self.queries(x), self.keys(x, at)
         values = split_heads(self.V(x), self.heads)
@@ -87,7 +87,7 @@ class SynthesizerAttention(DefinedLayer):
 
     def room(self, batch: int, room: int) -> LayerCache:
         """Room for the columns and values of so many tokens, in the dtype and on the device of the weights."""
-        check.sizes(batch=batch, room=room)
+        check_sizes.sizes(batch=batch, room=room)
         d_k = self.d_model // self.heads
         front, like = (batch, self.heads, room), self.W_O.weight.detach()
         return LayerCache(like.new_empty(*front, d_k + (self.b2 is not None)), like.new_empty(*front, d_k))

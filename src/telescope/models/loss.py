@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from ..attention.values import has_numbers
-from ..engines import torch_modes as autocast
+from ..engines import torch_modes
 from ..engines.exact import precise
 from ..layers.check_sizes import one_of
 
@@ -73,8 +73,8 @@ class _OverTheHead(torch.autograd.Function):
         reduction: Reduction,
     ) -> Float[Tensor, ""]:
         for_hidden, for_weight, for_bias, *_ = ctx.needs_input_grad
-        states, W = autocast.cast(hidden, weight)
-        with autocast.off(hidden.device):
+        states, W = torch_modes.cast_for_autocast(hidden, weight)
+        with torch_modes.without_autocast(hidden.device):
             W = pad(W, (0, 0, 0, -len(W) % ALIGNED.get(W.device.type, 1)))
             real = targets != ignore
             d_hidden: list[Tensor] = []

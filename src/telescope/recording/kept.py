@@ -16,7 +16,7 @@ from ..attention import Attention
 from ..attention.padding_queries import of_all_queries
 from ..attention.restrict import key_heads_of, of_heads, of_queries
 from ..attention.values import tensors
-from ..engines import torch_modes as autocast
+from ..engines import torch_modes
 from ..survey import Summary, Survey, read_off, survey
 from ..survey.extend import Size
 from ..survey.summary import precision
@@ -358,7 +358,7 @@ class QueriesKeysCall(Call):
         if map is None and self._surveys and wanted in self._surveys:
             return self._surveys[wanted]
         queries, keys = self._where_it_ran(self.queries), self._where_it_ran(self.keys)
-        with autocast.off(queries.device):
+        with torch_modes.without_autocast(queries.device):
             seen = survey(queries, keys, self.kept_attention(), top=wanted[0], map=map)
         self._surveys = {**(self._surveys or {}), wanted: seen}
         return seen
@@ -372,14 +372,14 @@ class QueriesKeysCall(Call):
             which = torch.tensor([place])
             serving = key_heads_of(which, heads, self.keys.shape[1]).tolist()
             queries, keys = self._where_it_ran(self.queries[:, [place]]), self._where_it_ran(self.keys[:, serving])
-            with autocast.off(queries.device):
+            with torch_modes.without_autocast(queries.device):
                 seen = survey(queries, keys, of_heads(self.kept_attention(), which, heads), top=TOP)
             self._heads = {**(self._heads or {}), place: seen}
         return self._heads[place]
 
     def shares(self, places: Places) -> Float[Tensor, "batch heads sum"]:
         seen, queries, keys = self.survey(), self._where_it_ran(self.queries), self._where_it_ran(self.keys)
-        with autocast.off(queries.device):
+        with torch_modes.without_autocast(queries.device):
             return shares(queries, keys, self.kept_attention(), seen.summary, places)
 
     @property
@@ -423,7 +423,7 @@ class StepsCall(QueriesKeysCall):
     def trace(self, tokens: Tokens | None = None) -> Trace:
         """Every step as it ran, what padding asks included."""
         queries, keys, values = map(self._where_it_ran, (self.queries, self.keys, self.values))
-        with torch.no_grad(), autocast.off(self.facts.device):
+        with torch.no_grad(), torch_modes.without_autocast(self.facts.device):
             return trace(queries, keys, values, of_all_queries(self.kept_attention()), tokens)
 
     @property

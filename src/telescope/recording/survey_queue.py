@@ -12,7 +12,7 @@ from torch import Tensor
 from ..attention import Attention, softmax
 from ..attention.restrict import of_sequences
 from ..attention.values import identity, leaves
-from ..engines import torch_modes as autocast
+from ..engines import torch_modes
 from ..survey import Summary, read_off
 from ..survey.device import StreamEvent, beside, moment, read_here
 from .attention_call import AttentionCall
@@ -140,7 +140,7 @@ class SurveyQueue:
         """Whoever waits is told."""
         if self.waiting:
             device = self.rooms[0].parts.queries.device
-            with autocast.to_keep(device):
+            with torch_modes.recording_mode(device):
                 self._start()
         self.wait()
         self.rooms, self.kind, self.known, self.places, self.attention = (

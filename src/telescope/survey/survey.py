@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ..attention import Attention, everyone, softmax
 from ..attention.restrict import key_heads_of, of_heads
-from ..engines import attend
-from ..engines import torch_modes as autocast
+from ..engines import attend, torch_modes
 from ..engines.check_inputs import check, check_without_values
 from ..words import whole_number
 from .cells import Cells, grid, segments
@@ -92,7 +91,7 @@ class Survey:
             return self.summary.map
         self._look_further("map")
         cells = _cells(self.queries, self.keys, rows, cols, how, segments)
-        with autocast.off(self.queries.device):
+        with torch_modes.without_autocast(self.queries.device):
             pooled: Tensor = ENGINES[self.engine].pool(self.queries, self.keys, self.attention, self.lse, cells)
         return pooled
 
@@ -101,7 +100,7 @@ class Survey:
         """The weights of these queries, every key of them. Negative numbers count from the last query."""
         self._look_further("rows")
         where = _indices("rows", i, self.queries.shape[-2], "queries").to(self.queries.device)
-        with autocast.off(self.queries.device):
+        with torch_modes.without_autocast(self.queries.device):
             return self.attention.weights(self._masked(where, range(self.keys.shape[-2])))
 
     @torch.no_grad()
@@ -112,7 +111,7 @@ class Survey:
         (column,) = _indices("cell(..., j)", whole_number("j", j), self.keys.shape[-2], "keys").tolist()
         if self.lse is None:
             return self.rows(row)[:, :, 0, column]
-        with autocast.off(self.queries.device):
+        with torch_modes.without_autocast(self.queries.device):
             where = torch.tensor([row], device=self.queries.device)
             masked = self._masked(where, range(column, column + 1))[:, :, 0, 0]
         return torch.exp(masked - self.lse[:, :, row]).masked_fill(masked == -torch.inf, 0.0)
@@ -214,9 +213,9 @@ def survey(
         raise ValueError("queries are on meta, where tensors have a shape but no numbers to survey; use cpu or cuda")
     if lse is not None and attention.normalize is not softmax:
         raise ValueError("an lse belongs to softmax; leave it out where normalize is another")
-    queries, keys = (tensor.detach() for tensor in autocast.cast(queries, keys))
-    values = None if values is None else autocast.cast(values)[0].detach()
-    with autocast.off(queries.device):
+    queries, keys = (tensor.detach() for tensor in torch_modes.cast_for_autocast(queries, keys))
+    values = None if values is None else torch_modes.cast_for_autocast(values)[0].detach()
+    with torch_modes.without_autocast(queries.device):
         meanwhile: AbstractContextManager[object] = nullcontext()
         if lse is not None:
             check_lse(queries, lse)
@@ -295,7 +294,7 @@ def _after(name: str, old: Tensor, new: Tensor) -> Tensor:
         raise ValueError(
             f"extend: {name} have shape {tuple(new.shape)}, after {tuple(old.shape)}; only their number may differ"
         )
-    (new,) = autocast.cast(new)
+    (new,) = torch_modes.cast_for_autocast(new)
     if (old.device, old.dtype) != (new.device, new.dtype):
         raise ValueError(
             f"extend: {name} are {new.dtype} on {new.device}, after {old.dtype} on {old.device}; convert them"

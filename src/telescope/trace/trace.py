@@ -14,8 +14,7 @@ from torch import Tensor
 
 from ..attention import Attention, everyone
 from ..attention.restrict import key_heads_of, of_heads
-from ..engines import reference
-from ..engines import torch_modes as autocast
+from ..engines import reference, torch_modes
 from ..engines.check_inputs import check
 from ..engines.exact import share_heads
 from ..words import hint, whole_number
@@ -226,8 +225,8 @@ def trace(
     """
     check(queries, keys, values, attention)
     query_tokens, key_tokens = _names(tokens, queries.shape[-2], keys.shape[-2])
-    queries, keys, values = autocast.cast(queries, keys, values)
-    with autocast.off(queries.device):
+    queries, keys, values = torch_modes.cast_for_autocast(queries, keys, values)
+    with torch_modes.without_autocast(queries.device):
         steps = reference.steps(queries, keys, values, attention)
     return Trace(**vars(steps), attention=attention, query_tokens=query_tokens, key_tokens=key_tokens)
 

@@ -14,9 +14,7 @@ from ..files.definitions import must_be_savable, told
 from ..layers.attend import DefinedLayer
 from ..models import Model
 from ..models.model import own_definition
-from . import checkpoint
-from . import checkpoint as random
-from . import processes as gather
+from . import checkpoint, processes
 from .batch import Data
 from .checkpoint import Checkpoint
 from .events import Event, Finished, HeadsWatched, Logged, Report, Saved, Started, Stopped, Validated, tensorboard
@@ -105,7 +103,7 @@ class TrainingRun:
         self.average = Average(settings.average)
         self.best: dict[str, Tensor] | None = None
         self.standing, self.saved = RunState(), 0
-        random.seed(settings.seed, self.processes.rank)
+        checkpoint.seed(settings.seed, self.processes.rank)
         self.report = _report(self.out) if report is None and self.processes.first else report
         self.clock = Clock()
 
@@ -133,7 +131,7 @@ class TrainingRun:
         kept = self.best if self.best is not None else self._candidate()
         best = self.standing.best_step
         self._tell(Finished(self.standing.step, self.standing.step if best is None else best))
-        gather.give_weights(self.judged, kept)
+        processes.give_weights(self.judged, kept)
         return self.judged
 
     def _epoch(self) -> None:
@@ -223,7 +221,7 @@ class TrainingRun:
         return self.average.mean() if self.average.last else self._weights()
 
     def _weights(self) -> dict[str, Tensor]:
-        weights = gather.weights(self.model)
+        weights = processes.weights(self.model)
         learnt = dict(self.model.named_parameters(remove_duplicate=False))  # a mask as a buffer may well have -inf
         finite = all(bool(tensor.isfinite().all()) for name, tensor in weights.items() if name in learnt)
         self._must_be_finite(finite, "weights are no longer numbers")
@@ -241,8 +239,8 @@ class TrainingRun:
     def _save(self) -> None:
         """Everything, so that it could go on from here as if it had not stopped."""
         at = self.standing
-        optimiser = gather.optimiser_state(self.model, self.step.optimiser)
-        states = self.processes.from_all(random.state(self.processes.rank, self.device))
+        optimiser = processes.optimiser_state(self.model, self.step.optimiser)
+        states = self.processes.from_all(checkpoint.state(self.processes.rank, self.device))
         drawn = {name: state for several in states for name, state in several.items()}
         tensors = {"weights": self._weights(), "optimiser": optimiser, "random": drawn}
         if self.average.last:
@@ -276,10 +274,10 @@ class TrainingRun:
         self.standing = RunState(**state["standing"])
         self.saved = self.standing.step
         tensors: Any = {} if found is None else found.tensors
-        gather.give_weights(self.model, tensors.get("weights", {}))
-        gather.give_optimiser_state(self.model, self.step.optimiser, tensors.get("optimiser", {}))
+        processes.give_weights(self.model, tensors.get("weights", {}))
+        processes.give_optimiser_state(self.model, self.step.optimiser, tensors.get("optimiser", {}))
         self.step.add_up(state["total"], state["targets"])
-        random.restore(self.processes.from_first(tensors.get("random")), self.processes.rank, self.device)
+        checkpoint.restore(self.processes.from_first(tensors.get("random")), self.processes.rank, self.device)
         self.average.restore(self.processes.from_first(tensors.get("average", {})))
         self.best = self.processes.from_first(tensors.get("best"))
 
@@ -314,7 +312,7 @@ def _must_be_savable(model: Model) -> None:
 def _same_everywhere(model: Model) -> None:
     """Every process starts with the weights of the first."""
     for tensor in model.state_dict(keep_vars=True).values():
-        gather.spread(None if gather.several() and torch.distributed.get_rank() else tensor.detach(), tensor)
+        processes.spread(None if processes.several() and torch.distributed.get_rank() else tensor.detach(), tensor)
 
 
 def _report(out: Path) -> Report:

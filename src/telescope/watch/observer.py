@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..attention import Attention, Mask
 from ..attention.padding_queries import padding_in
 from ..attention.values import identity
-from ..engines import torch_modes as autocast
+from ..engines import torch_modes
 from ..recording.attention_call import AttentionCall
 from ..recording.kept import Call
 from ..recording.recording import Recording
@@ -83,7 +83,7 @@ class Observer:
         heads = ran.queries.shape[1]
         if self.heads is not None and max(self.heads) >= heads:
             raise ValueError(f'heads={[*self.heads]}: "{name}" has {heads}, counted from 0')
-        with autocast.to_keep(ran.queries.device):
+        with torch_modes.recording_mode(ran.queries.device):
             ran = self._of_real_queries(self._with_ids(name, ran).of_written())
             return self.recording.record(name, ran if self.heads is None else ran.of_heads(self.heads))
 

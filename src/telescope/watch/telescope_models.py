@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..attention import Attention
-from ..engines import sdpa
-from ..engines import torch_modes as autocast
+from ..engines import sdpa, torch_modes
 from ..layers import AddNorm, Attend
 from ..recording.attention_call import AttentionCall
 from ..recording.kept import StepsCall
@@ -83,7 +82,7 @@ class ModelHooks:
         if context is None:
             return
         queries, keys, values, attention, across = _given(*args, **kwargs)
-        queries, keys, values = autocast.cast(queries, keys, values)
+        queries, keys, values = torch_modes.cast_for_autocast(queries, keys, values)
         heads, dropout = tuple(range(queries.shape[1])), module.dropout if module.training else 0.0
         lse = None if fused is None else fused.lse_of(context)
         call = self.eye.saw(name, AttentionCall(queries, keys, values, attention, heads, dropout, lse, across=across))
@@ -106,7 +105,7 @@ class ModelHooks:
             return
         _, before, calls = self.around.pop()
         if after is not None:
-            with autocast.to_keep(after.device):
+            with torch_modes.recording_mode(after.device):
                 for call in calls:
                     call.stood_between(before, after)
 

@@ -7,14 +7,13 @@ from typing import Any, SupportsIndex
 
 from torch import nn
 
-from ..recording import attention_call as rows
+from ..recording import attention_call
 from ..recording.kept import KEEP, TOP, KeepOptions, MapSize, SummariesCall
 from ..recording.names import Layers, Parts, chosen, left_out, not_watched, parts_of
 from ..recording.recording import Recording
 from ..recording.storage import store_of
 from ..words import hint, whole_number
-from . import huggingface
-from . import telescope_models as hooks
+from . import huggingface, telescope_models
 from .observer import Observer
 
 
@@ -53,10 +52,10 @@ def watch(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"watch takes a model, a torch.nn.Module, not {type(model).__name__}")
-    how = _how(keep, top, map, rows.chosen(queries), store)
+    how = _how(keep, top, map, attention_call.chosen(queries), store)
     parts = parts_of(model)
     _must_not_be_compiled(parts)
-    side = huggingface if huggingface.owns(parts) else hooks
+    side = huggingface if huggingface.owns(parts) else telescope_models
     attentions: dict[str, Any] = side.attentions(parts)
     if not attentions:
         raise ValueError(
@@ -103,7 +102,7 @@ def _numbers(heads: SupportsIndex | Sequence[SupportsIndex] | None) -> tuple[int
     return numbers
 
 
-def _how(keep: str, top: int | None, map: MapSize | None, queries: rows.Chosen, store: str) -> KeepOptions:
+def _how(keep: str, top: int | None, map: MapSize | None, queries: attention_call.Chosen, store: str) -> KeepOptions:
     if keep not in KEEP:
         raise ValueError(f'there is no keep="{keep}"; {hint(str(keep), KEEP)}')
     options: dict[str, Any] = {name: value for name, value in (("top", top), ("map", map)) if value is not None}

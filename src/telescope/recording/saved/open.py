@@ -11,8 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...attention import Attention
-from ...files import paths
-from ...files import safetensors as checksums
+from ...files import paths, safetensors
 from ...files.definitions import meant
 from ...files.errors import LoadError
 from ...files.safetensors import BYTES, header
@@ -65,7 +64,7 @@ def open_recording(path: str | os.PathLike[str]) -> Recording:
             f"{where} is of version {said.get('version')!r}, and this Telescope reads version {VERSION}; "
             "open it with the one that wrote it"
         )
-    if "crc32" in said and said["crc32"] != checksums.of_manifest(said):
+    if "crc32" in said and said["crc32"] != safetensors.of_manifest(said):
         raise LoadError(f"{where} is not what was saved, by its checksum: it was damaged, or changed by hand")
     match said:
         case {"model": str(model), "keep": str(keep), "tokens": dict(texts), "attentions": [*attentions]} if (
@@ -139,7 +138,7 @@ def _read(file: Path, name: str, checksum: int | None) -> Tensor:
             tensor: Tensor = opened.get_tensor(name)
     except (SafetensorError, OSError) as problem:
         raise LoadError(f'{file}: tensor "{name}" cannot be read: {problem}') from None
-    if checksum not in (None, checksums.of_tensor(tensor)):
+    if checksum not in (None, safetensors.of_tensor(tensor)):
         raise LoadError(
             f'{file}: tensor "{name}" is not what was saved, by its checksum: the file was damaged or changed'
         )

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ...files import safetensors as checksums
+from ...files import safetensors
 from ...files.atomic import resolved, write_json, written_whole
 from ...files.definitions import told
 from ...files.errors import LoadError
@@ -43,7 +43,7 @@ def save_recording(
                 file = f"{number}.safetensors"
                 tensors = {part: it.detach().cpu().contiguous() for part, it in tensors.items()}
                 save_file(tensors, folder / file)
-                sums = {part: checksums.of_tensor(it) for part, it in tensors.items()}
+                sums = {part: safetensors.of_tensor(it) for part, it in tensors.items()}
                 calls.append({"file": file, **said, "crc32": sums})
                 number += 1
             attentions.append({"name": name, "calls": calls})
@@ -52,7 +52,7 @@ def save_recording(
         named = {token: token_name(int(token)) for token, text in texts.items() if not text} if token_name else {}
         special = {token: called for token, called in named.items() if called}
         manifest = {**head, "tokens": texts, "special": special, "attentions": attentions}
-        write_json(folder / FILE, {**manifest, "crc32": checksums.of_manifest(manifest)})
+        write_json(folder / FILE, {**manifest, "crc32": safetensors.of_manifest(manifest)})
 
 
 def must_be_free(

@@ -11,7 +11,7 @@ from ...models import config as fits
 from ...models.config import Config
 from ...text.corpora import SUMMARIES, TextPair, renamed
 from ...text.corpus_files import Split
-from . import sequence_pairs as metrics
+from . import sequence_pairs
 from .sequence_pairs import MOST_AGAIN, PairsRecipe, TextColumn, answers, predictions, work
 from .task import Answer, Task, Work
 
@@ -54,7 +54,7 @@ def prepare(recipe: SummarizeRecipe, data: Path, tokenizer: Tokenizer | None) ->
 
 def figures(answers: list[Answer]) -> dict[str, float]:
     """While it learns: chrF goes up and down with ROUGE, and is quick."""
-    return {"chrf": metrics.chrf(*predictions(answers))}
+    return {"chrf": sequence_pairs.chrf(*predictions(answers))}
 
 
 def answer(recipe: SummarizeRecipe, model: Model, data: Path, split: Split) -> list[Answer]:
@@ -64,7 +64,7 @@ def answer(recipe: SummarizeRecipe, model: Model, data: Path, split: Split) -> l
 
 
 def score(recipe: SummarizeRecipe, answers: list[Answer]) -> dict[str, float]:
-    return metrics.rouge(*predictions(answers)) | figures(answers)
+    return sequence_pairs.rouge(*predictions(answers)) | figures(answers)
 
 
 SUMMARIZE = Task(SummarizeRecipe, prepare, answer, score)

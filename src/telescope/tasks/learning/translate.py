@@ -15,7 +15,7 @@ from ...models.config import Config
 from ...text.corpora import TRANSLATIONS, TextPair, codes
 from ...text.corpus_files import Split
 from ...text.tokenizer import from_codes
-from . import sequence_pairs as metrics
+from . import sequence_pairs
 from .sequence_pairs import PairsRecipe, PairTokenizer, TextColumn, answers, predictions, work
 from .task import Answer, Task, Work
 
@@ -69,7 +69,7 @@ class Bleu(Config):
     """[metric]: "none" compares texts that are tokens already, with spaces between them."""
 
     lower: bool = False
-    tokens: metrics.Tokens = "13a"
+    tokens: sequence_pairs.Tokens = "13a"
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ def answer(recipe: TranslateRecipe, model: Model, data: Path, split: Split) -> l
 
 def score(recipe: TranslateRecipe, answers: list[Answer]) -> dict[str, float]:
     written, right = predictions(answers)
-    found = metrics.bleu(written, right, lower=recipe.metric.lower, tokens=recipe.metric.tokens)
-    return {**found, "chrf": metrics.chrf(written, right)}
+    found = sequence_pairs.bleu(written, right, lower=recipe.metric.lower, tokens=recipe.metric.tokens)
+    return {**found, "chrf": sequence_pairs.chrf(written, right)}
 
 
 TRANSLATE = Task(TranslateRecipe, prepare, answer, score)

@@ -16,7 +16,7 @@ from ...attention import Attention, Bias, Mask, causal, everyone, from_additive,
 from ...attention.biases import Relative
 from ...attention.masks import Documents
 from ...attention.restrict import without_first_keys
-from ...engines import torch_modes as autocast
+from ...engines import torch_modes
 from ...recording.attention_call import AttentionCall
 from .lazy import LazyMask
 from .masks import FunctionMask, MaskOffsets, filled, padded
@@ -73,7 +73,7 @@ class DefinitionReader:
         options: Mapping[str, Any],
         lse: Tensor | None,
     ) -> AttentionCall:
-        queries, keys, values = autocast.cast(*tensors)
+        queries, keys, values = torch_modes.cast_for_autocast(*tensors)
         looks_back = options.get("is_causal")
         if looks_back is None:
             looks_back = getattr(module, "is_causal", True)
