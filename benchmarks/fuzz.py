@@ -136,7 +136,7 @@ def small_blocks(most: int) -> Iterator[None]:
     rows = max(2, isqrt(most))
     sizes: tuple[tuple[Any, str, Any], ...] = (
         (chunked_engine, "SCORES", {"cpu": most, "cuda": most}),
-        (chunked_engine, "FEW", 2),
+        (chunked_engine, "MIN_ROWS", 2),
         (sdpa_engine, "ROWS", rows),
         (chunked, "SCORES", {"cpu": most, "cuda": most}),
         (blocks, "ROWS", rows),
@@ -482,7 +482,7 @@ def _compare(it: Checked, seen: ts.Survey, engine: str, given: str) -> None:
     one = seen.head(h)
     near(f"survey.head by {engine}", got=one.received, exact=weights[:, h : h + 1].sum(-2), unit=unit * queries)
     near(f"survey.head.rows by {engine}", got=one.rows([i]), exact=weights[:, h : h + 1, i : i + 1], unit=unit)
-    if it.attention.fixed and queries > 1 and keys >= queries and not given and dice.random() < 0.3:
+    if it.attention.has_no_tensors and queries > 1 and keys >= queries and not given and dice.random() < 0.3:
         _compare_extended(it, seen, engine)
 
 

@@ -1,4 +1,4 @@
-"""Draws docs/explain.svg, the picture of the README: python docs/picture.py"""
+"""Draw docs/explain.svg, the picture of the README: python docs/picture.py"""
 
 from io import StringIO
 from pathlib import Path
@@ -28,7 +28,7 @@ PAGE = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http:
 
 
 def picture() -> str:
-    """The last scene of `telescope explain`: masked self-attention, and one word with every product written out."""
+    """Return the last scene of `telescope explain` as SVG: masked self-attention, and every product of one word."""
     scene = journey(ts.softmax).scenes[-1]
     console = Console(record=True, width=84, file=StringIO(), force_terminal=True, color_system="truecolor")
     console.print(Group(scene.trace, Text(), scene.trace.row("starts")))

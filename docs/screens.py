@@ -1,4 +1,4 @@
-"""Takes the pictures of the explorer for the README, docs/screens/*.png, on the models that ship:
+"""Take the pictures of the explorer for the README, docs/screens/*.png, with the shipped models:
 
 python docs/screens.py
 """
@@ -37,12 +37,13 @@ SIZE = {"width": 1180, "height": 760}
 
 
 def pictures(library: Library, translator: str, writer: str, folder: Path) -> None:
+    """Write one PNG for each screen into the folder."""
     sentence, sonnet = library.read(SENTENCE, translator), library.read(SONNET, writer)
-    at, port = sentence.place("with"), served(library)
+    query, port = sentence.place("with"), serve(library)
     views: dict[str, tuple[str, str, dict[str, Any]]] = {
-        "walk": ("light", sentence.name, {"l": 1, "h": 2, "i": at, "step": "softmax"}),
-        "heads": ("dark", sentence.name, {"l": 1, "h": 2, "la": 1, "a": 2, "lb": 2, "b": 2, "i": at}),
-        "geometry": ("light", sentence.name, {"l": 1, "i": at}),
+        "walk": ("light", sentence.name, {"l": 1, "h": 2, "i": query, "step": "softmax"}),
+        "heads": ("dark", sentence.name, {"l": 1, "h": 2, "la": 1, "a": 2, "lb": 2, "b": 2, "i": query}),
+        "geometry": ("light", sentence.name, {"l": 1, "i": query}),
         "alignment": ("dark", sentence.name, {}),
         "map": ("light", sonnet.name, {"l": 1, "h": 0}),
     }
@@ -51,20 +52,21 @@ def pictures(library: Library, translator: str, writer: str, folder: Path) -> No
         chromium = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), chromium_sandbox=False, args=["--disable-gpu"]
         )
-        for screen, (theme, run, where) in views.items():
+        for screen, (theme, run, state) in views.items():
             page = chromium.new_page(viewport=SIZE, color_scheme=theme, reduced_motion="reduce")
             page.goto(f"http://127.0.0.1:{port}/healthz?token={TOKEN}")
-            page.goto(f"http://127.0.0.1:{port}/s/{run}/{screen}?{urlencode(where)}")
+            page.goto(f"http://127.0.0.1:{port}/s/{run}/{screen}?{urlencode(state)}")
             page.wait_for_load_state("networkidle")
-            foot = page.locator("h2:has-text('Habits'), footer").first.bounding_box()  # the table of all heads is long
-            clip = {"x": 0, "y": 0, "width": SIZE["width"], "height": foot["y"] - 12}
+            # The table of all heads is long: the picture ends above it.
+            end = page.locator("h2:has-text('Habits'), footer").first.bounding_box()
+            clip = {"x": 0, "y": 0, "width": SIZE["width"], "height": end["y"] - 12}
             page.screenshot(path=folder / f"{screen}.png", full_page=True, clip=clip)
             page.close()
         chromium.close()
 
 
-def served(library: Library) -> int:
-    """In a thread, as long as this runs; the port."""
+def serve(library: Library) -> int:
+    """Serve the library from a thread that ends with this process; return the port."""
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
     port: int = bound.getsockname()[1]
@@ -81,6 +83,6 @@ if __name__ == "__main__":
     parser.add_argument("--translator", default="translator-en-de", help="a model that ships, or a folder")
     parser.add_argument("--writer", default="shakespeare", help="the same")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "screens", help="where the pictures go")
-    said = parser.parse_args()
-    models = Library({name: name for name in (said.translator, said.writer)})
-    pictures(models, said.translator, said.writer, said.out)
+    arguments = parser.parse_args()
+    models = Library({name: name for name in (arguments.translator, arguments.writer)})
+    pictures(models, arguments.translator, arguments.writer, arguments.out)

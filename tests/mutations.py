@@ -417,7 +417,7 @@ def asked(recording: Any, dice: Random) -> None:
     run = library.add(recording, "run", "rev").name
     api = Api(library)
     must_answer(api.answer("GET", "/runs", {}))
-    if library.recordings[run].looked:
+    if library.recordings[run].views:
         what = dice.choice(["heads", "trace", "tokens", "geometry", "alignment", "map", "cells"])
         must_answer(api.answer("GET", f"/runs/{run}/{what}", {"l": "0", "h": "0", "i": "0", "j": "0", "axis": "q"}))
 
@@ -477,14 +477,14 @@ def use_model(folder: Path, dice: Random) -> None:
 
     import telescope as ts
     from telescope.models import GPT, Encoder
-    from telescope.tasks.writing.rewrite import tokens
+    from telescope.tasks.writing.rewrite import encode_text
 
     model = opened(lambda: ts.load(folder, dtype=torch.float32))  # as commands do: a file may hold several dtypes
     if isinstance(model, GPT | Encoder):
         with torch.no_grad():
             model(torch.tensor([[0, 1, 2]]))
     if model.tokenizer is not None:
-        model.tokenizer.decode(tokens(model, "What is this?"))
+        model.tokenizer.decode(encode_text(model, "What is this?"))
 
 
 @cache

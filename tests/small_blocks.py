@@ -14,7 +14,7 @@ import pytest
 SIZES: dict[str, dict[str, Any]] = {  # each module that reads a size, since a size is imported by value
     "telescope.attention.padding_queries": {"ROWS": 3},
     "telescope.engines.dispatch": {"SMALL": 8},  # more scores than this are not left to `reference`
-    "telescope.engines.chunked": {"SCORES": {"cpu": 60}, "FEW": 2},
+    "telescope.engines.chunked": {"SCORES": {"cpu": 60}, "MIN_ROWS": 2},
     "telescope.engines.sdpa": {"ROWS": 3},
     "telescope.recording.continuation": {"KEYS": 3},
     "telescope.watch.huggingface.definition": {"ROWS": 3},

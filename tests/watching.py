@@ -106,7 +106,7 @@ def look_across(
     x: Tensor,
     place: CachePosition = CachePosition(),
 ) -> Tensor:
-    return at.W_O(join_heads(at.attend(at.queries(x, place), keys, values, at.attention.seeing(mask))))
+    return at.W_O(join_heads(at.attend(at.queries(x, place), keys, values, at.attention.with_extra_mask(mask))))
 
 
 class Museum(nn.Module):

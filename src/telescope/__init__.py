@@ -1,4 +1,14 @@
-"""Look inside attention while it runs at full speed: one definition, `Attention`, and verbs that share its meaning."""
+"""Look inside attention while it runs at full speed: one definition, `Attention`, and functions that all take it.
+
+`attend` runs a definition, `plan` says on which engine, `trace` shows every step, `survey` gives exact statistics of
+long texts, `watch` records a model while it runs. Read attention/definition.py first.
+
+Example:
+    >>> import telescope as ts, torch
+    >>> x = torch.eye(3)[None, None]
+    >>> ts.attend(x, x, x, ts.Attention(mask=ts.causal)).shape
+    torch.Size([1, 1, 3, 3])
+"""
 
 from importlib import import_module
 from typing import Any
@@ -81,14 +91,15 @@ __all__ = [
     "window",
 ]
 
-LATER = ("explorer", "tasks", "text", "training")  # imported when they are asked for
+LAZY = ("explorer", "tasks", "text", "training")  # imported at first use, so that `import telescope` stays fast
 
 
 def __getattr__(name: str) -> Any:
-    if name in LATER:
+    """Import a lazy room at first use."""
+    if name in LAZY:
         return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *LATER})
+    return sorted({*globals(), *LAZY})

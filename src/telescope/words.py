@@ -1,29 +1,29 @@
-"""The words of an error: what was probably meant, and how much it is."""
+"""Wording shared by error messages of all rooms: the nearest known name, sizes with units. Imports no other room."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 from operator import index
 from typing import Any
 
-LONGEST = 1000  # characters of an error
+MAX_LENGTH = 1000  # characters of an error message
 
 
-def near(given: str, known: Iterable[str]) -> str | None:
-    """The known name that is most like the given one, if any is; or the only one that has it within."""
-    names, asked = {name.lower(): name for name in known}, given.lower()
-    found = get_close_matches(asked, names, n=1, cutoff=0.5) or [name for name in names if asked and asked in name]
+def closest_name(given: str, known: Iterable[str]) -> str | None:
+    """Return the known name most similar to `given`, else the only one that contains it, else None. Case is ignored."""
+    names, wanted = {name.lower(): name for name in known}, given.lower()
+    found = get_close_matches(wanted, names, n=1, cutoff=0.5) or [name for name in names if wanted and wanted in name]
     return names[found[0]] if len(found) == 1 else None
 
 
 def hint(given: str, known: Iterable[str]) -> str:
-    """did you mean "journey"? Or, where nothing is near, all there are."""
+    """Return the end of an error about an unknown name: 'did you mean "journey"?', or the list of all known names."""
     names = list(known)
-    meant = near(given, names)
-    return f'did you mean "{meant}"?' if meant else f"there are {', '.join(names)}"
+    closest = closest_name(given, names)
+    return f'did you mean "{closest}"?' if closest else f"there are {', '.join(names)}"
 
 
 def whole_number(name: str, given: Any) -> int:
-    """Return `given` as an int, whichever library's whole number it is; raise a TypeError where it is none."""
+    """Return `given` as an int; raise a TypeError unless it is a whole number of Python, numpy or another library."""
     try:
         number = index(given)
     except TypeError:
@@ -34,13 +34,13 @@ def whole_number(name: str, given: Any) -> int:
 
 
 def one_line(sentence: str) -> str:
-    """A sentence that may quote a file: on one line, and not too long, whatever the file holds."""
-    cut = sentence if len(sentence) <= LONGEST else f"{sentence[:LONGEST]} …"
+    """Return `sentence` on one line of at most `MAX_LENGTH` characters, for errors that quote a file."""
+    cut = sentence if len(sentence) <= MAX_LENGTH else f"{sentence[:MAX_LENGTH]} …"
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in cut)
 
 
-def size(bytes: float) -> str:
-    """1.5 MiB"""
+def format_bytes(bytes: float) -> str:
+    """Return a number of bytes with its unit: "1.5 MiB"."""
     for unit in ("KiB", "MiB"):
         bytes /= 1024
         if bytes < 1024:

@@ -15,7 +15,7 @@ from telescope.engines import dispatch as choose
 @pytest.fixture
 def small_blocks(monkeypatch):
     monkeypatch.setitem(chunked.SCORES, "cpu", 200)
-    monkeypatch.setattr(chunked, "FEW", 2)
+    monkeypatch.setattr(chunked, "MIN_ROWS", 2)
 
 
 class Largest(TorchDispatchMode):

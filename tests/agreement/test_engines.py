@@ -39,7 +39,7 @@ def small_blocks():
     """Blocks of a few rows, so that these small attentions have many of them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(chunked.SCORES, "cpu", 200)
-        patch.setattr(chunked, "FEW", 2)
+        patch.setattr(chunked, "MIN_ROWS", 2)
         yield
 
 
@@ -164,7 +164,7 @@ def test_sdpa_takes_any_mask_a_block_of_queries_at_a_time(monkeypatch):
         assert sdpa.cannot(*inputs, attention) is None
         agree(sdpa.attend, inputs, attention)
         ran["all"] += 1
-        ran["many blocks"] += shape.queries > 3 and not sdpa._one_mask(*inputs[:2], attention)
+        ran["many blocks"] += shape.queries > 3 and not sdpa._fits_one_call(*inputs[:2], attention)
 
     compare()
     assert ran["many blocks"] >= 30, ran
@@ -189,8 +189,8 @@ def test_chunked_agrees_on_everything():
         attention = data.draw(definitions(shape))
         inputs = tensors(shape, data.draw(seeds), data.draw(dtypes), data.draw(layouts))
         agree(chunked.attend, inputs, attention)
-        looks = key_ranges.key_ranges(*inputs[:2], attention)
-        rows = chunked._rows(*inputs[:2], attention, looks)
+        looks = key_ranges.find_key_ranges(*inputs[:2], attention)
+        rows = chunked._choose_rows(*inputs[:2], attention, looks)
         ran["all"] += 1
         ran[inputs[0].dtype] += 1
         ran["many blocks"] += rows < shape.queries

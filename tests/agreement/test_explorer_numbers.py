@@ -180,8 +180,8 @@ def test_a_recorded_translation_is_aligned_as_a_live_one(keep, saved, tmp_path):
     rows = {"encoder": names(source), "decoder": names(before), "cross": [*names(written.ids[:-1]), "…"]}
     columns = rows | {"cross": names(source)}
     real = {"encoder": [*range(len(source) - 1)], "decoder": [*range(1, len(before))]}
-    lively = {looked.name: looked for looked in live.looked}
-    for l, looked in enumerate(run.looked):  # noqa: E741
+    lively = {looked.name: looked for looked in live.views}
+    for l, looked in enumerate(run.views):  # noqa: E741
         told = got(asked, f"/runs/{run.name}/alignment", l=l, h="mean")
         assert (told["rows"], told["columns"]) == (rows[looked.kind], columns[looked.kind])
         weights = lively[looked.name].call.survey().rows(slice(None))[0].mean(0)
@@ -199,9 +199,9 @@ def test_queries_that_were_chosen_are_called_by_what_they_write():
     with ts.watch(model, keep="queries-keys", queries=[0, 3, 400]) as recording:
         (written,) = ts.decoding.generate(model, ["How are you?"], max_new_tokens=20, temperature=0)
     run, decode = Library({}).add(recording, "run", "rev"), model.tokenizer.decode
-    cross = next(looked for looked in run.looked if looked.kind == "cross")
+    cross = next(looked for looked in run.views if looked.kind == "cross")
     assert cross.tokens("q", 0, range(2)) == [decode([written.ids[0]]), decode([written.ids[3]])]
-    own = next(looked for looked in run.looked if looked.kind == "decoder")
+    own = next(looked for looked in run.views if looked.kind == "decoder")
     assert own.tokens("q", 0, range(2)) == ["<s>", decode([written.ids[2]])]
     assert (cross.real("q", 0), own.real("q", 0)) == ([0, 1], [1])
 

@@ -22,7 +22,7 @@ def uncompiled(unchecked, monkeypatch):
     monkeypatch.setattr(flex, "_compiled", lambda: torch_flex.flex_attention)
     monkeypatch.setattr(torch_flex, "_validate_device", lambda *_: None)  # which forbids gradients on a CPU
     monkeypatch.setattr(torch_flex, "_warn_once", lambda *_, **__: None)
-    monkeypatch.setattr(flex, "_remembered", {})
+    monkeypatch.setattr(flex, "_block_masks", {})
 
 
 LEARNED = learnable(normal(4, 9, seed=1), normal(4, seed=2), normal(4, 8, 8, seed=3) / 3)
@@ -72,7 +72,7 @@ def test_its_blocks_are_those_of_the_mask(data):
     q, k, _ = tensors(shape)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flex, "TILE", 4)
-        blocks = flex._made(mask, q, k)
+        blocks = flex._make_block_mask(mask, q, k)
     seen = mask.block(shape.queries, shape.keys, batch=shape.batch, heads=shape.heads)
     seen = torch.nn.functional.pad(seen, (0, -shape.keys % 4, 0, -shape.queries % 4)).unfold(2, 4, 4).unfold(3, 4, 4)
     some, every = seen.flatten(-2).any(-1), seen.flatten(-2).all(-1)
@@ -86,17 +86,17 @@ def dense(counts, indices):
 
 
 def test_blocks_are_remembered_until_the_mask_is_written_to(monkeypatch):
-    monkeypatch.setattr(flex, "_remembered", {})
+    monkeypatch.setattr(flex, "_block_masks", {})
     q, k, _ = tensors(Shape())
     lengths = torch.tensor([2, 5])
-    first = flex._blocks(ts.causal & ts.padding(lengths), q, k)
-    assert flex._blocks(ts.causal & ts.padding(lengths), q, k) is first
-    assert flex._blocks(ts.causal & ts.padding(lengths.clone()), q, k) is not first
+    first = flex._block_mask(ts.causal & ts.padding(lengths), q, k)
+    assert flex._block_mask(ts.causal & ts.padding(lengths), q, k) is first
+    assert flex._block_mask(ts.causal & ts.padding(lengths.clone()), q, k) is not first
     lengths[0] = 4
-    assert flex._blocks(ts.causal & ts.padding(lengths), q, k) is not first
+    assert flex._block_mask(ts.causal & ts.padding(lengths), q, k) is not first
     for size in range(1, 50):
-        flex._blocks(ts.window(size), q, k)
-    assert len(flex._remembered) == flex.MASKS
+        flex._block_mask(ts.window(size), q, k)
+    assert len(flex._block_masks) == flex.MAX_BLOCK_MASKS
 
 
 X = torch.zeros(1, 1, 4, 16)
@@ -115,7 +115,7 @@ REASONS = [
 
 @pytest.mark.parametrize(("attention", "x", "how", "reason"), REASONS, ids=[reason for *_, reason in REASONS])
 def test_it_says_why_it_cannot(monkeypatch, attention, x, how, reason):
-    monkeypatch.setitem(flex.LACKING, "cpu", None)
+    monkeypatch.setitem(flex.MISSING_REQUIREMENTS, "cpu", None)
     assert reason in flex.cannot(x, x, x, attention(), **how)
     if not x.is_meta:
         with pytest.raises(ValueError, match=r'engine="flex" cannot run .*; leave engine out, or use "reference"'):
@@ -124,15 +124,15 @@ def test_it_says_why_it_cannot(monkeypatch, attention, x, how, reason):
 
 def test_what_has_to_be_installed(monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-    assert flex._lacking("cpu") == "on a CPU it needs AVX2"
+    assert flex._missing_requirement("cpu") == "on a CPU it needs AVX2"
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     monkeypatch.setattr(shutil, "which", lambda _: None)
     monkeypatch.setenv("CXX", "clang++")
-    assert flex._lacking("cpu") == "on a CPU it needs the C++ compiler clang++"
+    assert flex._missing_requirement("cpu") == "on a CPU it needs the C++ compiler clang++"
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    assert flex._lacking("cpu") is None
+    assert flex._missing_requirement("cpu") is None
     monkeypatch.setattr(flex, "find_spec", lambda _: None)
-    assert "pip install triton" in flex._lacking("cuda")
+    assert "pip install triton" in flex._missing_requirement("cuda")
 
 
 @pytest.mark.skipif(flex.cannot(X, X, X, ts.Attention()) is not None, reason="needs AVX2 and a C++ compiler")

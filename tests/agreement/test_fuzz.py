@@ -32,13 +32,13 @@ def test_nothing_is_wrong(fuzz):
 
 def clamp_partial_sums(monkeypatch):
     """A map of by_sum in which what several blocks add up loses its negative parts."""
-    pool = chunked._pool
+    pool = chunked._add_to_map
 
     def clamped(pooled, *args):
         pooled.copy_(torch.where(pooled < 0, pooled.clamp(min=0.0), pooled).where(pooled.isfinite(), pooled))
         pool(pooled, *args)
 
-    monkeypatch.setattr(chunked, "_pool", clamped)
+    monkeypatch.setattr(chunked, "_add_to_map", clamped)
 
 
 def weaken_the_last_key(monkeypatch):

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 import telescope as ts
 from strategies import Shape, normal, tensors
-from telescope.attention.padding_queries import RealQueries, padding_in
+from telescope.attention.padding_queries import RealQueries, find_padding
 from telescope.layers import Attend
 from telescope.recording.head_shares import NAMES
 from telescope.recording.heads import Head
@@ -94,18 +94,18 @@ def test_padding_of_masks_that_others_made():
     keep = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     square, strict = keep[:, None, None].expand(2, 1, 5, 5), torch.ones(5, 5).tril(-1).bool()
     expected = ts.padding(keep=keep)
-    assert padding_in(ts.Attention(mask=ts.causal & ts.window(2)), **size) is None
-    assert padding_in(ts.Attention(mask=ts.prefix(2)), **size) is None
-    assert padding_in(ts.Attention(mask=ts.from_tensor(square)), **size) == expected
-    assert padding_in(ts.Attention(mask=ts.from_tensor(square & torch.ones(5, 5).tril().bool())), **size) == expected
-    assert padding_in(ts.Attention(mask=ts.from_tensor(strict)), **size) is None
+    assert find_padding(ts.Attention(mask=ts.causal & ts.window(2)), **size) is None
+    assert find_padding(ts.Attention(mask=ts.prefix(2)), **size) is None
+    assert find_padding(ts.Attention(mask=ts.from_tensor(square)), **size) == expected
+    assert find_padding(ts.Attention(mask=ts.from_tensor(square & torch.ones(5, 5).tril().bool())), **size) == expected
+    assert find_padding(ts.Attention(mask=ts.from_tensor(strict)), **size) is None
     hidden = ts.from_additive(torch.zeros(2, 1, 5, 5).masked_fill(~square, -torch.inf))
-    assert padding_in(ts.Attention(bias=hidden), **size) == expected
-    assert padding_in(ts.Attention(bias=ts.from_additive(torch.zeros(2, 1, 5, 5))), **size) is None
-    assert padding_in(ts.Attention(mask=ts.causal & ts.padding([5, 3])), **size) == ts.padding([5, 3])
+    assert find_padding(ts.Attention(bias=hidden), **size) == expected
+    assert find_padding(ts.Attention(bias=ts.from_additive(torch.zeros(2, 1, 5, 5))), **size) is None
+    assert find_padding(ts.Attention(mask=ts.causal & ts.padding([5, 3])), **size) == ts.padding([5, 3])
     of_one_head = square.repeat(1, 2, 1, 1)
     of_one_head[:, 0] |= torch.ones(5, 5).tril().bool()
-    assert padding_in(ts.Attention(mask=ts.from_tensor(of_one_head)), **size | {"heads": 2}) is None
+    assert find_padding(ts.Attention(mask=ts.from_tensor(of_one_head)), **size | {"heads": 2}) is None
 
 
 def test_padding_queries_see_nothing():

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 import telescope as ts
 import writers
 from telescope.decoding import generate
-from telescope.tasks.explaining.sentence_views import alignment, sentence
+from telescope.tasks.explaining.sentence_views import watch_alignment, watch_translation
 
 close = {"rtol": 0.0, "atol": 1e-12}
 
@@ -16,7 +16,7 @@ def by_hand(weights, rows, columns):
     """Every word's row is the mean over its pieces, its column their sum."""
     joined = torch.zeros(*weights.shape[:-2], len(rows.names), len(columns.names), dtype=weights.dtype)
     for i, j in ((i, j) for i in range(len(rows.names)) for j in range(len(columns.names))):
-        block = weights[..., rows.tokens(i), :][..., columns.tokens(j)]
+        block = weights[..., rows.positions(i), :][..., columns.positions(j)]
         joined[..., i, j] = block.sum(-1).mean(-1)
     return joined
 
@@ -26,22 +26,22 @@ def test_alignment_is_what_the_decoder_looked_at_while_it_wrote(make):
     model = make().double()
     with ts.watch(model, layers="*cross", keep="steps") as recording:
         (written,) = generate(model, writers.NOTES, max_new_tokens=9, seed=3, end=())
-    looking = alignment(model, writers.NOTES, written)
+    looking = watch_alignment(model, writers.NOTES, written)
     assert [layer.name for layer in looking.layers] == list(recording)
     for layer, name in enumerate(recording):
         kept = recording[name].trace().weights[0]
-        assert kept.shape[-2:] == (9, len(looking.columns.of))
+        assert kept.shape[-2:] == (9, len(looking.columns.word_ids))
         assert_close(looking.weights[layer], by_hand(kept, looking.rows, looking.columns), **close)
     assert_close(looking.alignment.sum(-1), torch.ones(len(looking.rows.names)).double(), **close)
     assert looking.rows.names != looking.columns.names
-    assert len(looking.columns.names) < len(looking.columns.of)  # some words are in pieces
+    assert len(looking.columns.names) < len(looking.columns.word_ids)  # some words are in pieces
 
 
 @pytest.mark.parametrize("prompt", ["ROMEO: I am", "O", ""])
 def test_a_gpt_looks_at_all_that_stands_before(prompt):
     model = writers.gpt().double()
     (written,) = generate(model, prompt or "\n", max_new_tokens=9, seed=3)
-    looking = alignment(model, prompt, written)
+    looking = watch_alignment(model, prompt, written)
     ids = [*model.tokenizer.encode(prompt or "\n").ids, *written.ids]
     with ts.watch(model, keep="steps") as recording:
         model(torch.tensor([ids[:-1]]))
@@ -52,14 +52,14 @@ def test_a_gpt_looks_at_all_that_stands_before(prompt):
 def test_a_gpt_that_wrote_for_longer_than_it_sees():
     model = writers.gpt(max_positions=8)
     longest = ts.decoding.Written(list(range(20)), "", "length")
-    looking = alignment(model, "ROMEO: I am", longest)
-    assert (len(looking.rows.of), len(looking.columns.of)) == (8, 8)
+    looking = watch_alignment(model, "ROMEO: I am", longest)
+    assert (len(looking.rows.word_ids), len(looking.columns.word_ids)) == (8, 8)
 
 
 def test_every_attention_of_a_sentence():
     model = writers.translator().double()
     (written,) = generate(model, writers.NOTES, max_new_tokens=7, seed=1, end=())
-    encoder, decoder, cross = sentence(model, writers.NOTES, written)
+    encoder, decoder, cross = watch_translation(model, writers.NOTES, written)
     source = model.tokenizer.encode(writers.NOTES).ids
     with ts.watch(model, keep="steps") as recording:
         model(torch.tensor([source]), torch.tensor([[writers.START, *written.ids[:-1]]]))

@@ -39,12 +39,12 @@ def actual(given, targets, **how):
 @pytest.fixture(params=[1, 5, 2**20], ids=["one", "few", "all"])
 def at_a_time(request, monkeypatch):
     """The logits of so many positions at a time."""
-    monkeypatch.setitem(module.LOGITS, "cpu", request.param * V)
+    monkeypatch.setitem(module.MAX_LOGITS, "cpu", request.param * V)
 
 
 @pytest.fixture(params=[1, 8], ids=["as it is", "padded"])
 def aligned(request, monkeypatch):
-    monkeypatch.setitem(module.ALIGNED, "cpu", request.param)
+    monkeypatch.setitem(module.ROW_ALIGNMENT, "cpu", request.param)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -139,7 +139,7 @@ def test_a_small_gradient_survives_float16():
 @pytest.mark.usefixtures("unchecked", "aligned")
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_compiled(monkeypatch, smoothing):
-    monkeypatch.setitem(module.LOGITS, "cpu", 9 * V)
+    monkeypatch.setitem(module.MAX_LOGITS, "cpu", 9 * V)
     torch._dynamo.reset()
     given, targets = made()
     truth = expected(given, targets, label_smoothing=smoothing)
@@ -206,7 +206,7 @@ def test_the_kernel_differentiates_in_place(bias, smoothing, ignore, monkeypatch
     (d,) = torch.autograd.grad(truth.sum(), [z])
     monkeypatch.setattr(loss_kernel, "BLOCK", 64)
     given = logits.to(place)
-    losses = loss_kernel.in_place(
+    losses = loss_kernel.differentiate_in_place(
         given, None if b is None else b.to(place), targets.to(place), words, ignore, smoothing
     )
     assert_close(losses.cpu().double(), truth.detach(), rtol=1e-5, atol=1e-4)
@@ -220,7 +220,7 @@ def test_the_kernel_is_part_of_a_compiled_step(monkeypatch):
     torch._dynamo.reset()
     given, targets = made(torch.float32, bias=False)
     truth = expected(given, targets)
-    monkeypatch.setattr(module, "_by_kernel", lambda logits: True)
+    monkeypatch.setattr(module, "_use_kernel", lambda logits: True)
     hidden, weight = given
     compiled = torch.compile(lambda: cross_entropy(hidden, weight, targets), backend="aot_eager", fullgraph=True)
     loss = compiled()

@@ -152,7 +152,7 @@ def test_rms_norm_and_gated_silu_by_hand():
     x = (
         x
         + rms(x, block.add_norm_1.norm)
-        @ block.self_attention.weights()["W_v"].weight.T
+        @ block.self_attention.projections()["W_v"].weight.T
         @ block.self_attention.W_O.weight.T
     )
     y = rms(x, block.add_norm_2.norm)

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from learning import gpt, luong, pairs, transformer
 from telescope.training import Examples, Training, language, translation
 from telescope.training.batch import IGNORE
-from telescope.training.objectives import Learner, agreeing, twice
+from telescope.training.objectives import Learner, agreement_loss, repeat_rows
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
@@ -17,7 +17,7 @@ def test_by_hand():
     """Guesses of 1/2, 1/2 and of 3/4, 1/4: D = ½ (1/4)(ln 3), and L₁ + L₂ = ln 2 + ln 4/3."""
     logits = torch.tensor([[[0.0, 0.0]], [[3.0, 1.0]]], dtype=torch.float64)
     logits[1] = logits[1].log()
-    loss = agreeing(logits, torch.tensor([[0], [0]]), label_smoothing=0.0, weight=8.0)
+    loss = agreement_loss(logits, torch.tensor([[0], [0]]), label_smoothing=0.0, weight=8.0)
     two, three = torch.tensor([2.0, 3.0], dtype=torch.float64).log()
     assert_close(loss, 0.5 * (two + (2 * two - three) + 8.0 * 0.5 * 0.25 * three))
 
@@ -35,7 +35,7 @@ def test_it_is_torchs_divergence(smoothing):
     )
     losses = cross_entropy(logits.flatten(0, 1), both.flatten(), label_smoothing=smoothing, reduction="sum")
     truth = 0.5 * (losses + 5.0 * 0.5 * apart)
-    loss = agreeing(logits, both, label_smoothing=smoothing, weight=5.0)
+    loss = agreement_loss(logits, both, label_smoothing=smoothing, weight=5.0)
     assert_close(loss, truth)
     assert_close(*(torch.autograd.grad(it, logits)[0] for it in (loss, truth)))
 
@@ -55,7 +55,7 @@ def test_what_is_dropped_differs_between_the_two():
     data, model = Examples(sources, targets), transformer(dropout=0.5).double().train()
     batch = data.take(data.batches(Training(steps=1, tokens=64), 0)[0])
     torch.manual_seed(1)
-    both = twice(batch)
+    both = repeat_rows(batch)
     first, second = model(both.source, both.target).chunk(2)
     assert not torch.allclose(first, second)
     torch.manual_seed(1)

@@ -12,10 +12,10 @@ from kernels import need_triton
 from strategies import Shape, composite, definitions, normal, seeds, shapes, tensors
 from telescope.attention import Pairs
 from telescope.attention.padding_queries import RealQueries
-from telescope.attention.restrict import of_queries
+from telescope.attention.restrict import restrict_to_queries
 from telescope.recording import head_shares as module
 from telescope.recording.head_shares import NAMES, BatchTokens, Places, shares
-from telescope.survey import ENGINES, blocks, launch, read_off, reference, within
+from telescope.survey import ENGINES, blocks, launch, reference, survey_unchecked, within
 from telescope.survey import triton as engine
 
 
@@ -59,7 +59,7 @@ def placed(attention, shape, text, positions=None, size=None):
 def summed(q, k, attention, places, top=1, *, in_the_pass=False):
     if in_the_pass:
         marks = places.marks(len(q) // max(places.batch, 1))
-        summary = read_off(q, k, attention, top=top, engine="chunked", marks=marks).summary
+        summary = survey_unchecked(q, k, attention, top=top, engine="chunked", marks=marks).summary
         assert summary.single is not None
     else:
         summary = reference.summarize(q, k, attention, None, top, None)
@@ -90,7 +90,7 @@ def test_sums_agree(path, padded, case):
     first = [0] * shape.batch
     if padded:
         padding = ts.padding(left=left)
-        attention, first = attention.seeing(padding & RealQueries(padding)), [n % shape.keys for n in left]
+        attention, first = attention.with_extra_mask(padding & RealQueries(padding)), [n % shape.keys for n in left]
     q, k, _ = tensors(shape, seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "SMALL", 2**16 if path == "rows" else -1)
@@ -114,7 +114,7 @@ def test_some_queries(path, case, chosen):
     size = (shape.queries, shape.keys)
     q, k, _ = tensors(shape, seed)
     positions = tuple(shape.keys - shape.queries + row for row in rows)
-    some = of_queries(attention, torch.tensor(rows), size)
+    some = restrict_to_queries(attention, torch.tensor(rows), size)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "SMALL", 2**16 if path == "rows" else -1)
         patch.setattr(within, "TILE", 3)

@@ -126,7 +126,7 @@ def test_reference_is_the_formula(data):
 
 
 def map_by_hand(weights, cells, b):
-    of_queries, of_keys = (part[b % len(part)] for part in (cells.of_queries, cells.of_keys))
+    of_queries, of_keys = (part[b % len(part)] for part in (cells.row_of_query, cells.column_of_key))
     pooled = torch.zeros(cells.rows, cells.columns, dtype=torch.float64)
     for r, c in product(range(cells.rows), range(cells.columns)):
         cell = weights[of_queries == r][:, of_keys == c]

@@ -98,7 +98,7 @@ def test_all_alike(n):
 
 
 def test_a_row_with_more_blocks_in_question_than_there_is_room(monkeypatch):
-    monkeypatch.setattr(launch, "room", lambda top: (1, 64))
+    monkeypatch.setattr(launch, "search_capacity", lambda top: (1, 64))
     q, k, _ = tensors(Shape(1, 1, 1, 20, 70, 16), dtype=torch.float32)
     got, truth = surveyed(q, k, ts.Attention(mask=ts.causal))
     assert torch.equal(got.top_keys, truth.top_keys)
@@ -152,11 +152,11 @@ def test_where_memory_runs_out_bands_are_narrower(monkeypatch):
     q, k, _ = tensors(Shape(1, 1, 1, 40, 40, 16), dtype=torch.float32)
     attention, heights, start = ts.Attention(mask=ts.causal), [], launch.survey_rows
 
-    def short_of_memory(function, queries, *arguments):
-        heights.append(queries.shape[-2])
-        if function is start and queries.shape[-2] > 16:
+    def short_of_memory(launcher, band, *arguments):
+        heights.append(band.queries.shape[-2])
+        if launcher is start and band.queries.shape[-2] > 16:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        function(queries, *arguments)
+        launcher(band, *arguments)
 
     monkeypatch.setattr(engine, "run", short_of_memory)
     monkeypatch.setattr(engine, "MEMORY", 2**17)

@@ -17,7 +17,7 @@ HEADS = 4
 
 @pytest.fixture(autouse=True)
 def nothing_remembered(monkeypatch):
-    monkeypatch.setattr(tables, "_remembered", tables._Remembered())
+    monkeypatch.setattr(tables, "_table_cache", tables._TableCache())
 
 
 def right(inputs, attention):
@@ -125,7 +125,7 @@ def test_a_learned_table_is_not_remembered():
         assert slow.abs().max() > 0.01
         assert_near(fast, slow, backward=True)
         table.data += 1.0
-    assert not tables._remembered.tables
+    assert not tables._table_cache.tables
 
 
 def test_a_learned_table_learns_block_by_block(monkeypatch):
@@ -157,19 +157,19 @@ def test_who_writes_to_positions_harms_nobody():
 
 
 def test_memory_is_bounded(monkeypatch):
-    monkeypatch.setattr(tables, "BYTES", 4000)
+    monkeypatch.setattr(tables, "CACHE_BYTES", 4000)
     for n in range(2, 40):
         inputs = tensors(Shape(1, HEADS, 2, n, n))
         right(inputs, ts.Attention(bias=ts.alibi(HEADS)))
-        assert tables._remembered.bytes <= 4000
-        held = [made.added.untyped_storage().nbytes() for made, _ in tables._remembered.tables.values()]
-        assert sum(held) == tables._remembered.bytes
+        assert tables._table_cache.bytes <= 4000
+        held = [made.added.untyped_storage().nbytes() for made, _ in tables._table_cache.tables.values()]
+        assert sum(held) == tables._table_cache.bytes
 
 
 def test_a_large_table_is_not_remembered(monkeypatch):
-    monkeypatch.setattr(tables, "LARGEST", 100)
+    monkeypatch.setattr(tables, "MAX_CACHED_NUMBERS", 100)
     right(tensors(Shape(1, HEADS, 2, 9, 9)), REMEMBERED["alibi"])
-    assert not tables._remembered.tables
+    assert not tables._table_cache.tables
 
 
 # ---------------------------------------------------------------------------------------------- what kernels get wrong

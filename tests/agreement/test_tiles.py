@@ -20,8 +20,8 @@ from telescope.recording.kept import CallFacts, QueriesKeysCall
 from telescope.recording.one_head import OneHead, one_head
 from telescope.recording.storage import GrowingTensor
 from telescope.tiles import Pyramid, Tiles
-from telescope.tiles.pyramid import representatives
-from telescope.tiles.row_sums import sums
+from telescope.tiles.pyramid import sample_queries
+from telescope.tiles.row_sums import sum_rows
 from telescope.tiles.tiles import SHARED
 
 inf = torch.inf
@@ -198,7 +198,7 @@ def test_tracks_are_the_surveys():
     received = torch.cat([tiles.received(deepest, x).numbers for x in range(4)])
     assert_close(entropy[:700], seen.entropy[0, 0], atol=2e-5, rtol=1e-5)
     assert_close(received[:900] * 700, seen.received[0, 0], atol=1e-5, rtol=1e-4)
-    assert_close(tiles.learnt.lse.double() / log2(torch.e), seen.lse[0, 0].double(), atol=1e-5, rtol=1e-6)
+    assert_close(tiles.row_sums.lse.double() / log2(torch.e), seen.lse[0, 0].double(), atol=1e-5, rtol=1e-6)
     assert entropy[700:].isnan().all()
     assert received[900:].isnan().all()
 
@@ -244,7 +244,7 @@ def test_a_sampled_tile_says_so_and_is_of_these_rows(budget):
                 sums = torch.cat([tile.share.exp2() for tile in row], 1).nansum(1)
                 assert_close(sums[:there], torch.ones(there), atol=1e-5, rtol=0)
             stretch, far = int(cells / row[0].samples), max(cells, int(cells / row[0].samples))
-            rows, first = representatives(pyramid.queries_of(z, y), stretch), pyramid.queries_of(z, y).start
+            rows, first = sample_queries(pyramid.queries_of(z, y), stretch), pyramid.queries_of(z, y).start
             keys = pyramid.keys_of(z, 0)
             for pixel in range(0, there, 7):
                 some = rows[(rows - first) // far == pixel * cells // far]
@@ -276,7 +276,7 @@ def test_with_the_sums_of_a_recording_a_tile_costs_its_pixels_alone(sink):
     one = head(3000, 3000, ts.Attention(mask=ts.causal, sink=sink))
     lse = ts.survey(one.queries, one.keys, one.attention, top=0).lse
     given, enough = Tiles(one._replace(lse=lse)), SHARED * 256 * 256
-    assert given.learnt_share == 1.0
+    assert given.summed_fraction == 1.0
     for x, y in ((0, 0), (3, 5), (11, 11)):
         learning, truth = Tiles(one).tile(4, x, y, enough), Tiles(one).tile(4, x, y, 2**40)
         tile = given.tile(4, x, y, enough)
@@ -284,7 +284,7 @@ def test_with_the_sums_of_a_recording_a_tile_costs_its_pixels_alone(sink):
         assert y == 0 or not learning.exact
         assert_close(tile.share, truth.share, atol=1e-4, rtol=0, equal_nan=True)
         assert_close(tile.max, truth.max, atol=1e-4, rtol=0, equal_nan=True)
-    assert not given.learnt.summed.any()
+    assert not given.row_sums.summed.any()
     expected = Tiles(one).entropies(2, 1, 2**40).numbers
     assert_close(given.entropies(2, 1, 2**40).numbers, expected, atol=1e-5, rtol=1e-5, equal_nan=True)
 
@@ -294,7 +294,7 @@ def test_sums_that_are_wrong_are_made_anew(wrong):
     one = head(600, 600, ts.Attention(mask=ts.causal))
     lse = ts.survey(one.queries, one.keys, one.attention, top=0).lse
     tiles = Tiles(one._replace(lse=wrong(lse)))
-    assert tiles.learnt_share == 0.0
+    assert tiles.summed_fraction == 0.0
     assert torch.equal(tiles.tile(0, 0, 0).share.nan_to_num(), Tiles(one).tile(0, 0, 0).share.nan_to_num())
 
 
@@ -309,9 +309,9 @@ def test_who_needs_the_same_rows_helps(monkeypatch):
             raise RuntimeError("no more")
         summed.append((get_ident(), rows))
         sleep(0.01)
-        return sums(scores, rows)
+        return sum_rows(scores, rows)
 
-    monkeypatch.setattr("telescope.tiles.row_sums.sums", slowly)
+    monkeypatch.setattr("telescope.tiles.row_sums.sum_rows", slowly)
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(tiles.tile, 0, 0, 0, 2**40) for _ in range(4)]
         problems = [one.exception() for one in asked]
@@ -327,15 +327,15 @@ def test_who_needs_the_same_rows_helps(monkeypatch):
 def test_representatives_are_one_of_each_stretch_and_stay_on_finer_levels(deep, before, count):
     stretch = 2**deep
     there = range(before * stretch, before * stretch + count)
-    some = representatives(there, stretch)
+    some = sample_queries(there, stretch)
     assert torch.equal(some // stretch, torch.arange(before, before + len(some)))
     assert int(some[-1]) < there.stop
-    finer = representatives(there, max(1, stretch // 2))
+    finer = sample_queries(there, max(1, stretch // 2))
     assert set(some.tolist()) <= set(finer.tolist())
 
 
 def test_representatives_are_drawn_evenly():
-    places = representatives(range(2**18), 16) % 16
+    places = sample_queries(range(2**18), 16) % 16
     counts = torch.bincount(places, minlength=16)
     assert counts.sum() == 2**14
     assert (counts - 1024).abs().max() < 150  # 1,024 ± 31 each, nearly five times that

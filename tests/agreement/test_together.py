@@ -9,7 +9,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import telescope as ts
-from telescope.attention.values import identity
+from telescope.attention.values import identity_key
 from telescope.layers import MultiHeadAttention
 from telescope.recording import survey_queue as together
 
@@ -57,10 +57,10 @@ def made(attentions):
 @pytest.fixture
 def rounds(monkeypatch):
     """How many calls were surveyed at a time."""
-    sizes, found = [], together.SurveyQueue.found
+    sizes, found = [], together.SurveyQueue.run_survey
     monkeypatch.setattr(
         together.SurveyQueue,
-        "found",
+        "run_survey",
         lambda self, parts, *rest: sizes.append(len(parts[0]) // 2) or found(self, parts, *rest),
     )
     return sizes
@@ -145,16 +145,16 @@ def test_a_new_mask_where_another_was_is_another():
     """Python gives the place of a tensor that is gone to another one, by which it was known."""
     model, x = made([ts.Attention()] * 2)
 
-    def seeing(count):
+    def with_extra_mask(count):
         return ts.padding(keep=torch.arange(N).expand(2, N) < count)
 
     with torch.no_grad(), ts.watch(model) as recording:
         mask = seeing(5)
-        known = identity(mask)
+        known = identity_key(mask)
         model(x, mask)
         del mask
         others = [seeing(2)]
-        while identity(others[-1]) != known and len(others) < 2000:
+        while identity_key(others[-1]) != known and len(others) < 2000:
             others.append(seeing(2))
         model(x, others[-1])
     for watched in recording.values():
@@ -162,7 +162,7 @@ def test_a_new_mask_where_another_was_is_another():
 
 
 def test_what_takes_much_room_does_not_wait(rounds, monkeypatch):
-    monkeypatch.setitem(together.ROOM, "cpu", 1000)
+    monkeypatch.setitem(together.STAGING_BYTES, "cpu", 1000)
     model, x = made([ATTENTIONS["causal"]] * 3)
     with ts.watch(model):
         model(x)
@@ -212,5 +212,5 @@ APART = {
 @pytest.mark.parametrize(("attention", "apart"), APART.values(), ids=APART)
 def test_only_what_nobody_can_write_to_is_surveyed_beside(attention, apart):
     there, here = torch.zeros(2, 2, N, D).as_subclass(OnGpu), torch.zeros(2, 2, N, D)
-    assert together._apart(together.SurveyInputs(there, there), attention) == apart
-    assert not together._apart(together.SurveyInputs(here, here), attention)
+    assert together.can_run_concurrently(together.SurveyInputs(there, there), attention) == apart
+    assert not together.can_run_concurrently(together.SurveyInputs(here, here), attention)

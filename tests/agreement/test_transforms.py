@@ -267,7 +267,7 @@ def test_a_compiled_function_is_not_taken_for_an_export(strict, unchecked):
 
     class Says(nn.Module):
         def forward(self, x):
-            return x + torch_modes.exporting()
+            return x + torch_modes.is_exporting()
 
     x = torch.zeros(2)
     torch._dynamo.reset()

@@ -10,10 +10,10 @@ from torch.testing import assert_close
 
 import telescope as ts
 from strategies import Shape, composite, definitions, position_masks, seeds, shapes, tensors
-from telescope.attention.restrict import key_heads_of, of_heads
+from telescope.attention.restrict import key_heads_of, restrict_to_heads
 from telescope.engines import reference
 from telescope.layers import AddNorm, Attend, LuongAttention
-from telescope.recording.names import name_of
+from telescope.recording.names import attention_name
 from watching import KEEPS, D, Museum, Translator, causal, filled, sequence
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
@@ -28,7 +28,7 @@ def ran(model, call):
         if isinstance(module, Attend):
             handles.append(
                 module.register_forward_hook(
-                    lambda _, inputs, output, name=name_of(path): seen.__setitem__(name, (*inputs, output))
+                    lambda _, inputs, output, name=attention_name(path): seen.__setitem__(name, (*inputs, output))
                 )
             )
     call()
@@ -81,7 +81,7 @@ def test_surveys_are_those_of_what_ran(drawn, keep):
         call()
     for name, (queries, keys, _, attention, _) in ran(model, call).items():
         if name.startswith("encoder") and attention.mask == ts.padding([5, 3]):  # padding asks nothing
-            attention = attention.seeing(
+            attention = attention.with_extra_mask(
                 ts.from_tensor(torch.tensor([[1] * 5, [1] * 3 + [0] * 2]).bool()[:, None, :, None])
             )
         truth = ts.survey(queries, keys, attention, engine="reference")
@@ -126,7 +126,7 @@ def test_a_definition_of_some_heads_means_what_these_heads_did(drawn):
     q, k, v = tensors(shape, seed)
     whole = ts.trace(q, k, v, attention)
     serving = key_heads_of(which, shape.heads, shape.key_heads)
-    part = ts.trace(q[:, which], k[:, serving], v[:, serving], of_heads(attention, which, shape.heads))
+    part = ts.trace(q[:, which], k[:, serving], v[:, serving], restrict_to_heads(attention, which, shape.heads))
     assert_close(part.weights, whole.weights[:, which], **CLOSE)
     assert_close(part.context, whole.context[:, which], **CLOSE)
 

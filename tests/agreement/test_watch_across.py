@@ -9,7 +9,7 @@ from torch import nn
 
 import telescope as ts
 from huggingface import GPT2, MARIAN, VOCABULARY, numbered, transformers
-from telescope.explorer.run import of_recording
+from telescope.explorer.run import run_of_recording
 from telescope.layers import LuongAttention, MultiHeadAttention
 from watched import CROSS, FAMILIES, IDS, SOUND, WHISPER, Family
 
@@ -33,7 +33,7 @@ def without_gradients():
 
 def assert_told(recording, source, target, is_across):
     """Of every attention, whose tokens its keys are, what heads() fills in, and what the page calls it."""
-    kinds = {looked.name: looked.kind for looked in of_recording(recording, "r1", "1").looked}
+    kinds = {looked.name: looked.kind for looked in run_of_recording(recording, "r1", "1").views}
     across = [name for name in recording if is_across(name)]
     assert across
     for name, watched in recording.items():
@@ -174,5 +174,5 @@ def test_a_recording_that_says_something_else_is_refused(tmp_path):
     said = json.loads(file.read_text().replace('"across": false', '"across": "no"'))
     del said["crc32"]
     file.write_text(json.dumps(said))
-    with pytest.raises(ValueError, match="does not say what a call of an attention is"):
+    with pytest.raises(ValueError, match="is no complete description of a call"):
         ts.open(tmp_path / "run.telescope")

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 import telescope as ts
 from huggingface import transformers
 from strategies import composite, definitions, shapes
-from telescope.attention.restrict import without_first_keys
+from telescope.attention.restrict import hide_first_keys
 from watched import FAMILIES, weights_by_name
 from watching import KEEPS
 
@@ -140,7 +140,7 @@ def test_keys_that_are_gone_are_hidden(drawn):
     shape, mask, gone = drawn
     of = (shape.queries, shape.keys)
     size = {"of": of, "batch": shape.batch, "heads": shape.heads}
-    hidden = without_first_keys(mask, gone, of, batch=shape.batch, heads=shape.heads)
+    hidden = hide_first_keys(mask, gone, of, batch=shape.batch, heads=shape.heads)
     seen = mask.block(*of, **size).clone()
     seen[..., :gone] = False
     assert torch.equal(hidden.block(*of, **size).expand_as(seen), seen)
@@ -148,6 +148,6 @@ def test_keys_that_are_gone_are_hidden(drawn):
 
 def test_a_window_hides_them_by_itself():
     mask = ts.causal & ts.window(4)
-    assert without_first_keys(mask, 6, (1, 10), batch=1, heads=1) is mask
-    assert repr(without_first_keys(mask, 7, (1, 10), batch=1, heads=1)) == "causal & window(4) & ~prefix(7)"
-    assert repr(without_first_keys(ts.causal, 6, (1, 10), batch=1, heads=1)) == "causal & ~prefix(6)"
+    assert hide_first_keys(mask, 6, (1, 10), batch=1, heads=1) is mask
+    assert repr(hide_first_keys(mask, 7, (1, 10), batch=1, heads=1)) == "causal & window(4) & ~prefix(7)"
+    assert repr(hide_first_keys(ts.causal, 6, (1, 10), batch=1, heads=1)) == "causal & ~prefix(6)"

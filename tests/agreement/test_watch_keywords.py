@@ -143,9 +143,9 @@ def calls_of(text):
 
 def test_every_call_of_every_model_fits_our_function():
     """How all of transformers' models call their attention function, read off their source."""
-    from telescope.watch.huggingface.interface import _forward
+    from telescope.watch.huggingface.interface import _attention_function
 
-    ours = signature(partial(_forward, "sdpa"))
+    ours = signature(partial(_attention_function, "sdpa"))
     files = sorted(Path(transformers.__file__).parent.glob("models/*/modeling_*.py"))
     found, by_keyword = 0, set()
     for file in files:

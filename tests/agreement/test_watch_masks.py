@@ -10,11 +10,11 @@ import telescope as ts
 from huggingface import transformers
 from strategies import composite, definitions, seeds, shapes, tensors
 from telescope.attention.masks import Causal, Documents, Left
-from telescope.attention.restrict import of_later_keys, of_queries
+from telescope.attention.restrict import drop_first_keys, restrict_to_queries
 from telescope.watch.huggingface import interface
 from telescope.watch.huggingface.definition import bias_of
 from telescope.watch.huggingface.lazy import LazyMask
-from telescope.watch.huggingface.masks import FunctionMask, understood
+from telescope.watch.huggingface.masks import FunctionMask, describe_mask
 from watched import FAMILIES, IDS, PADDED_LEFT
 
 their = transformers.masking_utils
@@ -63,10 +63,10 @@ def test_masks(name, place, padding):
         "allow_is_causal_skip": False,
     }
     written = their.sdpa_mask(**arguments)
-    mask, here, before = understood(arguments)
+    mask, here, before, _ = describe_mask(arguments)
     assert before == gone
     assert not written[..., here:].any()  # what is left out, nobody sees
-    attention = of_later_keys(ts.Attention(mask=mask), gone)
+    attention = drop_first_keys(ts.Attention(mask=mask), gone)
     seen = attention.mask.block(queries, here, of=(queries, here), batch=2)
     assert torch.equal(seen.expand(2, 1, queries, here), written[..., :here])
     lazy = LazyMask.of(their.sdpa_mask, arguments, torch.bool)
@@ -77,13 +77,13 @@ def test_masks(name, place, padding):
 
 def test_masks_are_known_by_name():
     given = {"batch_size": 2, "q_length": 9, "kv_length": 9, "attention_mask": PAD}
-    assert understood(given | {"mask_function": FUNCTIONS["causal"]})[0] == ts.causal & ts.padding(left=LEFT)
-    assert understood(given | {"mask_function": FUNCTIONS["window"], "attention_mask": None})[0] == (
+    assert describe_mask(given | {"mask_function": FUNCTIONS["causal"]})[0] == ts.causal & ts.padding(left=LEFT)
+    assert describe_mask(given | {"mask_function": FUNCTIONS["window"], "attention_mask": None})[0] == (
         ts.window(3) & ts.causal
     )
-    kinds = [type(part) for part in understood(given | {"mask_function": FUNCTIONS["packed"]})[0].masks]
+    kinds = [type(part) for part in describe_mask(given | {"mask_function": FUNCTIONS["packed"]})[0].masks]
     assert kinds == [Causal, Documents, Left]
-    kinds = [type(part) for part in understood(given | {"mask_function": FUNCTIONS["of somebody"]})[0].masks]
+    kinds = [type(part) for part in describe_mask(given | {"mask_function": FUNCTIONS["of somebody"]})[0].masks]
     assert kinds == [Causal, FunctionMask, Left]
 
 
@@ -104,7 +104,7 @@ def test_a_definition_of_some_queries_means_what_these_did(drawn):
     q, k, v = tensors(shape, seed)
     which = which[which < shape.queries]
     whole = ts.trace(q, k, v, attention)
-    some = of_queries(attention, which, (shape.queries, shape.keys))
+    some = restrict_to_queries(attention, which, (shape.queries, shape.keys))
     assert_close(ts.trace(q[:, :, which], k, v, some).weights, whole.weights[:, :, which], rtol=1e-12, atol=1e-12)
     survey = ts.survey(q[:, :, which], k, some)
     assert_close(survey.received, whole.weights[:, :, which].sum(-2), rtol=1e-10, atol=1e-10)
@@ -118,7 +118,7 @@ def test_a_definition_of_the_later_keys_means_the_same_of_them(drawn):
     q, k, v = tensors(shape, seed)
     q, k, v = (tensor.double() for tensor in (q, k, v))
     masked = ts.trace(q, k, v, attention).masked[..., gone:]
-    later = of_later_keys(attention, gone)
+    later = drop_first_keys(attention, gone)
     got = ts.trace(q, k[:, :, gone:], v[:, :, gone:], later).masked
     assert_close(got, masked, rtol=1e-12, atol=1e-12)
 

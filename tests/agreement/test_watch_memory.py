@@ -10,7 +10,7 @@ from torch import nn
 import telescope as ts
 from huggingface import transformers
 from telescope.watch.huggingface import interface
-from telescope.watch.huggingface.definition import PLACES, DefinitionReader
+from telescope.watch.huggingface.definition import OFFSETS, DefinitionReader
 from telescope.watch.huggingface.masks import MaskOffsets
 from watched import FAMILIES, IDS
 from watching import KEEPS
@@ -61,7 +61,7 @@ def test_a_generation_of_400_tokens(family):
         written = ids.shape[1] - (0 if family == "t5" else IDS.shape[1])
         if written in (100, 200, 400):
             (looking,) = {*interface._watched.values()}
-            sizes[written] = held_by(looking), looking.eye.recording.nbytes
+            sizes[written] = held_by(looking), looking.observer.recording.nbytes
         scores[:, model.config.eos_token_id] = -torch.inf
         return scores
 
@@ -97,5 +97,5 @@ def test_everything_that_is_kept_is_counted(family, keep, asked, tmp_path):
 def test_of_masks_of_a_text_that_grows_only_the_latest_places_are_known():
     reader, config = DefinitionReader(), object()
     for keys in range(1, 400):
-        reader.place(config, MaskOffsets(1, 1, keys, keys - 1, 0), torch.ones(1, keys))
-    assert len(reader._places) == PLACES
+        reader.remember_offsets(config, MaskOffsets(1, 1, keys, keys - 1, 0), torch.ones(1, keys))
+    assert len(reader._offsets) == OFFSETS

@@ -190,7 +190,7 @@ def test_the_lse_of_the_kernel_that_ran(kind, dtype):
         call = recording[name].call
         truth = ts.survey(call.queries.double(), call.keys.double(), call.attention).lse
         assert_close(call.lse.double(), truth, **close)
-        assert Tiles(one_head(call, 1, 1)).learnt_share == 1.0  # so that a map of it is exact from the start
+        assert Tiles(one_head(call, 1, 1)).summed_fraction == 1.0  # so that a map of it is exact from the start
 
 
 def test_gradients_are_those_of_the_model_alone():

@@ -118,4 +118,4 @@ def test_what_was_read_of_a_mask_goes_with_it():
         for _ in range(5):
             model(IDS, attention_mask=causal("sdpa"))
         (looking,) = {*interface._watched.values()}
-        assert len(looking.reader._known) <= 1
+        assert len(looking.reader._translations) <= 1

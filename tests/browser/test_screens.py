@@ -96,14 +96,14 @@ def test_back_goes_back(page):
 
 def test_numbers_are_screens(page):
     tab = page.open("walk")
-    for key, heading in (("2", "All heads"), ("3", "Before and after"), ("4", "Who wrote"), ("5", "The whole matrix")):
+    for key, heading in (("2", "All heads"), ("3", "Before and after"), ("4", "Which"), ("5", "The whole matrix")):
         tab.keyboard.press(key)
         tab.get_by_role("heading", name=heading).wait_for()
 
 
 def test_two_readings_are_the_rows_of_the_heads(page, served):
     tab = page.open("heads", l=0, la=0, a=1, lb=0, b=3, i=2)
-    looked = served.library.run(served.run).looked[0]
+    looked = served.library.run(served.run).views[0]
     weights = looked.call.trace().weights[0, :, 2].double()
     for card, head in ((0, 1), (1, 3)):
         shown = tab.locator(".reading").nth(card).locator("td[title]").evaluate_all("all => all.map(a => +a.title)")
@@ -130,7 +130,7 @@ def test_the_table_of_habits(page, served):
 
 def test_cosines_are_those_of_whole_vectors(page, served):
     tab = page.open("geometry", l=0, i=1)
-    call = served.library.run(served.run).looked[0].call
+    call = served.library.run(served.run).views[0].call
     before, after = (torch.nn.functional.normalize(x[0].double(), dim=-1) for x in (call.before, call.after))
     shown = tab.locator(".pairs tbody tr").first.locator("td[title]").evaluate_all("all => all.map(a => a.title)")
     nearest = (after @ after[1]).scatter(0, torch.tensor(1), -2.0).argmax()
@@ -145,7 +145,7 @@ def test_points_move_with_the_slider(page, served):
     for alpha in (0, 0.5, 1):
         tab = page.open("geometry", l=0, i=1, alpha=alpha)
         seen[alpha] = torch.tensor(tab.locator("svg.scatter circle.dot").evaluate_all(places))
-    assert len(seen[1]) == served.library.run(served.run).looked[0].size[0]
+    assert len(seen[1]) == served.library.run(served.run).views[0].size[0]
     assert (seen[1] - seen[0]).abs().max() > 3
     torch.testing.assert_close(seen[0.5], (seen[0] + seen[1]) / 2, atol=0.01, rtol=0)
 
@@ -175,8 +175,8 @@ def test_an_alignment_opens_where_it_is_the_sharpest(page, served):
     tab = page.open("alignment", run)
     said, shown = tab.locator("[data-sharpest]"), tab.locator(".which label:not(:has-text('run')) select")
     assert said.inner_text() == (
-        f"Layer 1 aligns the most sharply of 2: of a word the largest share is {best['mean']:.4f} in the mean, "
-        f"{best['head']:.4f} in head 1"
+        f"Layer 1 is the sharpest of 2: a word’s largest share is on average {best['mean']:.4f} in the "
+        f"mean of all heads, {best['head']:.4f} in head 1"
     )
     assert shown.evaluate_all("all => all.map(one => one.value)") == ["4", "1"]
     tab.get_by_role("button", name="head 1", exact=True).click()
@@ -244,7 +244,7 @@ def test_every_query_of_a_long_text_can_be_reached(page, served, screen):
     chosen = tab.locator(".words [aria-pressed=true]")
     assert chosen.inner_text() == tab.locator(".words [tabindex='0']").inner_text() == "eee"  # 550, the middle
     assert chosen.evaluate(IN_VIEW)
-    tab.get_by_role("button", name="the 332 behind").click()
+    tab.get_by_role("button", name="the 332 after").click()
     tab.wait_for_url("**i=768")
     page.settled()
     assert tab.locator(".words [aria-pressed]").count() == 256

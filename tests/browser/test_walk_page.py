@@ -70,20 +70,20 @@ def test_every_number_of_every_query(page, served, text):
     run = served.runs[text]
     wanted = [
         {"path": f"/s/{run.name}/walk?l={l}&h={h}&i={i}&step=softmax", "l": l, "h": h, "i": i, "step": "softmax"}
-        for l, looked in enumerate(run.looked)  # noqa: E741
+        for l, looked in enumerate(run.views)  # noqa: E741
         for h in looked.call.heads
         for i in range(looked.size[0])
     ]
     tab = page.open("walk", run.name, step="softmax")
     for at, shown in zip(wanted, tab.evaluate(WALK_ALL, wanted), strict=True):
-        numbers, context, own = truth(run.looked[at["l"]], at["h"], at["i"])
+        numbers, context, own = truth(run.views[at["l"]], at["h"], at["i"])
         close(shown, numbers)
         assert abs(sum(row[-1] for row in shown) - 1) < 1e-6
         torch.testing.assert_close(context, own.double(), rtol=1e-5, atol=1e-6)
 
 
 def test_every_product_of_a_score(page, served):
-    looked = served.library.run(served.run).looked[0]
+    looked = served.library.run(served.run).views[0]
     tab = page.open("walk", l=0, h=1, i=2, j=3, step="scores")
     tab.get_by_text("as numbers").click()
     shown = tab.locator(".products li span[title]").evaluate_all(
@@ -94,7 +94,7 @@ def test_every_product_of_a_score(page, served):
 
 
 def test_every_number_of_the_context_by_arrow_keys(page, served):
-    _, context, _ = truth(served.library.run(served.run).looked[0], 1, 2)
+    _, context, _ = truth(served.library.run(served.run).views[0], 1, 2)
     tab = page.open("walk", l=0, h=1, i=2, step="context")
     strip = tab.get_by_role("slider", name="context")
     strip.focus()
@@ -109,7 +109,7 @@ def test_every_number_of_the_context_by_arrow_keys(page, served):
 
 def test_embedding_query_keys_and_values_by_arrow_keys(page, served):
     """What is pointed at is written out: the vector that comes in, the query, and the first keys and values."""
-    looked = served.library.run(served.run).looked[0]
+    looked = served.library.run(served.run).views[0]
     steps, said = traced(looked), page.tab.locator("output")
 
     def read(focused, keys):
@@ -138,12 +138,12 @@ def test_a_sum_says_its_products(page, served):
     said = tab.locator("output").inner_text()
     assert said.startswith("feature 0")
     assert said.count("×") == 5
-    _, context, _ = truth(served.library.run(served.run).looked[0], 0, 1)
+    _, context, _ = truth(served.library.run(served.run).views[0], 0, 1)
     assert float(said.rsplit("Σ = ", 1)[1].replace("−", "-")) == pytest.approx(context[0].item(), rel=1e-6)
 
 
 def test_what_is_masked_says_so(page, served):
-    decoder = next(at for at, looked in enumerate(served.library.run(served.run).looked) if looked.kind == "decoder")
+    decoder = next(at for at, looked in enumerate(served.library.run(served.run).views) if looked.kind == "decoder")
     tab = page.open("walk", l=decoder, h=0, i=1, step="mask")
     rows = tab.locator(".ledger tbody tr")
     assert [rows.nth(at).locator("td.hatch").count() > 0 for at in range(4)] == [False, False, True, True]
@@ -217,11 +217,11 @@ def test_what_takes_long_shows_that_it_does(page, served, monkeypatch):
     """After half a second, and no sooner; then it is gone."""
     tab = page.open("walk", l=0, h=0, i=1, step="softmax")
 
-    def late(*asked, trace=served.api.of_attention["trace"]):
+    def late(*asked, trace=served.api.resources["trace"]):
         sleep(1.5)
         return trace(*asked)
 
-    monkeypatch.setitem(served.api.of_attention, "trace", late)
+    monkeypatch.setitem(served.api.resources, "trace", late)
     assert tab.evaluate(WAITED) >= 490
     waiting = tab.get_by_role("progressbar")
     assert tab.locator('.walk[data-at="0/0/1"]').count() == 1  # what was there stays until then

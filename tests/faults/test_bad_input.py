@@ -60,7 +60,7 @@ FAULTS = {
     "None": (lambda: ts.attend(t(2, 4, 3, 8), None, None), TypeError, "keys is a NoneType"),
     "no definition": (lambda: ts.attend(*[t(1, 1, 2, 2)] * 3, ts.causal), TypeError, "ts.Attention", "Causal"),
     "two axes": (lambda: attend(q=t(3, 8)), ValueError, "queries has shape (3, 8)", "queries[None, None]"),
-    "three axes": (lambda: attend(k=t(2, 5, 8)), ValueError, "keys has shape (2, 5, 8)", "keys[:, None]"),
+    "three axes": (lambda: attend(k=t(2, 5, 8)), ValueError, "keys has shape (2, 5, 8)", "keys.unsqueeze(1)"),
     "five axes": (lambda: attend(v=t(1, 2, 2, 5, 8)), ValueError, "values has shape (1, 2, 2, 5, 8)"),
     "integers": (lambda: attend(q=t(2, 4, 3, 8, dtype=torch.long)), TypeError, "queries is torch.int64", ".float()"),
     "bools": (lambda: attend(v=t(2, 2, 5, 8, dtype=torch.bool)), TypeError, "values is torch.bool"),
@@ -143,7 +143,7 @@ FAULTS = {
     "from_forbidden of floats": (lambda: ts.from_forbidden(t(3, 5)), TypeError, "True = forbidden", "ts.from_additive"),
     "from_forbidden without heads": (lambda: ts.from_forbidden(yes.expand(4, 3, 5)), ValueError, "heads=", "(4, 3, 5)"),
     "from_forbidden of uneven heads": (lambda: ts.from_forbidden(yes.expand(4, 3, 5), heads=3), ValueError, "heads="),
-    "a tensor as mask": (lambda: ts.Attention(mask=yes.expand(3, 5)), TypeError, "ts.causal", "ts.from_tensor"),
+    "a tensor as mask": (lambda: ts.Attention(mask=yes.expand(3, 5)), TypeError, "ts.from_tensor", "ts.from_forbidden"),
     "None as mask": (lambda: ts.Attention(mask=None), TypeError, "ts.everyone", "NoneType"),
     "a mask & a tensor": (lambda: ts.causal & yes, TypeError, "combines with masks, not with Tensor", "ts.from_tensor"),
     # biases

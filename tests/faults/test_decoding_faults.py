@@ -43,7 +43,7 @@ def test_prompts(gpt, write, prompts, said):
 
 
 @pytest.mark.parametrize("prompts", [[[1.5]], [None], torch.tensor([[0.5]]), [[True]]])
-def test_what_is_no_prompt(gpt, prompts):
+def test_what_is_no_prompt(gpt, prompts, unchecked):
     with pytest.raises(TypeError, match=r"prompt 0 is .*; a prompt is text, or whole numbers"):
         generate(gpt, prompts)
 
@@ -103,19 +103,19 @@ def test_as_many_as_fit(gpt):
 
 def test_a_stream_is_one(gpt):
     for several in ([[1, 2], [3]], torch.tensor([[1], [2]]), ["a", "b"]):
-        with pytest.raises(ValueError, match="stream writes behind one prompt"):
+        with pytest.raises(ValueError, match="stream takes one prompt"):
             stream(gpt, several)
 
 
 def test_models_that_do_not_write():
-    with pytest.raises(TypeError, match="Encoder does not write; GPT, Transformer, LuongTranslator do"):
+    with pytest.raises(TypeError, match="Encoder cannot generate text; GPT, Transformer, LuongTranslator can"):
         generate(Encoder(ts.models.EncoderConfig(vocabulary=V, d_model=8, heads=2)), [[1]])
 
 
 def test_a_translation_starts_somewhere(translator):
     assert all(0 <= token < 30 for token in generate(translator, [[1]], max_new_tokens=3)[0].ids)
     translator.special = Special()
-    with pytest.raises(ValueError, match="does not say which token a text starts with"):
+    with pytest.raises(ValueError, match="the model has no start token"):
         beam(translator, [[1]])
     with pytest.raises(ValueError, match="source 0 has the id 25; the vocabulary is 0 to 19"):
         generate(translator, [[25]])

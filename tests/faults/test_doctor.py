@@ -11,7 +11,7 @@ import telescope as ts
 from strategies import Shape, tensors
 from telescope.engines import chunked, flex, reference
 from telescope.tasks import doctor
-from telescope.tasks.doctor import EngineCheck, examine, row_sums
+from telescope.tasks.doctor import EngineCheck, row_sums, run_check
 
 CPU = torch.device("cpu")
 
@@ -65,8 +65,8 @@ def test_a_wrong_engine_is_found(command, monkeypatch):
 
 @pytest.mark.parametrize("wrong", [lambda context: context * torch.nan, lambda context: context.flip(2)])
 def test_nan_and_order_count_as_wrong(wrong):
-    patient = EngineCheck("x", ts.Attention(), lambda *_: None, lambda q, k, v: wrong(ts.attend(q, k, v)))
-    assert "off by" in examine(patient, CPU).wrong
+    check = EngineCheck("x", ts.Attention(), lambda *_: None, lambda q, k, v: wrong(ts.attend(q, k, v)))
+    assert "off by" in run_check(check, CPU).wrong
 
 
 def test_an_lse_of_base_two_is_found():
@@ -79,19 +79,19 @@ def test_an_lse_of_base_two_is_found():
 
 
 def test_an_engine_that_tells_base_two_is_wrong():
-    patient = next(doctor.patients(CPU, every=False))
-    natural = patient.lse
-    assert examine(patient, CPU).wrong == ""
-    told = examine(replace(patient, lse=lambda q, k, v: natural(q, k, v) / log(2.0)), CPU)
+    check = next(doctor.engine_checks(CPU, every=False))
+    natural = check.lse
+    assert run_check(check, CPU).wrong == ""
+    told = run_check(replace(check, lse=lambda q, k, v: natural(q, k, v) / log(2.0)), CPU)
     assert told.wrong == "rows of exp(score - lse) sum to 1 in base 2 only: multiply it by ln 2 in float32"
 
 
 def test_what_keeps_an_engine_from_running_is_said(monkeypatch):
     monkeypatch.setattr(flex, "cannot", lambda *_: None)
-    found = {finding.name: finding for finding in doctor.doctor(CPU).findings}
+    found = {finding.name: finding for finding in doctor.check_engines(CPU).findings}
     assert "telescope doctor --all" in found["attend  flex"].missing
     monkeypatch.setattr(flex, "cannot", lambda *_: "on a CPU it needs the C++ compiler g++")
-    found = {finding.name: finding for finding in doctor.doctor(CPU).findings}
+    found = {finding.name: finding for finding in doctor.check_engines(CPU).findings}
     assert found["attend  flex"].missing == "on a CPU it needs the C++ compiler g++"
     assert found["survey  triton"].missing
 
@@ -100,5 +100,5 @@ def test_an_engine_that_refuses_every_dtype_does_not_run():
     def refuse(*_):
         raise RuntimeError("No available kernel. Aborting execution.\nmore")
 
-    finding = examine(EngineCheck("x", ts.Attention(), lambda *_: None, refuse), CPU)
+    finding = run_check(EngineCheck("x", ts.Attention(), lambda *_: None, refuse), CPU)
     assert (finding.missing, finding.wrong, finding.ms) == ("No available kernel. Aborting execution.", "", None)

@@ -13,7 +13,7 @@ from exploring import recorded, serving
 from telescope.explorer import server as connections
 from telescope.explorer.app import WAITING, app
 from telescope.explorer.guard import Guard
-from telescope.explorer.server import configured
+from telescope.explorer.server import uvicorn_config
 
 TOKEN = "a-secret-of-24-bytes"
 BODY = b'{"text": "Good morning."}'
@@ -32,7 +32,7 @@ def served(body_seconds=10.0, wait=0.0, room=None):
         bound.listen(256)
         port = bound.getsockname()[1]
         guard = Guard.at(TOKEN, port, ("127.0.0.1",))
-        server = uvicorn.Server(configured(app(api, guard, body_seconds=body_seconds)))
+        server = uvicorn.Server(uvicorn_config(app(api, guard, body_seconds=body_seconds)))
         thread = Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()
         try:
@@ -87,7 +87,7 @@ def test_bodies_that_do_not_come_shut_nobody_out():
         answers = [until_closed(line) for line in lines]
         assert {int(answer.split()[1]) for answer in answers} == {408}
         error = json.loads(answers[0].partition(b"\r\n\r\n")[2])["error"]
-        assert error == {"code": "slow", "message": "the body did not come within 4 seconds; send it at once"}
+        assert error == {"code": "slow", "message": "the body did not arrive within 4 seconds; send it without a pause"}
         assert asked(port)[0] == 200
 
 

@@ -9,9 +9,9 @@ import pytest
 import writers
 from exploring import HOSTILE, SENTENCES, api, got, read, recorded, serving
 from telescope.explorer.api import Api
-from telescope.explorer.export import page, safe
+from telescope.explorer.export import html_page, json_for_html
 from telescope.explorer.library import Library
-from telescope.explorer.pages import files
+from telescope.explorer.pages import page_files
 
 pytest.importorskip("httpx2", reason="starlette's test client needs httpx2, which is not installed")
 TestClient = pytest.importorskip("starlette.testclient", reason="the serve extra is not installed").TestClient
@@ -330,15 +330,15 @@ def test_an_exported_file_has_the_same_answers():
 
 def test_json_in_a_page_cannot_end_its_element():
     for text in HOSTILE[:-1]:
-        assert json.loads(safe({"token": text})) == {"token": text}
-        assert not set("<>&\u2028\u2029") & set(safe({"token": text}))
+        assert json.loads(json_for_html({"token": text})) == {"token": text}
+        assert not set("<>&\u2028\u2029") & set(json_for_html({"token": text}))
     title = {"answers": {"/runs": {"runs": [{"title": "</title><script>window.pwned=1</script>"}]}}}
-    assert page(title).decode().count("<script") == 2
+    assert html_page(title).decode().count("<script") == 2
 
 
 def test_the_page_is_a_fixed_list():
-    assert "index.html" in files()
-    assert all(name.rpartition(".")[2] in ("html", "js", "css", "svg") for name in files())
+    assert "index.html" in page_files()
+    assert all(name.rpartition(".")[2] in ("html", "js", "css", "svg") for name in page_files())
 
 
 def test_no_model_no_sentence():
@@ -384,7 +384,7 @@ def test_half_of_a_character_as_a_token_is_saved_and_shown(tmp_path):
     recorded(12, tokens=["\ud800", "a"]).save(tmp_path / "run.telescope")
     library = Library({})
     run = library.open(tmp_path / "run.telescope")
-    assert run.looked[0].tokens("q", 0, [0, 1]) == ["\ud800", "a"]
+    assert run.views[0].tokens("q", 0, [0, 1]) == ["\ud800", "a"]
     asked = Api(library)
     assert got(asked, f"/runs/{run.name}/tokens", l=0, axis="q")["tokens"][:2] == ["?", "a"]
     for how in ("html", "json"):

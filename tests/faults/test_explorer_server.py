@@ -118,7 +118,7 @@ def test_a_port_that_is_taken(folder, command):
     ("arguments", "part"),
     [
         (["nowhere"], "nowhere does not exist"),
-        (["."], "no recording"),
+        (["."], "not a recording"),
         (["--port", "70000"], "65535"),
         ([], None),
     ],

@@ -50,7 +50,7 @@ def as_users_run_it(monkeypatch):
         ),
         (
             lambda: LuongAttention("general", 5, 7, 3),
-            'd_attention=3 is of score="concat" alone; leave it out for score="general"',
+            'd_attention=3 is for score="concat" only; leave it out for score="general"',
         ),
         (lambda: MultiHeadAttention(8, 2.0), "heads is a whole number, not 2.0"),
         (lambda: MultiHeadAttention(torch.tensor(8), 2), "d_model is a whole number, not a tensor"),

@@ -117,4 +117,4 @@ def test_tokenizer_that_cannot_be_read(tmp_path):
         file.write_bytes(broken)
         says(tmp_path, "tokenizer.bin", part)
     llama2c.write_tokenizer(tmp_path, learned=(" ", "a", "a"))
-    says(tmp_path, "tokenizer.bin has a piece twice")
+    says(tmp_path, "tokenizer.bin has the same piece twice")

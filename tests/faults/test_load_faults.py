@@ -73,7 +73,7 @@ def test_links(saved, tmp_path):
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
     says(tmp_path / "circle", "circle cannot be read: its links go in a circle")
     (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
-    says(tmp_path / "nowhere", "is a link to", "nothing is there")
+    says(tmp_path / "nowhere", "is a link to", "which does not exist")
     (saved / "config.json").unlink()
     (saved / "config.json").symlink_to(saved / "config.json")
     says(saved, "config.json cannot be read: its links go in a circle")
@@ -127,7 +127,7 @@ def edit(saved, **fields):
         ('{"telescope": 1, "telescope": 1}', ['"telescope" is there twice']),
         ("[" * 100_000, ["config.json is not JSON", "nested too deep"]),
         ('{"telescope": 3}', ["config.json is of format 3", "reads 1 and 2"]),
-        ('{"telescope": 1}', ['should say "telescope", "model", "config" and "special"']),
+        ('{"telescope": 1}', ['should have the fields "telescope", "model", "config" and "special"']),
         (
             '{"telescope": 1, "model": "GTP", "config": {}, "special": {}}',
             ['there is no model "GTP"', 'did you mean "GPT"?'],
@@ -260,7 +260,7 @@ def test_header_too_long_to_be_one(saved):
         ({"dtype": "F32", "shape": [2], "data_offsets": [0, 8, 9]}, ["not described"]),
         ({"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}, ["not described"]),
         ({"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}, ["starts at byte 4", "0 is the next one free"]),
-        ({"dtype": "F33", "shape": [2], "data_offsets": [0, 8]}, ["F33", "not known here"]),
+        ({"dtype": "F33", "shape": [2], "data_offsets": [0, 8]}, ["F33", "an unknown dtype"]),
         ({"dtype": 32, "shape": [2], "data_offsets": [0, 8]}, ["not described"]),
         ({"dtype": "F32", "shape": [2]}, ["not described"]),
         (["F32", [2], [0, 8]], ["not described"]),
@@ -351,7 +351,7 @@ def test_shard_with_a_tensor_that_is_not_in_the_index(sharded):
     where = shard_of(sharded)
     del where["norm.weight"]
     index(sharded, where)
-    says(sharded, 'tensor "norm.weight" is not said to be here')
+    says(sharded, 'tensor "norm.weight" is not listed for this file')
 
 
 @pytest.mark.parametrize("weight_map", [None, {}, [], {"norm.weight": 7}])

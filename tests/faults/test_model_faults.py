@@ -58,7 +58,7 @@ def as_users_run_it(monkeypatch):
         (GPTConfig, {"d_k": "x"}, ("d_k='x' is str; it takes int or None",)),
         (GPTConfig, {"norm": None}, ("norm=None is NoneType; it takes layer or rms",)),
         (GPTConfig, {"attention": "synthesizer", "key_heads": 2}, ("key_heads=2", "synthesizer")),
-        (GPTConfig, {"attention": "synthesizer", "positions": "rotary"}, ("synthesizer", "no keys to turn")),
+        (GPTConfig, {"attention": "synthesizer", "positions": "rotary"}, ("synthesizer", "no keys to rotate")),
         (TransformerConfig, {"target_vocabulary": 7}, ("vocabulary=256", "target_vocabulary=7", "shared=False")),
         (TransformerConfig, {"d_model": 15, "heads": 3}, ('positions="sinusoidal"', "d_model=15 is odd")),
         (TransformerConfig, {"decoder_heads": 5}, ("d_model=256 cannot be split into heads=5",)),
@@ -139,7 +139,7 @@ def test_calls(call, parts):
 def test_a_decoder_with_two_memories():
     model = translator()
     z = model.encode(IDS)
-    says(lambda: model.decode(IDS, z, cache=model.cache(z)), "memory is in the cache already")
+    says(lambda: model.decode(IDS, z, cache=model.cache(z)), "the cache holds the memory already")
     says(lambda: model.decode(IDS.repeat(2, 1), cache=model.cache(z)), "target has a batch of 2, the cache one of 1")
 
 

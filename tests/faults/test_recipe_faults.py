@@ -12,7 +12,7 @@ from telescope.tasks.learning.evaluate import predict, score
 from telescope.tasks.learning.registry import read
 from telescope.tasks.learning.train import train
 from telescope.text.corpora import SUMMARIES, TEXTS, TRANSLATIONS
-from telescope.text.tokenizer import bpe, from_codes
+from telescope.text.tokenizer import bpe_from_merges, train_bpe
 
 TINY = next(file for file in FILES if file.stem == "multi30k-tiny")
 
@@ -36,7 +36,7 @@ def refused(call, *said):
         ("[metric]\ntokens", "[decoding.more]\ntokens", '[decoding]: Decoding has no field "more"'),
         ("lr = 0.004", "learning_rate = 0.004", '[training]: Training has no field "learning_rate"'),
         ("lr = 0.004", 'lr = "0.004"', "[training]: lr='0.004' is str; it takes float"),
-        ("steps = 8000", "", "[training]: steps or epochs says it, and neither is given"),
+        ("steps = 8000", "", "[training]: give one of steps or epochs; neither is given"),
         ("d_model = 128", "d_model = 130", "[model]: d_model=130 cannot be split into heads=4; nearest: 128 or 132"),
         ("d_model = 128", "d_mdel = 128", '[model]: TransformerConfig has no field "d_mdel"; did you mean "d_model"?'),
         ("d_model = 128", "vocabulary = 128", "[model]: vocabulary=128 is what the tokenizer says; leave it out"),
@@ -62,7 +62,7 @@ def refused(call, *said):
             "decoder_blocks = 100000000",
             "[model]: decoder_blocks=100000000 is too large; at most 4,096",
         ),
-        ('source = "en"\ntarget = "de"', "", '[data]: Translations needs "source" and "target", which nothing says'),
+        ('source = "en"\ntarget = "de"', "", '[data]: Translations needs "source" and "target", which must be given'),
         ('kind = "multi30k"', "size = 10000000000", "[tokenizer]: size=10000000000 is no size of a vocabulary"),
         ("lr = 0.004", f"lr = {'[' * 5000}", "is not a recipe that can be read"),
     ],
@@ -123,12 +123,12 @@ def test_data_that_are_missing(tmp_path, name, folder):
             "debian-synopsis",
             "debian_synopsis/train.jsonl",
             b'{"document": "a"}\n',
-            "line 1: is not an object that says",
+            "line 1: is not an object with the texts",
         ),
         ("debian-synopsis", "debian_synopsis/train.jsonl", b'{"document"\n', "line 1: is not JSON"),
         ("samsum", "samsum/val.json", b'{"dialogue": "", "summary": ""}', "is not a list of records"),
         ("samsum", "samsum/val.json", b"[" * 100_000, "nested too deep"),
-        ("samsum", "samsum/val.json", b'[{"dialogue": 3, "summary": ""}]', "record 1: is not an object that says"),
+        ("samsum", "samsum/val.json", b'[{"dialogue": 3, "summary": ""}]', "record 1: is not an object with the texts"),
     ],
 )
 def test_data_that_are_broken(tmp_path, name, file, contents, said):
@@ -141,7 +141,7 @@ def test_data_that_are_broken(tmp_path, name, file, contents, said):
 
 
 def test_a_packed_file_that_unpacks_to_gigabytes(tmp_path, monkeypatch):
-    monkeypatch.setattr("telescope.text.corpus_files.LARGEST", 1 << 24)
+    monkeypatch.setattr("telescope.text.corpus_files.MAX_BYTES", 1 << 24)
     packed = tmp_path / "tatoeba_de_en" / "deu.txt.gz"
     packed.parent.mkdir()
     packed.write_bytes(gzip.compress(bytes(1 << 20)) * 4096)
@@ -160,8 +160,8 @@ def test_one_language_is_no_translation(tmp_path):
 
 
 def test_tokenizers():
-    refused(lambda: bpe(["a"], 100), "size=100 is too small for BPE", "260")
-    refused(lambda: from_codes(["e i"], ["a"]), 'the codes begin with "e i"')
+    refused(lambda: train_bpe(["a"], 100), "size=100 is too small for BPE", "260")
+    refused(lambda: bpe_from_merges(["e i"], ["a"]), 'the codes begin with "e i"')
 
 
 def test_folders_that_hold_something_else(tmp_path):

@@ -14,8 +14,8 @@ from torch.testing import assert_close
 
 import telescope as ts
 from strategies import definitions, shapes
-from telescope.attention.restrict import of_heads, of_later_keys, of_sequences
-from telescope.files.definitions import meant, told
+from telescope.attention.restrict import drop_first_keys, restrict_to_heads, restrict_to_sequences
+from telescope.files.definitions import from_json, to_json
 from telescope.layers import Attend
 from telescope.recording.saved import save
 from watching import KEEPS, Museum, Translator, filled, sequence
@@ -168,7 +168,7 @@ def test_what_nobody_asks_for_is_not_read(tmp_path):
     flipped(folder / "1.safetensors", -1)
     opened = ts.open(folder)
     opened[opened.names[0]].survey()
-    with pytest.raises(ts.LoadError, match=r'1\.safetensors: tensor "\w+" is not what was saved, by its checksum'):
+    with pytest.raises(ts.LoadError, match=r'1\.safetensors: tensor "\w+" does not match its checksum'):
         opened[opened.names[1]].survey()
 
 
@@ -255,11 +255,11 @@ SPOILT = {
     "cut short": (cut, "truncated"),
     "a file is missing": (lambda folder: (folder / "0.safetensors").unlink(), "does not exist"),
     "fewer queries": (setting("queries", 4), "entropy", "shape [2, 4, 5]"),
-    "more keys": (setting("keys", 50), "received", "speaks of [2, 4, 50]"),
-    "a batch that is none": (setting("batch", -1), "does not say what a call"),
-    "heads that are none": (setting("heads", ["one"]), "does not say what a call"),
+    "more keys": (setting("keys", 50), "received", "describes [2, 4, 50]"),
+    "a batch that is none": (setting("batch", -1), "is no complete description of a call"),
+    "heads that are none": (setting("heads", ["one"]), "is no complete description of a call"),
     "another number of heads": (setting("heads", [0, 1]), "received"),
-    "a dtype that is none": (setting("dtype", "nn"), "does not say what a call"),
+    "a dtype that is none": (setting("dtype", "nn"), "is no complete description of a call"),
     "numbers that are cut": (reshaped, "entropy", "shape [2, 4, 4]"),
     "numbers that are gone": (without("top_keys"), 'no tensor "top_keys"'),
     "a path out of it": (setting("file", "../0.safetensors"), "no safetensors file in the same folder"),
@@ -267,7 +267,7 @@ SPOILT = {
     "a definition that runs": (setting("attention", {"is": "Attention", "scale": {"is": "eval"}}), "no part of one"),
     "a definition that does not fit": (
         setting("attention", {"is": "Attention", "mask": {"is": "Window", "size": -3}}),
-        "lets nobody see",
+        "hides every key",
     ),
     "no definition": (setting("attention", {"is": "Causal"}), "has no definition"),
     "an attention without a name": (manifest(lambda said: said["attentions"][0].pop("name")), "without a name"),
@@ -314,13 +314,13 @@ def test_every_definition_comes_back(data):
     attention = data.draw(definitions(shape))
     for part in (
         attention,
-        of_heads(attention, torch.tensor([shape.heads - 1]), shape.heads),
-        of_sequences(attention, torch.tensor([shape.batch - 1]), shape.batch),
-        of_later_keys(attention, 3),
+        restrict_to_heads(attention, torch.tensor([shape.heads - 1]), shape.heads),
+        restrict_to_sequences(attention, torch.tensor([shape.batch - 1]), shape.batch),
+        drop_first_keys(attention, 3),
     ):
         tensors = {}
-        said = json.loads(json.dumps(told(part, tensors)))
-        assert meant(said, tensors, "here") == part or "untold" in str(said)
+        said = json.loads(json.dumps(to_json(part, tensors)))
+        assert from_json(said, tensors, "here") == part or "untold" in str(said)
 
 
 @pytest.mark.parametrize("name", ["recording.json", "0.safetensors"])

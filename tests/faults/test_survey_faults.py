@@ -44,7 +44,7 @@ def with_values():
 
 FAULTS = {
     # what is surveyed
-    "three axes": (lambda: survey(q=t(4, 6, 8)), ValueError, "queries has shape (4, 6, 8)", "queries[:, None]"),
+    "three axes": (lambda: survey(q=t(4, 6, 8)), ValueError, "queries has shape (4, 6, 8)", "queries.unsqueeze(1)"),
     "a list": (lambda: survey(k=[[1.0]]), TypeError, "keys is a list"),
     "integers": (lambda: survey(q=q.long()), TypeError, "queries is torch.int64", ".float()"),
     "another device": (lambda: survey(k=t(2, 2, 6, 8, device="meta")), ValueError, "keys is on meta", "queries on cpu"),
@@ -100,7 +100,7 @@ FAULTS = {
     "lse by sum": (
         lambda: survey(lse=lse, attention=ts.Attention(normalize=ts.by_sum)),
         ValueError,
-        "an lse belongs to softmax",
+        "lse is defined for softmax only",
     ),
     # what is asked of it
     "map without a size": (lambda: seen().map(), ValueError, "map(rows, cols)", "segments="),
@@ -138,13 +138,13 @@ FAULTS = {
     "values from nowhere": (
         lambda: seen().extend(q[:, :, :1], k[:, :, :1], values=t(2, 2, 1, 8)),
         ValueError,
-        "this survey has no values",
+        "this survey was made without",
         "survey(..., values=...)",
     ),
     "values left out": (
         lambda: with_values().extend(q[:, :, :1], k[:, :, :1]),
         ValueError,
-        "goes on with values too",
+        "extend needs them too",
     ),
     "a definition too short": (
         lambda: survey(attention=ts.Attention(mask=ts.documents([0] * 6))).extend(q[:, :, :1], k[:, :, :1]),

@@ -16,7 +16,7 @@ from telescope.training import Examples, Logged, Saved, Training, TrainingError,
 from telescope.training.events import tensorboard
 from telescope.training.objectives import Learner
 from telescope.training.processes import shard
-from telescope.training.validation import Better
+from telescope.training.validation import Criterion
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
@@ -38,7 +38,7 @@ def says(*words):
         ({"steps": 1, "rows": 1, "label_smoothing": 1.0}, ["label_smoothing=1.0", "below 1"]),
         ({"steps": 1, "rows": 1, "warmup": -1}, ["warmup=-1"]),
         ({"steps": 1, "rows": 1, "clip": float("nan")}, ["clip=nan"]),
-        ({"steps": 1, "rows": 1, "agreement": -1.0}, ["agreement=-1.0", "below 0"]),
+        ({"steps": 1, "rows": 1, "agreement": -1.0}, ["agreement=-1.0", "0, which switches it off, or above"]),
         ({"steps": 1, "rows": 1, "save_every": 0}, ["save_every=0"]),
         ({"steps": 1, "rows": 1, "seed": "1"}, ["seed='1' is str", "int"]),
         ({"steps": 1, "rows": 1, "capture": True, "accumulate": 2}, ["capture", "accumulate=2"]),
@@ -87,13 +87,13 @@ def test_an_id_that_the_model_does_not_know(tmp_path):
 
 
 def test_what_is_better_must_be_said():
-    assert Better.of("highest bleu") == Better("bleu", lower=False)
+    assert Criterion.parse("highest bleu") == Criterion("bleu", lower=False)
     with pytest.raises(ValueError, match=says('better="bleu"', '"highest bleu" does')):
-        Better.of("bleu")
+        Criterion.parse("bleu")
 
 
 def test_a_validation_without_the_figure_that_decides(tmp_path):
-    with pytest.raises(ValueError, match=says("validation says bleu", 'not "loss"')):
+    with pytest.raises(ValueError, match=says("validation returns bleu", 'not "loss"')):
         learn(transformer(), Examples(*pairs()), tmp_path, validate=lambda model: {"bleu": 1.0}, steps=1)
 
 

@@ -9,7 +9,7 @@ from tokenizers.models import WordLevel
 
 import telescope as ts
 import writers
-from telescope.tasks.explaining.sentence_views import sentence
+from telescope.tasks.explaining.sentence_views import watch_translation
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +29,8 @@ def folders(tmp_path_factory):
 CASES = {
     "a character it never saw": (["generate", "日", "--model", "strict"], "does not know all characters of the text"),
     "a model of another kind": (["translate", "Hello", "--model", "gpt"], "a GPT does not make one text of another"),
-    "the other way round": (["generate", "Hello", "--model", "translator"], "a Transformer does not write on; a GPT"),
-    "nor searches": (["generate", "Hello", "--model", "translator", "--beam", "2"], "does not write on; a GPT does"),
+    "the other way round": (["generate", "Hello", "--model", "translator"], "a Transformer does not continue a text"),
+    "nor searches": (["generate", "Hello", "--model", "translator", "--beams", "2"], "does not continue a text; a GPT"),
     "no tokenizer": (["translate", "Hello", "--model", "without"], "the model has no tokenizer, so it reads no text"),
     "a sentence in a GPT": (["explain", "Hello", "--model", "gpt"], "gpt is a GPT; a sentence is explained on a Trans"),
     "nor in an LSTM": (["explain", "Hello", "--model", "luong"], "is a LuongTranslator"),
@@ -38,9 +38,12 @@ CASES = {
     "no such file": (["translate", "notes.txt", "--model", "translator"], 'there is no file "notes.txt"'),
     "no such path": (["summarize", "./notes", "--model", "translator"], 'there is no file "./notes"'),
     "more than the beam": (["translate", "a", "--n-best", "9", "--model", "translator"], "n_best=9 of beams=5"),
-    "no beam": (["translate", "a", "--beam", "0", "--model", "translator"], "beams=0 must be a whole number"),
+    "no beam": (["translate", "a", "--beams", "0", "--model", "translator"], "beams=0 must be a whole number"),
     "a temperature below zero": (["generate", "O", "--temperature", "-1", "--model", "gpt"], "temperature=-1.0"),
-    "fewer than no tokens": (["generate", "O", "--tokens", "-1", "--model", "gpt"], "max_new_tokens=-1 must be"),
+    "fewer than no tokens": (
+        ["generate", "O", "--max-new-tokens", "-1", "--model", "gpt"],
+        "max_new_tokens=-1 must be",
+    ),
     "a word that is not there": (["explain", "I am", "--query", "xam", "--model", "translator"], 'no word is "xam"'),
     "two that are not there": (["explain", "I am", "--between", "I,we", "--model", "translator"], 'no word is "we"'),
     "one word, not two": (["explain", "I am", "--between", "I", "--model", "translator"], "is not two words"),
@@ -48,7 +51,7 @@ CASES = {
     "no such head": (["explain", "I am", "--head", "4", "--model", "translator"], "there is no head 4; there are 4"),
     "no word at all": (["explain", "...", "--model", "translator"], "there is no word in the sentence"),
     "nothing at all": (["explain", " ", "--model", "translator"], "there is no word in the sentence"),
-    "too long to explain": (["explain", "tired " * 60, "--model", "translator"], "tokens is too long to be explained"),
+    "too long to explain": (["explain", "tired " * 60, "--model", "translator"], "tokens; at most"),
     "a sentence and an example": (["explain", "I am", "--example", "bank"], "--example and --by-sum are without one"),
 }
 
@@ -102,7 +105,7 @@ def test_nothing_to_read_at_a_terminal(command, folders, monkeypatch):
 def test_a_text_that_no_file_could_be_called(command, folders):
     """Longer than a name can be, with a character that none has: it is a text."""
     for text in ("tired " * 50, "a\0b"):
-        code, _, complaint = command("translate", text, "--model", str(folders / "translator"), "--beam", "1")
+        code, _, complaint = command("translate", text, "--model", str(folders / "translator"), "--beams", "1")
         assert (code, complaint) == (0, "")
 
 
@@ -121,7 +124,7 @@ def test_interrupted(command, folders, monkeypatch):
 def test_words_of_a_special_token_only():
     model = writers.translator()
     written = ts.decoding.Written([writers.END], "", "end")
-    encoder, decoder, cross = sentence(model, "I", written)
+    encoder, decoder, cross = watch_translation(model, "I", written)
     assert cross.rows.names == ("</s>",)
     assert decoder.rows.names == ("<s>",)
     assert encoder.weights.sum(-1).allclose(cross.weights.sum(-1).mean())

@@ -72,7 +72,7 @@ def test_names_and_heads_are_checked():
 
 
 def test_weights_are_written_for_short_texts_alone(monkeypatch):
-    monkeypatch.setattr(weights, "MOST", 1000)
+    monkeypatch.setattr(weights, "MAX_WEIGHT_BYTES", 1000)
     model = FAMILIES["llama"].model()
     with ts.watch(model), pytest.raises(ValueError, match=r"output_attentions=True would write 2\.0 KiB") as problem:
         model(IDS, output_attentions=True)
@@ -92,7 +92,7 @@ def test_what_has_no_room_is_refused_before_it_is_kept(keep, monkeypatch):
     assert not recording["model.layers.0"].calls
     with ts.watch(model, keep=keep, store="disk") as recording:
         model(IDS)
-    assert recording.foretold == sum(
+    assert recording.expected_bytes == sum(
         sum(part.nbytes for name, part in watched.call.parts.items() if "ids" not in name)
         for watched in recording.values()
     )

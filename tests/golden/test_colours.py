@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from telescope.trace.numbers import background, ink, luminance
+from telescope.trace.numbers import background, luminance, text_colour
 
 PAGE = (Path(__file__).parents[2] / "web/parts/colour.js").read_text()
 
@@ -43,7 +43,7 @@ def bytes_of(colour):
 
 
 def on_the_page(name):
-    stops = re.search(rf'{name}: stops\("([0-9a-f ]+)"\)', PAGE)[1].split()
+    stops = re.search(rf'{name}: parseStops\("([0-9a-f ]+)"\)', PAGE)[1].split()
     return [tuple(bytes.fromhex(stop)) for stop in stops]
 
 
@@ -90,4 +90,4 @@ def test_every_number_can_be_read_on_its_colour():
         paper = background(place / 100)
         light = luminance(paper)
         contrast = {"black": (light + 0.05) / 0.05, "white": 1.05 / (light + 0.05)}
-        assert contrast[ink(paper)] > 4.5
+        assert contrast[text_colour(paper)] > 4.5

@@ -4,7 +4,7 @@ import pytest
 
 import corpora
 from data import DATA, folder
-from telescope.text.corpora import SUMMARIES, TEXTS, TRANSLATIONS, TextPair, renamed, split_of
+from telescope.text.corpora import SUMMARIES, TEXTS, TRANSLATIONS, TextPair, rename_speakers, tatoeba_split
 from telescope.text.corpus_files import data_folder
 
 
@@ -30,8 +30,8 @@ def test_a_sentence_with_all_its_translations(made):
 
 
 def test_the_words_of_the_english_side_say_the_split(made):
-    assert split_of("Run!") == split_of("run.")
-    everything = [split_of(f"I see {i} dogs.") for i in range(3000)]
+    assert tatoeba_split("Run!") == tatoeba_split("run.")
+    everything = [tatoeba_split(f"I see {i} dogs.") for i in range(3000)]
     assert [everything.count(split) for split in ("validation", "test", "train")] == [28, 57, 2915]  # of 1, 2 and 97 %
     sides = [{pair.source for pair in TRANSLATIONS["tatoeba"](made, split, "en", "de")} for split in ("train", "test")]
     assert not sides[0] & sides[1]
@@ -57,11 +57,11 @@ def test_people_get_other_names():
     pairs = [
         TextPair(f"{name}: hi {name}ed", (f"{name} says hi.",)) for name in ("Anna", "Bert", "Carl") for _ in range(3)
     ]
-    for before, after in zip(pairs, renamed(pairs, seed=1), strict=True):
+    for before, after in zip(pairs, rename_speakers(pairs, seed=1), strict=True):
         old, new = before.source.partition(":")[0], after.source.partition(":")[0]
         assert old != new
         assert after == TextPair(f"{new}: hi {old}ed", (f"{new} says hi.",))  # words alone, not parts of them
-    assert renamed(pairs, seed=1) == renamed(pairs, seed=1) != renamed(pairs, seed=2)
+    assert rename_speakers(pairs, seed=1) == rename_speakers(pairs, seed=1) != rename_speakers(pairs, seed=2)
 
 
 def test_running_text(made):

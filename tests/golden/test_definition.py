@@ -145,9 +145,9 @@ def test_no_mask_is_everyone():
 
 def test_seeing_lets_one_more_mask_decide():
     attention = ts.Attention(scale=0.5, mask=ts.causal)
-    assert attention.seeing(ts.padding([1])) == ts.Attention(scale=0.5, mask=ts.causal & ts.padding([1]))
-    assert ts.Attention().seeing(ts.causal) == ts.Attention(mask=ts.causal)
-    assert attention.seeing(None) is attention
+    assert attention.with_extra_mask(ts.padding([1])) == ts.Attention(scale=0.5, mask=ts.causal & ts.padding([1]))
+    assert ts.Attention().with_extra_mask(ts.causal) == ts.Attention(mask=ts.causal)
+    assert attention.with_extra_mask(None) is attention
 
 
 def test_a_plain_function_of_positions_is_a_bias():
@@ -175,12 +175,12 @@ def test_plan_says_the_engine_and_why():
     assert slow.engine == "reference"
     assert slow.why.startswith("it forms every step of softmax(5·tanh(q·k / √64 / 5)) v, 6 x 6 numbers each")
     assert slow.why.endswith("it has no softcap")
-    assert ts.plan(x, x, x, engine="reference").why.endswith("asked for")
+    assert ts.plan(x, x, x, engine="reference").why.endswith("requested")
     assert "q·k · 1e-170" in ts.plan(x, x, x, ts.Attention(scale=1e-170)).why
 
 
 def test_plan_says_what_kept_the_faster_engines_from_running(monkeypatch):
-    monkeypatch.setitem(flex.LACKING, "cpu", None)
+    monkeypatch.setitem(flex.MISSING_REQUIREMENTS, "cpu", None)
     x = torch.zeros(1, 2, 2048, 64)
     big = ts.plan(x, x, x, ts.Attention(softcap=5.0))
     assert str(big) == (
@@ -190,7 +190,7 @@ def test_plan_says_what_kept_the_faster_engines_from_running(monkeypatch):
     )
     assert ts.plan(x, x, x, ts.Attention(softcap=5.0), engine="flex").why == (
         "FlexAttention compiles softmax(5·tanh(q·k / √64 / 5)) v into one kernel that forms no 2048 x 2048 weights, "
-        "as asked for"
+        "as requested"
     )
     assert ts.plan(x, x, x, ts.Attention(softcap=5.0), dropout=0.1).why.endswith("and flex cannot: it has no dropout")
     assert ts.plan(x[:, :, :1], x, x, ts.Attention(softcap=5.0)).engine == "reference"

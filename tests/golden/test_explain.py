@@ -7,8 +7,8 @@ import torch
 from torch.testing import assert_close
 
 import telescope as ts
-from telescope.tasks.explaining.examples import EXAMPLES, explain
-from telescope.trace.terminal import text
+from telescope.tasks.explaining.examples import EXAMPLES, draw_example
+from telescope.trace.terminal import render_text
 
 
 def test_journey_ends_in_the_contexts_of_the_notes():
@@ -44,7 +44,7 @@ def test_telescope_is_read_both_ways():
 
 
 def test_turn_is_the_sum_of_its_weighted_values():
-    printed = text(explain(EXAMPLES["lights"](ts.softmax)))
+    printed = render_text(draw_example(EXAMPLES["lights"](ts.softmax)))
     scaled = torch.tensor([0.0, 1.5, 0.5, 1.0])
     w = scaled.softmax(0).tolist()
     assert f"{w[0]:.4f}·[2 0]" in printed
@@ -55,7 +55,7 @@ def test_turn_is_the_sum_of_its_weighted_values():
 @pytest.mark.parametrize("normalize", [ts.softmax, ts.by_sum])
 def test_every_example_walks_through_all_its_steps(name, normalize):
     example = EXAMPLES[name](normalize)
-    printed = text(explain(example))
+    printed = render_text(draw_example(example))
     assert printed.startswith(example.sentence)
     for scene in example.scenes:
         for step in scene.trace.walk():
@@ -71,12 +71,12 @@ def test_constructed_examples_say_so():
 
 
 def test_variance_is_shown_before_and_after():
-    printed = text(explain(EXAMPLES["thinking-machines"](ts.softmax)))
+    printed = render_text(draw_example(EXAMPLES["thinking-machines"](ts.softmax)))
     assert "variance of the scores: 64.0000 before ÷√64, 1.0000 after, 64 times less" in printed
 
 
 def test_query_chooses_the_row():
-    printed = text(explain(EXAMPLES["journey"](ts.softmax), "STEP"))
+    printed = render_text(draw_example(EXAMPLES["journey"](ts.softmax), "STEP"))
     assert "scores of step" in printed
     assert "scores of journey" not in printed
 

@@ -10,9 +10,9 @@ from torch.testing import assert_close
 import telescope as ts
 import writers
 from telescope.tasks.explaining.explain_sentence import draw
-from telescope.tasks.explaining.sentence import explained
-from telescope.tasks.explaining.show import shares
-from telescope.trace.terminal import text
+from telescope.tasks.explaining.sentence import explain_sentence
+from telescope.tasks.explaining.show import percent_table
+from telescope.trace.terminal import render_text
 
 TITLES = ("Encoder self-attention", "Decoder masked self-attention", "Encoder-decoder attention")
 
@@ -24,7 +24,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def notes(model):
-    return explained(model, writers.NOTES, name="learnt")
+    return explain_sentence(model, writers.NOTES, name="learnt")
 
 
 def weights_of(model, name):
@@ -41,16 +41,16 @@ def test_the_sentence_is_translated_and_its_attentions_are_the_models(model, not
     encoder, decoder, cross = notes.scenes
     assert (encoder.word, decoder.word) == ("telescope", cross.word)
     for scene, name in zip(notes.scenes, ("encoder.0.self", "decoder.1.self", "decoder.1.cross"), strict=True):
-        layer = [watched.name for watched in scene.looking.layers].index(name)
+        layer = [watched.name for watched in scene.attention.layers].index(name)
         for head in range(4):
-            assert_close(scene.looking.trace(layer, head).weights[0, 0], weights_of(model, name)[head])
+            assert_close(scene.attention.trace(layer, head).weights[0, 0], weights_of(model, name)[head])
 
 
 def test_which_heads_read_which_by_hand(model, notes):
     """A head reads a word if it gives it more than its share of the pieces; of two, the one that it gives more so."""
-    words = notes.scenes[0].looking.columns
-    telescope, man, astronomer = (words.tokens(words.find(word)) for word in ("telescope", "man", "astronomer"))
-    even = [len(man) / len(words.of), len(astronomer) / len(words.of)]
+    words = notes.scenes[0].attention.columns
+    telescope, man, astronomer = (words.positions(words.find(word)) for word in ("telescope", "man", "astronomer"))
+    even = [len(man) / len(words.word_ids), len(astronomer) / len(words.word_ids)]
     assert_close(list(notes.even), even)
     rows = weights_of(model, "encoder.0.self")[:, telescope].mean(1)
     for head, reading in enumerate(notes.readings):
@@ -62,7 +62,7 @@ def test_which_heads_read_which_by_hand(model, notes):
 
 
 def test_every_head_is_told_of_once(notes):
-    printed = text(draw(notes), width=300)
+    printed = render_text(draw(notes), width=300)
     told = printed[printed.index("which heads read which") :]
     lines = {word: told[told.index(f"telescope → {word}") :].splitlines()[0] for word in ("man", "astronomer")}
     for reading in notes.readings:
@@ -75,7 +75,7 @@ def test_every_head_is_told_of_once(notes):
 
 @pytest.mark.parametrize("width", [72, 120])
 def test_what_is_printed(notes, width):
-    printed = text(draw(notes), width=width)
+    printed = render_text(draw(notes), width=width)
     assert printed.startswith(f"{writers.NOTES}\n{writers.PAIRS[writers.NOTES]}\n")
     assert "its row is the mean over them, its column their sum" in " ".join(printed.split())
     positions = [printed.index(title) for title in TITLES]
@@ -86,8 +86,8 @@ def test_what_is_printed(notes, width):
 
 def test_numbers_of_a_row_are_hundredths_of_the_weights(notes):
     scene = notes.scenes[0]
-    row = scene.looking.weights[0, 2, scene.row]
-    printed = text(draw(notes), width=120)
+    row = scene.attention.weights[0, 2, scene.row]
+    printed = render_text(draw(notes), width=120)
     line = next(line for line in printed.splitlines() if line.strip().startswith("head 2"))
     assert line.split()[2:] == [f"{100 * weight:.0f}" for weight in row.tolist()]
 
@@ -96,21 +96,22 @@ def test_what_does_not_fit_is_a_list_of_what_is_given_most():
     rows, columns = ["hier", "dort"], [f"word{j}" for j in range(30)]
     weights = torch.full((2, 30), 0.01)
     weights[0, 7], weights[1, 3], weights[1, 29] = 0.71, 0.41, 0.31
-    printed = text(shares(rows, columns, weights), width=60).splitlines()
+    printed = render_text(percent_table(rows, columns, weights), width=60).splitlines()
     assert printed[0].split()[:5] == ["hier", "word7", "71", "word0", "1"]
     assert printed[1].split()[:5] == ["dort", "word3", "41", "word29", "31"]
     assert max(map(len, printed)) <= 60
-    assert len(text(shares(rows, columns, weights), width=400).splitlines()) == 3  # there all of it fits
+    assert len(render_text(percent_table(rows, columns, weights), width=400).splitlines()) == 3  # there all of it fits
 
 
 def test_the_future_is_not_looked_at(notes):
-    weights = notes.scenes[1].looking.weights
+    weights = notes.scenes[1].attention.weights
     assert weights.triu(1).abs().max() == 0
     assert weights.tril().sum(-1).allclose(torch.ones(1))
 
 
 def test_steps_and_every_head_on_demand(notes):
-    short, steps, every = (text(draw(notes, **how), width=120) for how in ({}, {"steps": True}, {"every_head": True}))
+    options = ({}, {"steps": True}, {"every_head": True})
+    short, steps, every = (render_text(draw(notes, **option), width=120) for option in options)
     assert "product by product" not in short
     assert steps.count("product by product") == 3
     assert steps.count("7  context = weights · v") == 2
@@ -120,22 +121,22 @@ def test_steps_and_every_head_on_demand(notes):
 
 
 def test_a_head_can_be_chosen(model):
-    chosen = explained(model, "I am tired.", name="learnt", layer=0, head=2)
+    chosen = explain_sentence(model, "I am tired.", name="learnt", layer=0, head=2)
     assert all((scene.layer, scene.head) == (0, 2) for scene in chosen.scenes)
-    deep = explained(model, "I am tired.", name="learnt", layer=1)  # the encoder has one layer, the decoder two
+    deep = explain_sentence(model, "I am tired.", name="learnt", layer=1)  # the encoder has one layer, the decoder two
     assert [scene.layer for scene in deep.scenes] == [0, 1, 1]
 
 
 def test_the_head_that_is_shown_looks_at_one_word_most(model):
-    first = explained(model, "I am tired.", name="learnt").scenes[0]
+    first = explain_sentence(model, "I am tired.", name="learnt").scenes[0]
     assert first.word == "tired"  # the last word, not the full stop
-    weights = first.looking.weights[:, :, first.row].clone()
-    weights[..., [first.row, len(first.looking.columns.names) - 1]] = 0  # neither itself nor the end
+    weights = first.attention.weights[:, :, first.row].clone()
+    weights[..., [first.row, len(first.attention.columns.names) - 1]] = 0  # neither itself nor the end
     assert weights[first.layer, first.head].max() == weights.max()
 
 
 def test_a_word_of_the_translation_can_be_asked_for(model):
-    asked = explained(model, "I am tired.", name="learnt", query="ICH")
+    asked = explain_sentence(model, "I am tired.", name="learnt", query="ICH")
     assert [scene.word for scene in asked.scenes[1:]] == ["Ich", "Ich"]
 
 
@@ -152,7 +153,7 @@ def test_command_prints_it(command, model, tmp_path):
     assert names[0] == "encoder.0.self"
     assert names[-1].endswith("cross")
     assert {reading["from"] for reading in numbers["readings"]} == {"I"}
-    kept = explained(model, "I am tired.", name="learnt").scenes[0].looking
+    kept = explain_sentence(model, "I am tired.", name="learnt").scenes[0].attention
     first = numbers["attentions"][0]
     assert_close(torch.tensor(first["word_weights"]), kept.weights[0])
     steps = {step["name"]: step["numbers"] for step in first["trace"]["steps"]}

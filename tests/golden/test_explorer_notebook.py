@@ -95,7 +95,7 @@ def test_without_anywidget_it_is_a_frame_with_everything_inside(monkeypatch):
 @pytest.mark.parametrize(
     ("what", "part"),
     [
-        (lambda: show(writers.learnt()), "something to read"),
+        (lambda: show(writers.learnt()), "a text to read"),
         (lambda: show(writers.learnt(), " "), "no word"),
         (lambda: show(recorded(5), "text"), "has its text"),
         (lambda: show(3), "not int"),

@@ -77,7 +77,7 @@ def test_the_last_query_alone(mask, size, pictures):
     queries, keys = size
     whole = mask.block(queries, keys, batch=2, heads=2).expand(2, 2, -1, -1)
     if "from_" not in repr(mask) and "documents" not in repr(mask):  # those know how many queries there are
-        last = mask.of_last_query().block(1, keys, batch=2, heads=2).expand(2, 2, -1, -1)
+        last = mask.for_last_query().block(1, keys, batch=2, heads=2).expand(2, 2, -1, -1)
         assert torch.equal(last, whole[:, :, -1:])
 
 
@@ -143,7 +143,7 @@ def test_a_mask_is_written_as_it_was_made(mask, written):
     ids=repr,
 )
 def test_masks_of_keys_alone_are_one_row_for_all_queries(mask, alone):
-    assert mask.keys_alone is alone
+    assert mask.same_for_all_queries is alone
     if alone:
         whole = mask.block(5, 4, batch=2)
         assert torch.equal(whole, whole[:, :, :1].expand_as(whole))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telescope.tasks.writing.rewrite import apart, sentences, together
+from telescope.tasks.writing.rewrite import find_sentences, split_by_length, split_by_sentence
 
 
 @pytest.mark.parametrize(
@@ -27,23 +27,28 @@ from telescope.tasks.writing.rewrite import apart, sentences, together
 )
 def test_where_sentences_end(text):
     said = text.replace("|", " ") if "。" not in text else text.replace("|", "")
-    assert sentences(said) == [part.strip() for part in text.split("|") if part.strip()]
+    assert find_sentences(said) == [part.strip() for part in text.split("|") if part.strip()]
 
 
 def test_a_long_sentence_is_cut_behind_a_comma_or_between_words():
-    assert apart("one two three, four five six", lambda text: len(text) <= 16) == ["one two three,", "four five six"]
-    assert apart("one two three four", lambda text: len(text) <= 9) == ["one two", "three", "four"]
-    assert apart("abcdefgh", lambda text: len(text) <= 4) == ["abcd", "efgh"]
+    pieces = split_by_sentence("one two three, four five six", lambda text: len(text) <= 16)
+    assert pieces == ["one two three,", "four five six"]
+    assert split_by_sentence("one two three four", lambda text: len(text) <= 9) == ["one two", "three", "four"]
+    assert split_by_sentence("abcdefgh", lambda text: len(text) <= 4) == ["abcd", "efgh"]
 
 
 def test_sentences_stay_together_as_far_as_they_fit():
     text = "One two. Three four. Five six."
-    assert together(text, lambda text: True) == [text]
-    assert together(f" {text}\n", lambda text: len(text) <= 20) == ["One two. Three four.", "Five six."]
-    assert together(" \n", lambda text: True) == []
+    assert split_by_length(text, lambda text: True) == [text]
+    assert split_by_length(f" {text}\n", lambda text: len(text) <= 20) == ["One two. Three four.", "Five six."]
+    assert split_by_length(" \n", lambda text: True) == []
 
 
-@given(text=st.text("ab .,!?\nAB", max_size=60), most=st.integers(1, 30), cut=st.sampled_from([apart, together]))
+@given(
+    text=st.text("ab .,!?\nAB", max_size=60),
+    most=st.integers(1, 30),
+    cut=st.sampled_from([split_by_sentence, split_by_length]),
+)
 def test_nothing_is_lost_and_everything_fits(text, most, cut):
     parts = cut(text, lambda part: len(part) <= most)
     assert "".join("".join(parts).split()) == "".join(text.split())

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from telescope.files.safetensors import Tensors
-from telescope.models.saved.build import described
+from telescope.files.safetensors import StoredTensors
+from telescope.models.saved.build import build_model
 from telescope.models.saved.huggingface.family import Fields
 from telescope.models.saved.huggingface.read import FAMILIES
 
@@ -208,9 +208,9 @@ def made(config):
     """The model without its numbers. What is asked of a file is that it has many tensors, and these two among them."""
     family = FAMILIES[config["model_type"]]
     names = ["final_logits_bias", "bert.pooler.dense.weight", *map(str, range(99))]
-    there = Tensors(Path(__file__), dict.fromkeys(names))
+    there = StoredTensors(Path(__file__), dict.fromkeys(names))
     fields = Fields({k: v for k, v in config.items() if k != "model_type"}, file="config.json", family=family.name)
-    return described(family.model, lambda: family.config(fields, there), Path("config.json"), there)
+    return build_model(family.model, lambda: family.config(fields, there), Path("config.json"), there)
 
 
 @pytest.mark.parametrize(

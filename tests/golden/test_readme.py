@@ -63,6 +63,18 @@ def test_picture_is_what_the_code_draws():
     assert (HOME / "docs" / "explain.svg").read_text(encoding="utf-8") == drawn
 
 
+@pytest.mark.parametrize(
+    "page", [HOME / "CONTRIBUTING.md", *sorted((HOME / "docs").rglob("*.md"))], ids=lambda it: it.name
+)
+def test_files_that_a_page_names_exist(page):
+    """As a path from the repository, from src/telescope or from the page itself."""
+    text = page.read_text(encoding="utf-8")
+    named = re.findall(r"`((?:[\w.-]+/)+(?:[\w-]+\.(?:py|js|toml|md))?)`", text) + re.findall(r"\]\(([\w./-]+)\)", text)
+    roots = (HOME, HOME / "src" / "telescope", page.parent)
+    missing = [name for name in named if not any((root / name).exists() for root in roots)]
+    assert not missing
+
+
 def test_map_names_the_folders_there_are():
     named = set(re.findall(r"^  (\w+)/ ", README, flags=re.M))
     there = {

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from data import folder
-from telescope.tasks.learning.recall import prepare, score, to_be_learnt
-from telescope.tasks.learning.recall_data import CutSpans, Lines, corrupt, encode, spans, vocabulary
+from telescope.tasks.learning.recall import encode_questions, prepare, score
+from telescope.tasks.learning.recall_data import CutSpans, Lines, corrupt, draw_spans, encode, vocabulary
 from telescope.tasks.learning.registry import read
 from telescope.text.corpora import TextPair
 from telescope.training import Training
@@ -46,7 +46,7 @@ def test_a_span_goes_to_the_end():
 def test_three_chances_decide():
     lengths, half = torch.tensor([300, 60, 300, 300]), 0.5
     chances = torch.tensor([[0.0, 1.0, half, 1.0], [0.0, 0.0, half, 1.0], [0.0, 1.0, half, 1.0]]).double()
-    kept, taken, start = spans(lengths, chances.clamp(max=1 - 1e-9), longest=112)
+    kept, taken, start = draw_spans(lengths, chances.clamp(max=1 - 1e-9), longest=112)
     assert kept.tolist() == [4, 60, 58, 112]
     assert taken.tolist() == [1, 1, 15, 55]  # of 58 it is 1 to 28, so 15 is in the middle
     assert start.tolist() == [0, 59, 22, 57]
@@ -54,7 +54,7 @@ def test_three_chances_decide():
 
 def test_of_a_question_the_answer_is_to_be_guessed():
     pairs = [TextPair("Where was Moura born?", ("Lebanon",)), TextPair("Where was Khatchig born?", ("Lebanon",))]
-    (batch,) = to_be_learnt(TOKENS, pairs).batches(Training(epochs=1, rows=3), None)
+    (batch,) = encode_questions(TOKENS, pairs).batches(Training(epochs=1, rows=3), None)
     assert [text(row) for row in batch.ids[:2]] == [
         "Where was Moura born?⁇Lebanon⁇□□",
         "Where was Khatchig born?⁇Lebanon",

@@ -24,7 +24,7 @@ def shelf(monkeypatch, tmp_path):
     (tmp_path / "package" / "no-model").mkdir()
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
-    monkeypatch.setattr(shipped, "HERE", tmp_path / "package")
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path / "package")
     return tmp_path
 
 
@@ -70,7 +70,7 @@ def test_commands_take_the_name(shelf, command):
     code, printed, complaint = command("watch", "--model", "translator-xx", "--text", "text.txt")
     assert (code, complaint) == (0, "")
     assert "encoder.0.self" in printed
-    code, _, complaint = command("translate", "Good morning.", "--model", "translator-xx", "--beam", "1")
+    code, _, complaint = command("translate", "Good morning.", "--model", "translator-xx", "--beams", "1")
     assert (code, complaint) == (0, "")
     code, printed, complaint = command("translate", "Good morning.", "--model", "translator-en-fr")
     assert (code, printed) == (2, "")
@@ -81,14 +81,14 @@ def test_commands_take_the_name(shelf, command):
 
 
 def folder(name):
-    return shipped.shipped()[name]
+    return shipped.shipped_models()[name]
 
 
 @pytest.mark.parametrize("name", MEGABYTES)
 def test_it_is_small_and_in_halves(name):
     place = folder(name)
     assert sum(file.stat().st_size for file in place.iterdir()) <= MEGABYTES[name] * 1_000_000
-    assert {entry.kind for entry in tensors.in_folder(place).values()} == {"BF16"}
+    assert {entry.kind for entry in tensors.scan_folder(place).values()} == {"BF16"}
 
 
 @pytest.mark.parametrize("name", MEGABYTES)
@@ -99,7 +99,7 @@ def test_its_card_says_what_it_is(name):
 
 
 def test_all_of_them_together_are_small():
-    sizes = [file.stat().st_size for place in shipped.shipped().values() for file in place.iterdir()]
+    sizes = [file.stat().st_size for place in shipped.shipped_models().values() for file in place.iterdir()]
     assert sum(sizes) <= ALTOGETHER * 1_000_000
 
 
@@ -138,7 +138,7 @@ def test_a_description_becomes_a_line(command):
 
 
 def test_shakespeare_goes_on(command):
-    code, printed, complaint = command("generate", "ROMEO:", "--tokens", "80")
+    code, printed, complaint = command("generate", "ROMEO:", "--max-new-tokens", "80")
     assert (code, complaint) == (0, "")
     assert printed.startswith("ROMEO:")
     assert len(printed) > 60

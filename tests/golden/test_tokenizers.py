@@ -7,34 +7,34 @@ from hypothesis import strategies as st
 import corpora
 from data import DATA, folder
 from telescope.models import Special
-from telescope.text.corpora import codes
-from telescope.text.corpus_files import lines
-from telescope.text.tokenizer import bpe, characters, encode, from_codes, special
+from telescope.text.corpora import read_multi30k_merges
+from telescope.text.corpus_files import read_lines
+from telescope.text.tokenizer import bpe_from_merges, character_tokenizer, encode, special_ids, train_bpe
 
 TEXTS = ["low lower lowest", "new newer newest 2018", "Größe\nund „Maß“"]
 
 
 @pytest.fixture(scope="module")
 def learnt():
-    return bpe(TEXTS, 300)
+    return train_bpe(TEXTS, 300)
 
 
 def test_given_merges():
-    tokenizer = from_codes(corpora.CODES, ["ein mann nein"])
+    tokenizer = bpe_from_merges(corpora.CODES, ["ein mann nein"])
     pieces = tokenizer.encode("Ein mann nennein x").tokens
     assert pieces == ["ein</w>", "mann</w>", "n", "e", "n", "n", "ein</w>", "<unk>", "</s>"]
     assert tokenizer.decode(tokenizer.encode("ein  mann nennein").ids) == "ein mann nennein"
-    assert special(tokenizer) == Special(start=2, end=(3,), pad=0)
+    assert special_ids(tokenizer) == Special(start=2, end=(3,), pad=0)
 
 
 def test_given_merges_are_as_published():
     folder("multi30k")
-    texts = {language: lines(DATA / f"multi30k/tok/train.lc.norm.tok.{language}") for language in ("de", "en")}
-    tokenizer = from_codes(codes(DATA), texts["de"] + texts["en"])
+    texts = {language: read_lines(DATA / f"multi30k/tok/train.lc.norm.tok.{language}") for language in ("de", "en")}
+    tokenizer = bpe_from_merges(read_multi30k_merges(DATA), texts["de"] + texts["en"])
     assert tokenizer.get_vocab_size() == 10126
     for language in ("de", "en"):
-        plain = lines(DATA / f"multi30k/tok/test_2016_flickr.lc.norm.tok.{language}") + texts[language][:1000]
-        published = lines(DATA / f"multi30k/bpe10k/test.2016.{language}") + lines(
+        plain = read_lines(DATA / f"multi30k/tok/test_2016_flickr.lc.norm.tok.{language}") + texts[language][:1000]
+        published = read_lines(DATA / f"multi30k/bpe10k/test.2016.{language}") + read_lines(
             DATA / f"multi30k/bpe10k/train.{language}"
         )
         for text, pieces in zip(plain, published[: len(plain)], strict=True):
@@ -51,7 +51,7 @@ def test_learnt_pieces(learnt):
     assert learnt.encode("a low 18").tokens == ["Ġ", "a", "Ġlow", "Ġ", "1", "8", "</s>"]  # digits stand alone
     assert encode(learnt, ["low", ""]) == [[learnt.token_to_id("Ġlow"), 3], [3]]
     assert learnt.get_vocab_size() <= 300
-    assert bpe(TEXTS, 300).to_str() == learnt.to_str()  # the same every time
+    assert train_bpe(TEXTS, 300).to_str() == learnt.to_str()  # the same every time
 
 
 @settings(max_examples=200, deadline=None)
@@ -66,22 +66,24 @@ def test_nothing_is_lost_but_spaces(learnt, text):
 
 
 def test_lower_case():
-    tokenizer = bpe(TEXTS, 300, lower=True)
+    tokenizer = train_bpe(TEXTS, 300, lower=True)
     assert tokenizer.encode("LOW Größe").ids == tokenizer.encode("low größe").ids
     assert tokenizer.decode(tokenizer.encode("LOW Größe").ids) == "low größe"
 
 
-@pytest.mark.parametrize("make", [lambda text: characters(text), lambda text: bpe([text], 256, special=False)])
+@pytest.mark.parametrize(
+    "make", [lambda text: character_tokenizer(text), lambda text: train_bpe([text], 256, special=False)]
+)
 def test_running_text_is_kept_to_the_letter(make):
     text = "  Ach,\n\tGröße!\r\n  "
     tokenizer = make(text)
     ids = tokenizer.encode(text).ids
     assert tokenizer.decode(ids) == text
-    assert special(tokenizer) == Special()
+    assert special_ids(tokenizer) == Special()
 
 
 def test_characters_are_in_order():
-    tokenizer = characters("banana\n")
+    tokenizer = character_tokenizer("banana\n")
     assert tokenizer.encode("ban\n").ids == [2, 1, 3, 0]
     with pytest.raises(Exception, match="UNK"):
         tokenizer.encode("x")

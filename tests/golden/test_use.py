@@ -90,7 +90,7 @@ def test_a_file_is_translated_line_by_line(command, folder, tmp_path):
 
 
 def test_n_best_have_scores_and_the_best_comes_first(command, folder):
-    printed = said(command, "translate", "Good morning.", "--model", folder, "--n-best", "3", "--beam", "4")
+    printed = said(command, "translate", "Good morning.", "--model", folder, "--n-best", "3", "--beams", "4")
     scores, texts = zip(*(line.split("  ", 1) for line in printed.splitlines()), strict=True)
     assert texts[0] == "Guten Morgen."
     assert len(set(texts)) == 3
@@ -123,7 +123,7 @@ def test_show_draws_the_alignment_below_the_text(command, folder):
 
 
 def test_a_sentence_longer_than_the_model_reads_is_translated_in_pieces(command, folder):
-    printed = json.loads(said(command, "translate", "tired " * 200, "--model", folder, "--json", "--beam", "1"))
+    printed = json.loads(said(command, "translate", "tired " * 200, "--model", folder, "--json", "--beams", "1"))
     assert len(printed["parts"]) > 4
     assert " ".join(part["source"] for part in printed["parts"]) == ("tired " * 200).strip()
 
@@ -159,13 +159,13 @@ def test_each_document_is_summarized_alone(command, folder):
 def test_a_long_document_is_summarized_in_parts(command, folder, tmp_path):
     file = tmp_path / "long.txt"
     file.write_text("I am tired.\n" * 40)
-    printed = json.loads(said(command, "summarize", str(file), "--model", folder, "--json", "--beam", "2"))
+    printed = json.loads(said(command, "summarize", str(file), "--model", folder, "--json", "--beams", "2"))
     parts = [part["source"] for part in printed["parts"]]
     assert len(parts) > 2
     assert " ".join(parts) == " ".join(["I am tired."] * 40)
     longest = [len(writers.learnt().tokenizer.encode(f"{part} I am tired.").ids) for part in parts[:-1]]
     assert min(longest) > 48  # no sentence more would have fitted
-    plain = said(command, "summarize", str(file), "--model", folder, "--beam", "2")
+    plain = said(command, "summarize", str(file), "--model", folder, "--beams", "2")
     assert plain.splitlines() == printed["text"].splitlines()
 
 
@@ -173,15 +173,15 @@ def test_a_long_document_is_summarized_in_parts(command, folder, tmp_path):
 
 
 def test_it_writes_on_for_longer_than_it_has_positions(command, writer):
-    printed = said(command, "generate", "ROMEO:", "--model", writer, "--tokens", "50", "--seed", "4")
+    printed = said(command, "generate", "ROMEO:", "--model", writer, "--max-new-tokens", "50", "--seed", "4")
     assert printed.startswith("ROMEO:")
     assert len(printed) == len("ROMEO:") + 50 + len("\n")
-    assert printed == said(command, "generate", "ROMEO:", "--model", writer, "--tokens", "50", "--seed", "4")
-    assert printed != said(command, "generate", "ROMEO:", "--model", writer, "--tokens", "50", "--seed", "5")
+    assert printed == said(command, "generate", "ROMEO:", "--model", writer, "--max-new-tokens", "50", "--seed", "4")
+    assert printed != said(command, "generate", "ROMEO:", "--model", writer, "--max-new-tokens", "50", "--seed", "5")
 
 
 def test_each_prompt_is_gone_on_from_alone(command, writer):
-    how = ["--model", writer, "--tokens", "9", "--seed", "4"]
+    how = ["--model", writer, "--max-new-tokens", "9", "--seed", "4"]
     alone = [said(command, "generate", prompt, *how) for prompt in ("ROMEO:", "O")]
     assert said(command, "generate", "ROMEO:", "O", *how) == "".join(alone)
     lines = said(command, "generate", "ROMEO:", "O", *how, "--json").splitlines()
@@ -189,33 +189,33 @@ def test_each_prompt_is_gone_on_from_alone(command, writer):
 
 
 def test_what_streams_is_what_is_written_at_once(command, writer):
-    how = ["generate", "ROMEO:", "--model", writer, "--tokens", "60", "--temperature", "0.5", "--top-k", "9"]
+    how = ["generate", "ROMEO:", "--model", writer, "--max-new-tokens", "60", "--temperature", "0.5", "--top-k", "9"]
     at_once = json.loads(said(command, *how, "--json"))
     assert at_once["source"] + at_once["text"] + "\n" == said(command, *how)
 
 
 def test_as_far_as_positions_go_it_is_generate(command, writer):
     (written,) = ts.decoding.generate(writers.gpt(), "ROMEO:", max_new_tokens=19, temperature=0.8, seed=2)
-    printed = said(command, "generate", "ROMEO:", "--model", writer, "--tokens", "19", "--seed", "2")
+    printed = said(command, "generate", "ROMEO:", "--model", writer, "--max-new-tokens", "19", "--seed", "2")
     assert printed == f"ROMEO:{written.text}\n"
 
 
 def test_a_prompt_longer_than_it_reads_is_gone_on_from_its_end(command, writer):
     long = "O Romeo, Romeo! wherefore art thou Romeo?"
-    how = ["--model", writer, "--tokens", "10", "--temperature", "0"]
+    how = ["--model", writer, "--max-new-tokens", "10", "--temperature", "0"]
     end = said(command, "generate", long[-12:], *how)
     assert said(command, "generate", long, *how) == long[:-12] + end
 
 
 def test_a_prompt_keeps_its_lines(command, writer, pipe):
     pipe("ROMEO:\nO\n")
-    assert said(command, "generate", "--model", writer, "--tokens", "3").startswith("ROMEO:\nO\n")
+    assert said(command, "generate", "--model", writer, "--max-new-tokens", "3").startswith("ROMEO:\nO\n")
     pipe("")
-    assert len(said(command, "generate", "--model", writer, "--tokens", "3")) == 4
+    assert len(said(command, "generate", "--model", writer, "--max-new-tokens", "3")) == 4
 
 
 def test_several_are_drawn_with_seeds_that_follow(command, writer):
-    how = ["generate", "O", "--model", writer, "--tokens", "8", "--json"]
+    how = ["generate", "O", "--model", writer, "--max-new-tokens", "8", "--json"]
     texts = [text["text"] for text in json.loads(said(command, *how, "--n-best", "2"))["parts"][0]["texts"]]
     alone = [json.loads(said(command, *how, "--seed", str(seed)))["text"] for seed in (0, 1)]
     assert texts == alone
@@ -224,13 +224,13 @@ def test_several_are_drawn_with_seeds_that_follow(command, writer):
 
 def test_a_beam_finds_the_likeliest(command, writer):
     found = ts.decoding.beam(writers.gpt(), ["ROMEO:"], beams=3, n_best=3, max_new_tokens=6)[0]
-    how = ["generate", "ROMEO:", "--model", writer, "--tokens", "6", "--beam", "3", "--n-best", "3", "--json"]
+    how = ["generate", "ROMEO:", "--model", writer, "--max-new-tokens", "6", "--beams", "3", "--n-best", "3", "--json"]
     texts = json.loads(said(command, *how))["parts"][0]["texts"]
     assert [text["text"] for text in texts] == [written.text for written in found]
 
 
 def test_show_of_what_was_written_on(command, writer):
-    printed = said(command, "generate", "ROMEO: O", "--model", writer, "--tokens", "12", "--show")
+    printed = said(command, "generate", "ROMEO: O", "--model", writer, "--max-new-tokens", "12", "--show")
     assert printed.startswith("ROMEO: O")
     assert "blocks." in printed
 

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 import telescope as ts
 from telescope.layers import EncoderBlock, FeedForward, MultiHeadAttention
-from telescope.recording.names import chosen, name_of
+from telescope.recording.names import attention_name, select_layers
 
 # Features of a token: 1, its score as a key, its value. exp gives 1 and 3: the second token looks by 1/4 and 3/4.
 TOKENS = torch.tensor([[[1.0, 0.0, 4.0], [1.0, log(3.0), 8.0]]], dtype=torch.float64)
@@ -27,7 +27,7 @@ class Two(nn.Module):
             [EncoderBlock(3, look, FeedForward(3, 3), pre_norm=pre_norm, norm=lambda _: norm())]
         )
         with torch.no_grad():
-            for feature, W in enumerate(look.weights().values()):
+            for feature, W in enumerate(look.projections().values()):
                 W.weight.copy_(torch.eye(3)[feature : feature + 1])
             look.W_O.weight.copy_(torch.eye(3)[:, 2:])
         self.double()
@@ -116,7 +116,7 @@ def test_the_recording_prints_as_a_table():
     ],
 )
 def test_name(path, name):
-    assert name_of(path) == name
+    assert attention_name(path) == name
 
 
 NAMES = ["encoder.0.self", "encoder.1.self", "decoder.0.self", "decoder.0.cross", "pool"]
@@ -136,4 +136,4 @@ NAMES = ["encoder.0.self", "encoder.1.self", "decoder.0.self", "decoder.0.cross"
     ],
 )
 def test_layers_are_chosen_by_name_pattern_and_number(layers, names):
-    assert chosen(NAMES, layers) == names
+    assert select_layers(NAMES, layers) == names

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 import writers
-from telescope.tasks.explaining.sentence_views import words
+from telescope.tasks.explaining.sentence_views import written_words
 from telescope.trace.whole_words import Words
 
 
@@ -48,18 +48,18 @@ TOKENIZERS = {
     ],
 )
 def test_words_are_those_of_the_text(kind, text, names):
-    found = Words.of_text(text, TOKENIZERS[kind].encode(text))
-    assert " ".join(name for i, name in enumerate(found.names) if i in found.real) == names
+    found = Words.from_encoding(text, TOKENIZERS[kind].encode(text))
+    assert " ".join(name for i, name in enumerate(found.names) if i in found.text_words) == names
 
 
 def test_pieces_by_hand():
     """Le télescope! as Le, ·tél, ·es, ·cope, ! and the end: four words of six tokens."""
-    found = Words.of_spans("Le télescope!", [(0, 2), (2, 6), (6, 8), (8, 12), (12, 13), "</s>"])
+    found = Words.from_spans("Le télescope!", [(0, 2), (2, 6), (6, 8), (8, 12), (12, 13), "</s>"])
     assert found.names == ("Le", "télescope", "!", "</s>")
-    assert found.of == (0, 1, 1, 1, 2, 3)
+    assert found.word_ids == (0, 1, 1, 1, 2, 3)
     assert found.pieces == ("Le", "tél", "·es", "·cope", "!", "</s>")
-    assert found.real == (0, 1, 2)
-    assert found.tokens(1) == [1, 2, 3]
+    assert found.text_words == (0, 1, 2)
+    assert found.positions(1) == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -81,12 +81,12 @@ def test_pieces_by_hand():
     ],
 )
 def test_what_joins_and_what_does_not(text, spans, names, of):
-    found = Words.of_spans(text, spans)
-    assert (found.names, found.of) == (names, of)
+    found = Words.from_spans(text, spans)
+    assert (found.names, found.word_ids) == (names, of)
 
 
 def test_find_is_the_last_in_any_case():
-    found = Words.of_spans("The man the", [(0, 3), (3, 7), (7, 11)])
+    found = Words.from_spans("The man the", [(0, 3), (3, 7), (7, 11)])
     assert (found.find("THE"), found.find("Man"), found.find("dog")) == (2, 1, None)
 
 
@@ -94,12 +94,12 @@ def test_find_is_the_last_in_any_case():
 @given(kind=st.sampled_from([*TOKENIZERS]), text=st.text(max_size=24))
 def test_every_token_is_of_one_word_and_words_follow_each_other(kind, text):
     encoding = TOKENIZERS[kind].encode(text)
-    found = Words.of_text(text, encoding)
-    assert len(found.of) == len(found.pieces) == len(encoding.ids)
-    assert sorted(set(found.of)) == list(range(len(found.names)))
-    assert list(found.of) == sorted(found.of)
+    found = Words.from_encoding(text, encoding)
+    assert len(found.word_ids) == len(found.pieces) == len(encoding.ids)
+    assert sorted(set(found.word_ids)) == list(range(len(found.names)))
+    assert list(found.word_ids) == sorted(found.word_ids)
     if kind == "bytes" and text.strip():  # which loses nothing of a text
-        assert "".join("".join(found.names[i] for i in found.real).split()) == "".join(text.split())
+        assert "".join("".join(found.names[i] for i in found.text_words).split()) == "".join(text.split())
 
 
 @settings(max_examples=100, deadline=None)
@@ -109,5 +109,5 @@ def test_words_that_are_written_are_the_words_that_are_read(text):
     model = TRANSLATOR
     encoding = model.tokenizer.encode(text)
     if model.tokenizer.decode(encoding.ids).lstrip() == text:
-        read, written = Words.of_text(text, encoding), words(model, encoding.ids)
-        assert (read.names, read.of) == (written.names, written.of)
+        read, written = Words.from_encoding(text, encoding), written_words(model, encoding.ids)
+        assert (read.names, read.word_ids) == (written.names, written.word_ids)

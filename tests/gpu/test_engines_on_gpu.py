@@ -7,7 +7,7 @@ import torch
 
 import telescope as ts
 from telescope.engines import chunked, flex, reference, sdpa
-from telescope.tasks.doctor import doctor
+from telescope.tasks.doctor import check_engines
 
 pytestmark = [
     pytest.mark.gpu,
@@ -231,8 +231,8 @@ def test_under_autocast(engine):
 def test_a_mask_made_on_the_cpu_is_remembered():
     q, k, _ = inputs((1, 2, 2, 512, 512, 64, 64), torch.float32)
     mask = ts.documents(torch.arange(512) // 100)
-    assert flex._blocks(mask, q, k) is flex._blocks(mask & ts.everyone, q, k)
-    assert flex._blocks(mask, q, k).kv_indices.device == q.device
+    assert flex._block_mask(mask, q, k) is flex._block_mask(mask & ts.everyone, q, k)
+    assert flex._block_mask(mask, q, k).kv_indices.device == q.device
 
 
 def test_flex_tells_a_natural_logarithm():
@@ -257,6 +257,6 @@ def test_chunked_halves_its_blocks_when_memory_runs_out():
 
 
 def test_the_doctor_finds_everything_right():
-    report = doctor(torch.device("cuda"))
+    report = check_engines(torch.device("cuda"))
     assert report.healthy, report
     assert all(finding.ms for finding in report.findings if finding.name in ("attend  flex", "attend  sdpa (cudnn)"))

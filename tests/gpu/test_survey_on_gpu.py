@@ -119,7 +119,7 @@ def test_ties_go_to_the_lower_key_also_where_all_are_alike(monkeypatch):
         got = engine.summarize(q_, k_, ts.Attention(scale=1.0, mask=ts.causal), None, 8, None)
         truth = reference.summarize(q_.double(), k_.double(), ts.Attention(scale=1.0, mask=ts.causal), None, 8, None)
         assert torch.equal(got.top_keys, truth.top_keys)
-    monkeypatch.setattr(launch, "room", lambda top: (1, 64))
+    monkeypatch.setattr(launch, "search_capacity", lambda top: (1, 64))
     got = engine.summarize(q, k, ts.Attention(mask=ts.causal), None, 8, None)
     assert_agrees(got, q, k, ts.Attention(mask=ts.causal))
 

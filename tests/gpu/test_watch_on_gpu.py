@@ -97,15 +97,15 @@ def test_a_survey_that_lags_behind_the_model_reads_what_ran(family, store, at_on
     model, ids = made(family, num_hidden_layers=6).cuda(), read(1500).cuda()
     with ts.watch(model, keep="queries-keys") as truth:
         model(ids)
-    monkeypatch.setitem(together.ROOM, "cuda", 5 * 2**20 * at_once)
-    found, apart = together.SurveyQueue.found, []
+    monkeypatch.setitem(together.STAGING_BYTES, "cuda", 5 * 2**20 * at_once)
+    found, apart = together.SurveyQueue.run_survey, []
 
     def late(self, parts, *rest):
         apart.append(torch.cuda.current_stream() != torch.cuda.default_stream())
         torch.cuda._sleep(20_000_000)
         return found(self, parts, *rest)
 
-    monkeypatch.setattr(together.SurveyQueue, "found", late)
+    monkeypatch.setattr(together.SurveyQueue, "run_survey", late)
     for _ in range(2):
         with ts.watch(model, store=store) as recording:
             model(ids)

@@ -107,10 +107,10 @@ def test_softmax_does_not_feel_a_shift(seed, shift, hide):
 @given(cases())
 def test_a_copy_of_a_definition_is_nobody_elses(case):
     attention, q, k, v = case
-    before, copy = ts.attend(q, k, v, attention), attention.copied()
+    before, copy = ts.attend(q, k, v, attention), attention.clone()
     parts = list(parts_of(attention))
     assert copy == attention
-    assert attention.fixed == (not parts)
+    assert attention.has_no_tensors == (not parts)
     for part in parts:
         part.copy_(~part if part.dtype == torch.bool else part + 1)
     assert torch.equal(ts.attend(q, k, v, copy), before)

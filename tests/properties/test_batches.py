@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from telescope.training import IGNORE, Examples, TextBatch, Training, Windows
-from telescope.training.batch import share
-from telescope.training.examples import rounded
+from telescope.training.batch import process_share
+from telescope.training.examples import round_widths
 
 sizes = st.lists(st.tuples(st.integers(1, 90), st.integers(2, 150)), min_size=1, max_size=60)
 
@@ -67,14 +67,14 @@ def test_shapes_are_few():
     shapes = {spec.widths for epoch in range(3) for spec in data.batches(settings(tokens=4096), epoch)}
     assert len(shapes) < 40
     longest = lengths.amax(1, keepdim=True)
-    more = rounded(lengths.T).T - lengths
+    more = round_widths(lengths.T).T - lengths
     assert ((more >= 0) & (more <= (longest / 4).clamp(min=7))).all()
 
 
 def test_widths_are_rounded_as_said():
     lengths = torch.tensor([[1, 8, 9, 63, 64, 65, 81, 128, 129, 257, 512]])
-    assert rounded(lengths).tolist() == [[8, 8, 16, 64, 64, 80, 96, 128, 160, 320, 512]]
-    assert rounded(torch.tensor([[500], [30]])).tolist() == [[512], [64]]  # by the step of the longer one
+    assert round_widths(lengths).tolist() == [[8, 8, 16, 64, 64, 80, 96, 128, 160, 320, 512]]
+    assert round_widths(torch.tensor([[500], [30]])).tolist() == [[512], [64]]  # by the step of the longer one
 
 
 def test_the_order_is_a_matter_of_seed_and_epoch():
@@ -119,7 +119,7 @@ def test_windows_are_drawn_everywhere():
 @pytest.mark.parametrize("parts", [1, 2, 3, 5, 8])
 def test_parts_are_the_batch(parts):
     ids = torch.arange(15).reshape(5, 3)
-    several = [share(TextBatch(ids, ids + 1), part, parts) for part in range(parts)]
+    several = [process_share(TextBatch(ids, ids + 1), part, parts) for part in range(parts)]
     assert len({len(part.ids) for part in several}) == 1
     together = TextBatch(*(torch.cat(tensors) for tensors in zip(*several, strict=True)))
     assert torch.equal(together.ids[:5], ids)

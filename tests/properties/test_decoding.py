@@ -13,10 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import data
 import telescope as ts
-from telescope.decoding import beam, generate, ready, stream
-from telescope.decoding.generate import drawn
-from telescope.decoding.sampling import draw, greedy, min_p, temperature, top, top_k, top_p
-from telescope.decoding.writers import start
+from telescope.decoding import beam, generate, inference_copy, stream
+from telescope.decoding.generate import draw_noise
+from telescope.decoding.sampling import draw, greedy, largest, min_p, temperature, top_k, top_p
+from telescope.decoding.writers import start_writer
 from telescope.models import GPT, GPTConfig, LuongConfig, LuongTranslator, Special, Transformer, TransformerConfig
 
 captured = import_module("telescope.decoding.generate")  # `decoding.generate` is the function
@@ -196,7 +196,7 @@ def test_samples_come_as_often_as_they_should(options):
     logits = torch.randn(12, generator=torch.Generator().manual_seed(2)) * 1.5
     made_of = {"t": temperature, "k": top_k, "p": top_p, "least": min_p}
     filters = [made_of[name](value) for name, value in options.items()]
-    tokens = draw(logits.expand(draws, -1), filters, drawn(1, draws, seed=1)[0])
+    tokens = draw(logits.expand(draws, -1), filters, draw_noise(1, draws, seed=1)[0])
     counts, truth = torch.bincount(tokens, minlength=12), expected(logits, **options)
     assert bool((counts[truth == 0.0] == 0).all())
     likely = truth > 0.0
@@ -225,7 +225,7 @@ def test_a_very_small_temperature_is_greedy():
 @pytest.mark.parametrize("k", [1, 3, 10])
 def test_the_largest(n, k):
     numbers = torch.randn(4, n, generator=torch.Generator().manual_seed(n))
-    assert_close(top(numbers, k), tuple(numbers.topk(min(k, n))))
+    assert_close(largest(numbers, k), tuple(numbers.topk(min(k, n))))
     assert_close(greedy(numbers), numbers.argmax(-1))
 
 
@@ -304,7 +304,7 @@ def test_text_is_what_follows_the_prompt():
 def test_a_step_costs_no_more_than_its_own_token_and_a_look_at_the_others(kind):
     """Its work grows by the same amount with each token: O(n), where all of them again would be O(n²)."""
     model, work = made(kind), []
-    writer = start(model, prompts([3]), 40)
+    writer = start_writer(model, prompts([3]), 40)
     for _ in range(30):
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):  # which is counted
             writer.step(torch.tensor([5]))
@@ -317,7 +317,7 @@ def test_a_step_costs_no_more_than_its_own_token_and_a_look_at_the_others(kind):
 @pytest.mark.parametrize("kind", ["learned", "llama"])
 def test_the_memory_of_a_cache_is_the_formula(kind):
     model = made(kind).float()
-    writer = start(model, prompts([3, 7]), 20)
+    writer = start_writer(model, prompts([3, 7]), 20)
     config = model.config
     room, key_heads = 7 + 20, config.key_heads or config.heads
     rooms = [tensor for room in writer.cache.rooms for tensor in (room.keys, room.values)]
@@ -326,7 +326,7 @@ def test_the_memory_of_a_cache_is_the_formula(kind):
 
 @pytest.mark.parametrize("kind", ["transformer", "luong"])
 def test_beams_share_their_source(kind):
-    writer = start(made(kind), prompts([3, 7]), 20, 5)
+    writer = start_writer(made(kind), prompts([3, 7]), 20, 5)
     writer.reorder(torch.arange(2).repeat_interleave(5))
     with torch.no_grad():
         assert writer.step(torch.full((10,), 5)).shape == (10, V)
@@ -341,9 +341,9 @@ def test_packed_matrices_write_the_same(kind, monkeypatch):
     model, texts = made(kind).float(), prompts()
     plain = generate(model, texts, max_new_tokens=N, temperature=0.0), beam(model, texts, beams=3, max_new_tokens=N)
     used = []
-    pack = ready.Product.__call__
-    monkeypatch.setattr(ready, "LARGE", 1)
-    monkeypatch.setattr(ready.Product, "__call__", lambda self, x: used.append(self) or pack(self, x))
+    pack = inference_copy.PackedLinear.__call__
+    monkeypatch.setattr(inference_copy, "MIN_NUMBERS", 1)
+    monkeypatch.setattr(inference_copy.PackedLinear, "__call__", lambda self, x: used.append(self) or pack(self, x))
     packed = generate(model, texts, max_new_tokens=N, temperature=0.0), beam(model, texts, beams=3, max_new_tokens=N)
     assert [line.ids for line in packed[0]] == [line.ids for line in plain[0]]
     assert [best[0].ids for best in packed[1]] == [best[0].ids for best in plain[1]]
@@ -395,7 +395,7 @@ def test_fixed_shapes_write_the_same(kind, how, monkeypatch):
     model, texts = made(kind), prompts()
     plain = generate(model, texts, max_new_tokens=N, **how)
     lengths = []
-    monkeypatch.setattr(captured, "worthwhile", lambda *_: True)
+    monkeypatch.setattr(captured, "is_worth_capturing", lambda *_: True)
     monkeypatch.setattr(captured, "CapturedFunction", Replayed)
     model.blocks[0].self_attention.attend.register_forward_hook(
         lambda _, inputs, __: lengths.append(inputs[1].shape[2])
@@ -410,15 +410,15 @@ def test_what_cannot_be_captured_runs_all_the_same(monkeypatch):
         pytest.skip("there is one")
     model, made_of = made("llama"), []
     plain = generate(model, prompts(), max_new_tokens=N)
-    monkeypatch.setattr(captured, "worthwhile", lambda *_: True)
+    monkeypatch.setattr(captured, "is_worth_capturing", lambda *_: True)
     monkeypatch.setattr(captured.CapturedFunction, "_capture", broken(made_of))
     assert generate(model, prompts(), max_new_tokens=N) == plain
-    assert made_of[0].why == "no graph"
+    assert made_of[0].failure == "no graph"
 
 
 def broken(made_of):
     def capture(self, inputs):
         made_of.append(self)
-        self.why = "no graph"
+        self.failure = "no graph"
 
     return capture

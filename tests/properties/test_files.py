@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import llama2c
 import telescope as ts
-from telescope.files.atomic import recover, written_whole
+from telescope.files.atomic import atomic_folder, recover
 from telescope.models import (
     GPT,
     Encoder,
@@ -365,7 +365,7 @@ if moment == "between":
     atomic.Path.rename = lambda old, new: killed() if ".new-" in old.name else rename(old, new)
 else:
     atomic.shutil.rmtree = killed
-with atomic.written_whole(place, lambda _: None) as folder:
+with atomic.atomic_folder(place, lambda _: None) as folder:
     (folder / "number").write_text("2")
     if moment == "before":
         killed()
@@ -377,22 +377,22 @@ with atomic.written_whole(place, lambda _: None) as folder:
 def test_killed_while_saving(tmp_path, moment, number):
     """What is there is whole, and the next save to the same place removes what the killed one left behind."""
     place = tmp_path / "saved"
-    with written_whole(place, lambda _: None) as folder:
+    with atomic_folder(place, lambda _: None) as folder:
         (folder / "number").write_text("1")
     killed = subprocess.run([sys.executable, "-c", KILLED, str(place), moment], capture_output=True, timeout=120)
     assert killed.returncode == -signal.SIGKILL
     assert len(list(tmp_path.iterdir())) == 2
     recover(place)
     assert (place / "number").read_text() == number
-    with written_whole(place, lambda _: None) as folder:
+    with atomic_folder(place, lambda _: None) as folder:
         (folder / "number").write_text("3")
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
     assert (place / "number").read_text() == "3"
 
 
 def test_what_another_process_is_writing_is_left_alone(tmp_path):
-    with written_whole(tmp_path / "saved", lambda _: None) as folder:
-        with written_whole(tmp_path / "saved", lambda _: None) as second:
+    with atomic_folder(tmp_path / "saved", lambda _: None) as folder:
+        with atomic_folder(tmp_path / "saved", lambda _: None) as second:
             (second / "number").write_text("1")
         assert folder.exists()
         (folder / "number").write_text("2")

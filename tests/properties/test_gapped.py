@@ -5,19 +5,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telescope.training import IGNORE, Gapped, Training
-from telescope.training.windows import LONGEST, SHARE, with_gaps
+from telescope.training.windows import GAP_SHARE, MAX_GAP, cut_gaps
 
 START = 2
 
 
 def test_a_gap_by_hand():
     ids = torch.tensor([[10, 11, 12, 13, 14, 15, 3, 0], [20, 3, 0, 0, 0, 0, 0, 0]])
-    often = SHARE * 2 / (LONGEST + 1)
+    often = GAP_SHARE * 2 / (MAX_GAP + 1)
     chances = torch.ones(2, 8)
     chances[0, 1] = 0.3 * often  # 2 ids long: 11 and 12
     chances[0, 5] = 0.9 * often  # 5 ids long, but the end is always there
     chances[1, 0] = 0.0  # 1 id
-    source, lengths = with_gaps(ids, torch.tensor([7, 2]), chances, START)
+    source, lengths = cut_gaps(ids, torch.tensor([7, 2]), chances, START)
     assert source.tolist() == [[10, 2, 13, 14, 2, 3, 0, 0], [2, 3, 0, 0, 0, 0, 0, 0]]
     assert lengths.tolist() == [6, 2]
 
@@ -25,7 +25,7 @@ def test_a_gap_by_hand():
 def test_gaps_that_meet_are_one():
     ids, chances = torch.arange(10, 20)[None], torch.ones(1, 10)
     chances[0, 2], chances[0, 3] = 0.05, 0.01  # 3 ids from the third, then 1 inside of it
-    assert with_gaps(ids, torch.tensor([10]), chances, START)[0].tolist() == [[10, 11, 2, 15, 16, 17, 18, 19, 0, 0]]
+    assert cut_gaps(ids, torch.tensor([10]), chances, START)[0].tolist() == [[10, 11, 2, 15, 16, 17, 18, 19, 0, 0]]
 
 
 def texts_of(lengths):
@@ -68,7 +68,7 @@ def test_about_the_share_is_missing_and_anew_in_every_epoch():
     assert sources(0) == sources(0)
     assert sources(0) != sources(1)
     left = sum(i not in (0, START) for _, source in sources(0) for i in source)
-    assert 0.5 * SHARE < 1 - left / (60 * 90) < SHARE
+    assert 0.5 * GAP_SHARE < 1 - left / (60 * 90) < GAP_SHARE
 
 
 def test_a_run_goes_on_only_with_gaps_in_the_same_texts():

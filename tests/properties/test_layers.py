@@ -277,9 +277,9 @@ def heads_apart(layer, x):
         head = SelfAttention(layer.d_model, layer.d_k, layer.d_v, bias=True, attention=layer.attention).to(x.dtype)
         g = s // (layer.heads // layer.key_heads)
         for own, whole, i, d in (
-            (head.W_q, layer.weights()["W_q"], s, layer.d_k),
-            (head.W_k, layer.weights()["W_k"], g, layer.d_k),
-            (head.W_v, layer.weights()["W_v"], g, layer.d_v),
+            (head.W_q, layer.projections()["W_q"], s, layer.d_k),
+            (head.W_k, layer.projections()["W_k"], g, layer.d_k),
+            (head.W_v, layer.projections()["W_v"], g, layer.d_v),
         ):
             own.weight.data, own.bias.data = whole.weight[i * d : (i + 1) * d], whole.bias[i * d : (i + 1) * d]
         contexts.append(head(x))
@@ -312,8 +312,8 @@ def test_grouped_queries_are_repeated_key_heads(key_heads):
     full = MultiHeadAttention(7, 6, d_k=3, d_v=5).double()
     full.W_O.load_state_dict(grouped.W_O.state_dict())
     with torch.no_grad():
-        for name, W in grouped.weights().items():
-            for some, every in zip(W, full.weights()[name], strict=True):
+        for name, W in grouped.projections().items():
+            for some, every in zip(W, full.projections()[name], strict=True):
                 served = len(every) // len(some)
                 heads = some.unflatten(0, (6 // served, -1)).repeat_interleave(served, dim=0)
                 every.copy_(heads.flatten(0, 1))

@@ -124,7 +124,7 @@ def test_the_definition_may_be_changed_afterwards():
 
 
 def test_a_tensor_that_nobody_would_learn_is_refused():
-    with pytest.raises(ValueError, match=r"attention.bias.table is a tensor that requires a gradient and no nn.Param"):
+    with pytest.raises(ValueError, match=r"attention.bias.table requires a gradient but is not an nn.Param"):
         layers.MultiHeadAttention(
             8, HEADS, attention=ts.Attention(bias=ts.relative(torch.zeros(2, 5).requires_grad_()))
         )

@@ -1,9 +1,9 @@
-"""The marks by which keys are known again: every bit of a key counts, and where it lies in memory does not."""
+"""The fingerprints that identify keys: every bit of a key counts, and where it lies in memory does not."""
 
 import pytest
 import torch
 
-from telescope.recording.continuation import marks, same
+from telescope.recording.continuation import fingerprints, same_bits
 
 KINDS = pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 WIDTHS = pytest.mark.parametrize("width", [1, 3, 8, 64])
@@ -17,7 +17,7 @@ def keys_of(kind: torch.dtype, width: int, seed: int = 0) -> torch.Tensor:
 @WIDTHS
 def test_a_key_is_the_same_wherever_it_lies(kind, width):
     keys = keys_of(kind, width)
-    expected = marks(keys)
+    expected = fingerprints(keys)
     elsewhere = {
         "heads behind positions": keys.transpose(1, 2).contiguous().transpose(1, 2),
         "features apart": torch.stack([keys, keys], -1)[..., 0],
@@ -26,23 +26,23 @@ def test_a_key_is_the_same_wherever_it_lies(kind, width):
     }
     for how, moved in elsewhere.items():
         assert torch.equal(moved, keys), how
-        assert same(marks(moved), expected), how
-    alone = torch.cat([marks(keys[:, :, i : i + 1]) for i in range(keys.shape[2])], -1)
-    assert same(alone, expected)
+        assert same_bits(fingerprints(moved), expected), how
+    alone = torch.cat([fingerprints(keys[:, :, i : i + 1]) for i in range(keys.shape[2])], -1)
+    assert same_bits(alone, expected)
 
 
 @KINDS
 @WIDTHS
 def test_a_bit_that_changes_shows(kind, width):
     keys = keys_of(kind, width)
-    before, bits = marks(keys), 8 * keys.element_size()
+    before, bits = fingerprints(keys), 8 * keys.element_size()
     words = {16: torch.int16, 32: torch.int32, 64: torch.int64}
     for feature in {0, width // 2, width - 1}:
         for bit in range(bits):
             changed = keys.clone()
             pattern = changed.view(words[bits])
             pattern[1, 2, 3, feature] ^= torch.tensor(1, dtype=torch.int64).bitwise_left_shift(bit).to(words[bits])
-            different = marks(changed) != before
+            different = fingerprints(changed) != before
             assert different[1, 2, 3], f"bit {bit} of feature {feature}"
             assert different.sum() == 1
 
@@ -50,11 +50,11 @@ def test_a_bit_that_changes_shows(kind, width):
 def test_no_two_of_many_keys_are_taken_for_one():
     keys = torch.randn(1, 1, 2**17, 8, generator=torch.Generator().manual_seed(1)).bfloat16()
     _, alike = torch.unique(keys.view(torch.int16)[0, 0], dim=0, return_counts=True)
-    _, marked = torch.unique(marks(keys)[0, 0], return_counts=True)
+    _, marked = torch.unique(fingerprints(keys)[0, 0], return_counts=True)
     assert len(marked) == len(alike)
 
 
 def test_a_nan_is_itself():
     keys = torch.full((1, 1, 2, 4), torch.nan)
-    assert same(keys, keys.clone())
-    assert not same(keys, -keys)
+    assert same_bits(keys, keys.clone())
+    assert not same_bits(keys, -keys)

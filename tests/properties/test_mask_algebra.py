@@ -77,7 +77,7 @@ def test_a_block_is_that_slice_of_the_whole(drawn, data):
 def test_one_row_is_enough_for_masks_of_keys_alone(drawn):
     shape, a, b, c = drawn
     for mask in (a, b, c, a & b, b | c, ~c):
-        if mask.keys_alone:
+        if mask.same_for_all_queries:
             seen = pairs(mask, shape)
             assert torch.equal(seen, seen[:, :, :1].expand_as(seen))
 

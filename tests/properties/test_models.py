@@ -225,7 +225,7 @@ def test_transformer_starts_as_the_paper_says():
     model = Transformer(TransformerConfig(vocabulary=1000, d_model=256))
     assert deviation(model.embedding.weight) == pytest.approx(256**-0.5, rel=0.02)
     first = model.decoder[0].feed_forward.W_1
-    for W in (*model.decoder[0].cross_attention.weights().values(), first):
+    for W in (*model.decoder[0].cross_attention.projections().values(), first):
         rows, columns = W.weight.shape
         bound = sqrt(6.0 / (rows + columns))
         assert bound * 0.99 < largest(W.weight) <= bound

@@ -14,17 +14,17 @@ from telescope.attention.biases import Alibi
 from telescope.attention.pairs import Spans
 from telescope.attention.restrict import (
     WrittenMask,
+    drop_first_keys,
     key_heads_of,
-    of_heads,
-    of_later_keys,
-    of_queries,
-    of_sequences,
-    written,
+    restrict_to_heads,
+    restrict_to_queries,
+    restrict_to_sequences,
+    restrict_to_written_keys,
 )
-from telescope.attention.values import mapped
+from telescope.attention.values import map_tensors
 from telescope.engines.dispatch import ENGINES
-from telescope.engines.exact import share_heads
-from telescope.files.definitions import meant, told
+from telescope.engines.exact import repeat_key_heads
+from telescope.files.definitions import from_json, to_json
 from telescope.models import GPT, GPTConfig
 
 # ------------------------------------------------------------------------------ of somebody's own: every number counts
@@ -96,19 +96,19 @@ def some(draw, count):
 def take_heads(part, draw):
     which = some(draw, part.sizes[1])
     serving = key_heads_of(which, part.sizes[1], part.keys.shape[1])
-    part.take(1, which, of_heads(part.attention, which, part.sizes[1]))
+    part.take(1, which, restrict_to_heads(part.attention, which, part.sizes[1]))
     part.queries, part.keys, part.values = part.queries[:, which], part.keys[:, serving], part.values[:, serving]
 
 
 def take_queries(part, draw):
     which = some(draw, part.sizes[2])
-    part.take(2, which, of_queries(part.attention, which, part.sizes[2:]))
+    part.take(2, which, restrict_to_queries(part.attention, which, part.sizes[2:]))
     part.queries = part.queries[:, :, which]
 
 
 def take_sequences(part, draw):
     which = some(draw, part.sizes[0])
-    part.take(0, which, of_sequences(part.attention, which, part.sizes[0]))
+    part.take(0, which, restrict_to_sequences(part.attention, which, part.sizes[0]))
     part.queries, part.keys, part.values = part.queries[which], part.keys[which], part.values[which]
 
 
@@ -131,17 +131,17 @@ def parts(draw):
         steps.insert(draw(st.integers(0, [*steps, "queries"].index("queries"))), "written")
         length = draw(st.integers(min(shape.queries, shape.keys), shape.keys))
     gone = [draw(st.integers(0, (shape.keys - 1) // 3)) for step in steps if step == "later"]
-    attention = attention.seeing(~ts.prefix(sum(gone)))  # nobody sees what will be gone
+    attention = attention.with_extra_mask(~ts.prefix(sum(gone)))  # nobody sees what will be gone
 
     q, k, v = tensors(shape, seed)
     part = Part(attention, q, k, v, [torch.arange(size) for size in shape.whole])
     for step in steps:
         if step == "written":
             here = torch.tensor(length - (shape.keys - part.sizes[3]))
-            part.attention = written(part.attention, part.sizes[3], here)
+            part.attention = restrict_to_written_keys(part.attention, part.sizes[3], here)
         elif step == "later":
             first, *gone = gone
-            part.take(3, slice(first, None), of_later_keys(part.attention, first))
+            part.take(3, slice(first, None), drop_first_keys(part.attention, first))
             part.keys, part.values = part.keys[:, :, first:], part.values[:, :, first:]
         else:
             TAKE[step](part, draw)
@@ -154,7 +154,7 @@ def whole(q, k, v, attention, shape: Shape, length):
     at = replace(at, query=at.row + (length - shape.queries))
     masked = attention.masked_scores(q, k, at).masked_fill(at.key >= length, -torch.inf)
     weights = attention.weights(masked)
-    return weights, weights @ share_heads(v, q)
+    return weights, weights @ repeat_key_heads(v, q)
 
 
 def of_numbers(tensor, *numbers):
@@ -185,9 +185,9 @@ def test_what_a_mask_of_a_part_says_of_itself_is_so(drawn):
     inside = ((at.key >= spans.start) & (at.key < spans.stop)).expand_as(seen)
     assert not (seen & ~inside).any()
     assert not spans.whole or torch.equal(seen, inside)
-    assert not mask.keys_alone or torch.equal(seen, seen[:, :, :1].expand_as(seen))
+    assert not mask.same_for_all_queries or torch.equal(seen, seen[:, :, :1].expand_as(seen))
     last = replace(at, row=at.row[:, :, -1:], query=at.query[:, :, -1:])
-    assert torch.equal(mask.of_last_query().sees(last).expand(batch, heads, 1, keys), seen[:, :, -1:])
+    assert torch.equal(mask.for_last_query().sees(last).expand(batch, heads, 1, keys), seen[:, :, -1:])
 
 
 # ------------------------------------------------------------------------------------------------- what stays as it is
@@ -195,11 +195,11 @@ def test_what_a_mask_of_a_part_says_of_itself_is_so(drawn):
 SOME = torch.tensor([2, 0])
 POSITIONS = ts.causal & ts.window(3) | ~ts.causal
 PARTS = {
-    "heads": lambda attention: of_heads(attention, SOME, 3),
-    "queries": lambda attention: of_queries(attention, SOME, (3, 5)),
-    "sequences": lambda attention: of_sequences(attention, SOME, 3),
-    "later": lambda attention: of_later_keys(attention, 2),
-    "written": lambda attention: written(attention, 5, torch.tensor(4)),
+    "heads": lambda attention: restrict_to_heads(attention, SOME, 3),
+    "queries": lambda attention: restrict_to_queries(attention, SOME, (3, 5)),
+    "sequences": lambda attention: restrict_to_sequences(attention, SOME, 3),
+    "later": lambda attention: drop_first_keys(attention, 2),
+    "written": lambda attention: restrict_to_written_keys(attention, 5, torch.tensor(4)),
 }
 UNCHANGED = {
     "heads": ts.Attention(mask=POSITIONS & ts.prefix(2) & ts.padding([4, 1, 2]) & ts.documents([0, 0, 1])),
@@ -217,18 +217,18 @@ def test_what_is_the_same_at_both_numbers_stays(kind):
 
 def test_biases_by_head_stay_what_they_are():
     """The kernels of a survey know them by name."""
-    assert of_heads(ts.Attention(bias=ts.alibi(3)), SOME, 3).bias == Alibi(ts.alibi(3).slopes[SOME])
+    assert restrict_to_heads(ts.Attention(bias=ts.alibi(3)), SOME, 3).bias == Alibi(ts.alibi(3).slopes[SOME])
     table = torch.randn(3, 5)
-    assert of_heads(ts.Attention(bias=ts.relative(table)), SOME, 3).bias == ts.relative(table[SOME])
-    assert of_heads(ts.Attention(bias=ts.relative(table[:1])), SOME, 3).bias == ts.relative(table[:1])
+    assert restrict_to_heads(ts.Attention(bias=ts.relative(table)), SOME, 3).bias == ts.relative(table[SOME])
+    assert restrict_to_heads(ts.Attention(bias=ts.relative(table[:1])), SOME, 3).bias == ts.relative(table[:1])
 
 
 @pytest.mark.parametrize("kind", PARTS)
 def test_a_row_that_does_for_all_queries_does_for_all_of_a_part(kind):
     """So that a fused kernel takes it."""
     row = ts.from_tensor(torch.ones(3, 3, 1, 5).bool())
-    assert PARTS[kind](ts.Attention(mask=row)).mask.keys_alone
-    assert not PARTS[kind](ts.Attention(mask=row & ts.causal)).mask.keys_alone
+    assert PARTS[kind](ts.Attention(mask=row)).mask.same_for_all_queries
+    assert not PARTS[kind](ts.Attention(mask=row & ts.causal)).mask.same_for_all_queries
 
 
 @pytest.mark.parametrize("kind", PARTS)
@@ -245,8 +245,8 @@ def test_a_part_can_be_saved_and_has_tensors_of_its_own(kind):
     table = ts.from_tensor(normal(3, 3, 3, 5, seed=1) < 0.5)
     part = PARTS[kind](ts.Attention(mask=ts.causal & table, bias=ts.from_additive(normal(3, 3, 3, 5, seed=2))))
     beside = {}
-    assert meant(told(part, beside), beside, "here") == part
-    assert mapped(part, torch.clone) == part
+    assert from_json(to_json(part, beside), beside, "here") == part
+    assert map_tensors(part, torch.clone) == part
     assert part.to("meta").mask != part.mask
 
 
@@ -256,17 +256,17 @@ def test_a_part_can_be_saved_and_has_tensors_of_its_own(kind):
 def test_nobody_waits_for_how_much_is_written():
     """On the meta device there is no number to wait for."""
     mask = ts.causal & ts.window(3) & ts.padding(left=[0, 2]) | ~ts.prefix(2)
-    whole = written(ts.Attention(mask=mask, bias=ts.alibi(4)), 8, torch.tensor(5)).to("meta")
+    whole = restrict_to_written_keys(ts.Attention(mask=mask, bias=ts.alibi(4)), 8, torch.tensor(5)).to("meta")
     at = ts.Pairs.block(range(2), range(8), of=(2, 8), batch=2, heads=4, device=torch.device("meta"))
-    for attention in (whole, whole.of_last_query()):
+    for attention in (whole, whole.for_last_query()):
         assert attention.mask.sees(at).shape == (2, 1, 2, 8)
         assert attention.bias(at).shape == (1, 4, 2, 8)
         assert not attention.mask.spans(at, 8).whole
 
 
 def test_the_last_query_sees_all_that_is_written():
-    last = written(ts.Attention(mask=ts.causal), 5, torch.tensor(4)).of_last_query().mask
-    assert last.keys_alone
+    last = restrict_to_written_keys(ts.Attention(mask=ts.causal), 5, torch.tensor(4)).for_last_query().mask
+    assert last.same_for_all_queries
     assert last.block(1, 5).tolist() == [[[[True, True, True, True, False]]]]
 
 

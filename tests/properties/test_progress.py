@@ -9,7 +9,7 @@ from rich.console import Console
 from learning import learn, pairs, transformer
 from telescope.training import Examples, Finished, HeadsWatched, Logged, Saved, Started, Stopped, Validated
 from telescope.training.events import tensorboard
-from telescope.training.progress import Moving, duration, plain, sentence
+from telescope.training.progress import ProgressBar, format_duration, format_event, print_event
 
 LOGGED = Logged(
     step=1200, steps=8000, epoch=2, loss=5.83456, lr=0.00123, norm=0.871, tokens_per_second=1912.0, seconds_left=10260.0
@@ -26,7 +26,7 @@ EVENTS = [
     ),
     (
         HeadsWatched(1200, {"encoder.0.self": (0.01, 1.2)}, {"encoder.0.self": (3.0, 41.26)}),
-        "step 1,200  attention  largest logit 41.3 (encoder.0.self)  1 heads look at one key alone",
+        "step 1,200  attention  largest logit 41.3 (encoder.0.self)  heads that attend to one key alone: 1",
     ),
     (Stopped(step=131, saved=100), "stopped at step 131; the same command goes on from step 100"),
     (Finished(step=8000, kept=7600), "finished at step 8,000 with the weights of step 7,600"),
@@ -35,25 +35,25 @@ EVENTS = [
 
 @pytest.mark.parametrize(("event", "said"), EVENTS)
 def test_an_event_is_one_line(event, said):
-    assert sentence(event) == said
+    assert format_event(event) == said
 
 
 @pytest.mark.parametrize(
     ("seconds", "said"), [(0.4, "0 s"), (89.0, "89 s"), (95.0, "2 min"), (3599.0, "1 h 0 min"), (7300.0, "2 h 2 min")]
 )
 def test_time_left(seconds, said):
-    assert duration(seconds) == said
+    assert format_duration(seconds) == said
 
 
 def test_plain_lines_go_to_standard_error(capsys):
-    plain(LOGGED)
-    assert capsys.readouterr() == ("", f"{sentence(LOGGED)}\n")
+    print_event(LOGGED)
+    assert capsys.readouterr() == ("", f"{format_event(LOGGED)}\n")
 
 
 def test_a_terminal_has_one_line_that_moves():
     """What is logged is drawn over; what is worth keeping stays."""
     shown = io.StringIO()
-    moving = Moving(Console(file=shown, force_terminal=True, width=140, color_system=None))
+    moving = ProgressBar(Console(file=shown, force_terminal=True, width=140, color_system=None))
     for event, _ in EVENTS:
         moving(event)
     moving(Saved(1300, Path("out")))

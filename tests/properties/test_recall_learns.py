@@ -12,7 +12,7 @@ from torch.testing import assert_close
 import telescope as ts
 from telescope.tasks.learning.evaluate import evaluate
 from telescope.tasks.learning.registry import TASKS, read
-from telescope.tasks.learning.train import changed, train
+from telescope.tasks.learning.train import override, train
 from telescope.training import Finished, Logged, Started
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -70,7 +70,7 @@ def test_it_knows(how, data, tmp_path):
 
 @pytest.mark.parametrize("name", ["none", "causal", "synthesizer", "rotary"])
 def test_each_recipe_takes_two_steps(name, data, tmp_path):
-    said = changed(read(RECIPES / f"recall-{name}.toml"), steps=2).training_with(rows=4)
+    said = override(read(RECIPES / f"recall-{name}.toml"), steps=2).training_with(rows=4)
     narrow = replace(said.model.config, d_model=16, heads=2)
     said = replace(said, model=replace(said.model, config=narrow))
     events = []
@@ -92,7 +92,7 @@ def test_people_are_asked_about(data, tmp_path, command, monkeypatch):
     code, _, complaint = command("recall", "Zoë", *model)
     assert (code, complaint) == (
         2,
-        "telescope: \"Where was Zoë born?⁇\" has 'Z', which is none of the 36 characters known here\n",
+        "telescope: \"Where was Zoë born?⁇\" has 'Z', which is none of the 36 characters learnt\n",
     )
 
 
@@ -100,7 +100,7 @@ def test_a_model_of_another_task_is_told_apart(tmp_path, command):
     ts.models.GPT(ts.models.GPTConfig(vocabulary=9, d_model=8, blocks=1, heads=1)).save(tmp_path / "other")
     code, printed, complaint = command("recall", "Ada", "--model", str(tmp_path / "other"))
     assert (code, printed) == (2, "")
-    assert complaint.startswith("telescope: this model was not taught to recall")
+    assert complaint.startswith("telescope: this model was not trained to recall")
 
 
 def test_stopped_in_either_stage_it_goes_on(data, tmp_path):

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telescope.tasks.learning.recall_data import CutSpans, corrupt, encode, spans, vocabulary
+from telescope.tasks.learning.recall_data import CutSpans, corrupt, draw_spans, encode, vocabulary
 
 TEXT = "abcdefghijklmnopqrstuvwxyz"
 TOKENS = vocabulary([TEXT])
@@ -25,7 +25,7 @@ def test_as_if_cut_by_hand(lines, seed, data):
     lengths = torch.tensor([len(line) for line in ids])
     padded = torch.tensor([line + [0] * (longest - len(line)) for line in ids])
     chances = torch.rand(3, len(lines), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    drawn = spans(lengths, chances, longest)
+    drawn = draw_spans(lengths, chances, longest)
     moved = corrupt(padded, drawn, longest + 2)
     for line, spoilt, *numbers in zip(lines, moved.tolist(), *(number.tolist() for number in drawn), strict=True):
         kept, taken, start = numbers
@@ -37,7 +37,7 @@ def test_as_if_cut_by_hand(lines, seed, data):
 
 def many(n=200_000):
     chances = torch.rand(3, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return spans(torch.full((n,), 500), chances, longest=112)
+    return draw_spans(torch.full((n,), 500), chances, longest=112)
 
 
 def test_every_length_is_as_likely():
@@ -50,7 +50,7 @@ def test_every_length_is_as_likely():
 def test_the_longest_of_several_draws_is_kept():
     """The larger of two even draws lies below a share x of all with x²."""
     chances = torch.rand(4, 100_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    kept = spans(torch.full((100_000,), 500), chances, longest=112).kept
+    kept = draw_spans(torch.full((100_000,), 500), chances, longest=112).kept
     for x in (0.25, 0.5, 0.75):
         assert abs((kept < 4 + 109 * x).double().mean() - x**2) < 0.01
 
@@ -66,6 +66,7 @@ def test_a_quarter_is_taken_and_from_anywhere():
 
 
 def test_the_first_and_the_last_chance_stay_inside():
-    ends = CutSpans(*spans(torch.tensor([112] * 2), torch.tensor([[0.0, 1 - 2**-53]] * 3, dtype=torch.float64), 112))
+    chances = torch.tensor([[0.0, 1 - 2**-53]] * 3, dtype=torch.float64)
+    ends = CutSpans(*draw_spans(torch.tensor([112] * 2), chances, 112))
     assert ends.kept.tolist() == [4, 112]
     assert (ends.start + ends.taken <= ends.kept).all()

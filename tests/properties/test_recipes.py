@@ -13,7 +13,7 @@ import telescope as ts
 from recipes import FILES, quiet, small
 from telescope.tasks.learning.evaluate import Evaluation, evaluate, predict, score, spread
 from telescope.tasks.learning.registry import TASKS, read
-from telescope.tasks.learning.train import changed, train
+from telescope.tasks.learning.train import override, train
 from telescope.training import Logged, Validated
 
 NAMES = [file.stem for file in FILES]
@@ -115,7 +115,7 @@ def test_the_seed_is_the_run_s(made):
     recipe = small(read(FILES[NAMES.index("shakespeare-char")]))
 
     def first_weights(seed):
-        work = TASKS[recipe.task].prepare(changed(recipe, seed=seed), made, None)
+        work = TASKS[recipe.task].prepare(override(recipe, seed=seed), made, None)
         return work.model.embedding.weight
 
     assert torch.equal(first_weights(1), first_weights(1))
@@ -123,7 +123,7 @@ def test_the_seed_is_the_run_s(made):
 
 
 def test_changes_reach_the_training():
-    recipe = changed(read(FILES[NAMES.index("multi30k-luong")]), seed=3, steps=7, watch=5)
+    recipe = override(read(FILES[NAMES.index("multi30k-luong")]), seed=3, steps=7, watch=5)
     settings = recipe.training
     assert (settings.seed, settings.steps, settings.epochs, settings.watch_every) == (3, 7, None, 5)
     assert tomllib.loads(recipe.to_toml())["training"]["steps"] == 7
@@ -131,8 +131,8 @@ def test_changes_reach_the_training():
 
 def test_full_stops_are_left_out(made):
     data = read(FILES[NAMES.index("translator-en-de")]).data
-    plain = replace(data, bare=0, also=None).learnt(made)
-    bare = replace(data, bare=100, also=None).learnt(made)
+    plain = replace(data, bare=0, also=None).read_training(made)
+    bare = replace(data, bare=100, also=None).read_training(made)
     assert bare[: len(plain)] == plain
     assert len(bare) == 2 * len(plain)
     pairs = [pair for pair in bare[len(plain) :] if pair.source == "I see 7 dogs"]

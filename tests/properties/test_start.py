@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from telescope.survey.launch import alike
+from telescope.survey.launch import launch_cache_for
 
 GRID = (3, 2)
 
@@ -39,7 +39,7 @@ class Kernel:
 def test_the_second_of_its_kind_is_known():
     kernel, one, other = Kernel(), torch.zeros(4, 6), torch.ones(4, 6)
     for x in (one, other):
-        alike(x, 7, None, 0.5)(kernel, GRID, x, 7, TOP=8, num_warps=4, BM=16)
+        launch_cache_for(x, 7, None, 0.5)(kernel, GRID, x, 7, TOP=8, num_warps=4, BM=16)
     looked, known = kernel.started
     assert looked == ("looked at", GRID, (one, 7), {"TOP": 8, "num_warps": 4, "BM": 16})
     assert known[:2] == ("known", (3, 2, 1))
@@ -63,19 +63,19 @@ def test_what_is_of_another_kind_is_looked_at(other):
     assert MEMORY.data_ptr() % 16 == 0
     kernel, usual = Kernel(), (MEMORY[:24].view(4, 6), 7)
     for arguments in (usual, other, usual, other):
-        alike(*arguments)(kernel, GRID, *arguments, BM=16, TOP=8)
+        launch_cache_for(*arguments)(kernel, GRID, *arguments, BM=16, TOP=8)
     assert [how for how, *_ in kernel.started] == ["looked at", "looked at", "known", "known"]
 
 
 def test_other_settings_are_looked_at():
     kernel, x = Kernel(), torch.zeros(4, 6)
     for warps in (4, 8, 4):
-        alike(x, 7)(kernel, GRID, x, 7, BM=16, TOP=8, num_warps=warps)
+        launch_cache_for(x, 7)(kernel, GRID, x, 7, BM=16, TOP=8, num_warps=warps)
     assert [how for how, *_ in kernel.started] == ["looked at", "looked at", "known"]
 
 
 def test_what_is_interpreted_is_always_looked_at():
     kernel, x = Kernel(compiles=False), torch.zeros(4, 6)
     for _ in range(3):
-        alike(x, 7)(kernel, GRID, x, 7, BM=16, TOP=8)
+        launch_cache_for(x, 7)(kernel, GRID, x, 7, BM=16, TOP=8)
     assert [how for how, *_ in kernel.started] == ["looked at"] * 3

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import telescope as ts
 from telescope.attention.values import tensors
 from telescope.layers import AddNorm, Attend, LuongAttention, MultiHeadAttention
-from telescope.recording.names import parts_of
+from telescope.recording.names import modules_by_path
 from watching import KEEPS, D, Museum, Translator, causal, filled, hooks_of, sequence
 
 every_keep = pytest.mark.parametrize("keep", KEEPS)
@@ -71,7 +71,7 @@ def test_what_is_kept_has_no_gradient(keep, make):
     with ts.watch(model, keep=keep) as recording:
         assert model(sequence(5), sequence(4, seed=1)).requires_grad
     for watched in recording.values():
-        kept = [part.tensor for part in (*watched.call.parts.values(), *watched.call._known)]
+        kept = [part.tensor for part in (*watched.call.parts.values(), *watched.call._fingerprints)]
         assert len(kept) >= 3
         assert not any(tensor.requires_grad for tensor in [*kept, *tensors(watched.call.attention)])
 
@@ -345,7 +345,7 @@ def test_the_parts_of_a_model_are_what_torch_says():
     model.register_module("nothing", None)
     shared.append(model["two"])
     for whole in (model, shared[0], Translator()):
-        assert list(parts_of(whole).items()) == list(whole.named_modules())
+        assert list(modules_by_path(whole).items()) == list(whole.named_modules())
 
 
 def test_names_that_would_be_the_same_are_told_apart():

@@ -1,4 +1,4 @@
-"""The numbers of a definition: plain Python numbers, or one sentence that says what came instead."""
+"""Check the numbers of a definition: return a plain Python number, or raise one sentence that says what came."""
 
 from math import isfinite
 from numbers import Number, Real
@@ -8,21 +8,21 @@ from typing import Any
 from torch import Tensor
 
 
-def whole(what: str, given: Any) -> int:
-    """Return `given` as an int. Accept what Python takes for an index, such as numpy's integers; no bool, no tensor."""
+def require_int(what: str, given: Any) -> int:
+    """Return `given` as an int. Accept anything with `__index__`, such as numpy's integers, but no bool or tensor."""
     if type(given) is int:
         return given
     if isinstance(given, Tensor | bool) or not hasattr(given, "__index__"):
-        raise TypeError(f"{what} is a whole number, not {_kind(given)}{_way_out(given)}")
+        raise TypeError(f"{what} is a whole number, not {_describe(given)}{_item_hint(given)}")
     return index(given)
 
 
-def real(what: str, given: Any) -> float:
-    """Return `given` as an int or a float. Accept numpy's numbers and fractions; no bool, no tensor, no text."""
+def require_real(what: str, given: Any) -> float:
+    """Return `given` as an int or a float. Accept numpy's numbers and fractions, but no bool, tensor or text."""
     if type(given) is float:
         return given
     if isinstance(given, Tensor | bool) or not isinstance(given, Real):
-        raise TypeError(f"{what} is a number, not {_kind(given)}{_way_out(given)}")
+        raise TypeError(f"{what} is a number, not {_describe(given)}{_item_hint(given)}")
     try:
         number = float(given)
     except OverflowError:
@@ -30,19 +30,21 @@ def real(what: str, given: Any) -> float:
     return given if isinstance(given, int) else number
 
 
-def positive(what: str, given: Any) -> float:
-    """Return `given` as `real` does; raise a ValueError unless it is finite and above zero."""
-    number = real(what, given)
+def require_positive(what: str, given: Any) -> float:
+    """Return `given` as `require_real` does; raise a ValueError unless it is finite and above zero."""
+    number = require_real(what, given)
     if not (isfinite(number) and number > 0):
         raise ValueError(f"{what}={number} must be a finite number above zero")
     return number
 
 
-def _kind(given: Any) -> str:
+def _describe(given: Any) -> str:
+    """Return `given` as an error shows it."""
     if isinstance(given, Tensor):
         return f"a tensor of shape {tuple(given.shape)}"
     return repr(given) if isinstance(given, Number | str) else type(given).__name__
 
 
-def _way_out(given: Any) -> str:
-    return "; its number is .item()" if isinstance(given, Tensor) and given.numel() == 1 else ""
+def _item_hint(given: Any) -> str:
+    """Return the fix for a tensor with one number, else nothing."""
+    return "; get its number with .item()" if isinstance(given, Tensor) and given.numel() == 1 else ""

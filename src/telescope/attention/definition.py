@@ -1,4 +1,4 @@
-"""What an attention is: one frozen value, read in the order in which it is computed."""
+"""The definition of an attention: one frozen value, whose methods are the steps in the order of computation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
@@ -11,25 +11,43 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .biases import Bias, OfPositions
-from .check_numbers import real
+from .check_numbers import require_real
 from .mask import Mask, everyone
 from .normalizers import softmax
 from .pairs import Pairs
 from .scores import Score, dot
-from .values import Value, mapped, moved, size, tensors
+from .values import Value, format_shape, map_tensors, tensors, to_device
 
 Normalizer = Callable[..., Tensor]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Attention(Value):
-    """score → scale → softcap → bias → mask → normalise (with the sink) → weigh the values.
+    """Define an attention: score → scale → softcap → bias → mask → normalise (with the sink) → weigh the values.
 
-    scale     None is 1/√d_k
-    bias      a Bias, or any function of the two positions, bias(query, key)
-    softcap   c·tanh(score / c) keeps every score within ±c
-    sink      a score that takes weight and gives nothing: a number, or one for each head
-    mask      who may see whom; see masks
+    A definition is a value: frozen, compared by content, without parameters of its own. It names no sizes; a part that
+    fits only some sizes is checked when the definition meets queries and keys.
+
+    Args:
+        score: How well a query matches a key: `dot`, `general(W)`, `additive(W_q, W_k, v)` or a Score of your own.
+        scale: The factor of every score; None is 1/√d_k.
+        bias: What is added to a score because of the two positions: a Bias, or a function bias(query, key) of two
+            integer tensors that broadcast against each other.
+        softcap: c·tanh(score / c) keeps every score within ±c; None is no cap.
+        sink: One more score in the sum of softmax that belongs to no key: a number, or a tensor (heads,).
+        mask: Which keys each query may attend to, such as `causal & window(64)`; `everyone` hides nothing.
+        normalize: Scores (..., key) to weights of the same shape: `softmax` or `by_sum`.
+
+    Raises:
+        TypeError, ValueError: An argument is of the wrong kind, or a number out of its range.
+
+    Example:
+        >>> import telescope as ts
+        >>> attention = ts.Attention(scale=0.125, mask=ts.causal & ts.window(4))
+        >>> print(attention)
+        softmax(mask(q·k / √64)) v, mask = causal & window(4)
+        >>> attention == ts.Attention(scale=0.125, mask=ts.causal & ts.window(4))
+        True
     """
 
     # Factories: torch.compile of torch 2.11 cannot build a dataclass whose default values are objects.
@@ -42,6 +60,8 @@ class Attention(Value):
     normalize: Normalizer = field(default_factory=lambda: softmax)
 
     def __post_init__(self) -> None:
+        if isinstance(self.score, Mask):
+            raise TypeError(f"score={self.score!r} is a mask, not a score; write ts.Attention(mask=...)")
         if not isinstance(self.score, Score):
             raise TypeError(
                 f"score={self.score!r} is not a score; there are ts.dot, ts.general(W) and ts.additive(W_q, W_k, v)"
@@ -50,32 +70,31 @@ class Attention(Value):
         if self.bias is not None and not isinstance(self.bias, Bias):
             if not callable(self.bias):
                 raise TypeError(
-                    "bias is a function of positions or a Bias; a float tensor becomes one by ts.from_additive"
+                    f"bias is a function of positions or a Bias, not {type(self.bias).__name__}; "
+                    "a float tensor becomes a Bias by ts.from_additive(tensor)"
                 )
             object.__setattr__(self, "bias", OfPositions(self.bias))
         if not isinstance(self.mask, Mask):
-            raise TypeError(
-                f"mask is a Mask such as ts.causal, or ts.everyone for none, not {type(self.mask).__name__}; "
-                "a bool tensor with True = may attend becomes one by ts.from_tensor"
-            )
+            raise TypeError(_wrong_mask(self.mask))
         if not callable(self.normalize):
             raise TypeError(f"normalize={self.normalize!r} is not a normaliser; there are ts.softmax and ts.by_sum")
         if self.sink is not None and self.normalize is not softmax:
             raise ValueError("a sink belongs to softmax: it is one more score in the sum of exponentials")
 
     def _check_numbers(self) -> None:
+        """Store scale, softcap and sink as plain numbers; raise where one is out of its range."""
         if self.scale is not None:
-            object.__setattr__(self, "scale", real("scale", self.scale))
+            object.__setattr__(self, "scale", require_real("scale", self.scale))
             if not isfinite(self.scale):
                 raise ValueError(f"scale={self.scale} is not a finite number; None is 1/√d_k")
         if self.softcap is not None:
-            object.__setattr__(self, "softcap", real("softcap", self.softcap))
+            object.__setattr__(self, "softcap", require_real("softcap", self.softcap))
             if not (isfinite(self.softcap) and self.softcap > 0):
                 raise ValueError(f"softcap={self.softcap} must be above zero; None is no cap")
         if self.sink is None:
             return
         if not isinstance(self.sink, Tensor):
-            object.__setattr__(self, "sink", real("sink (or a tensor with one for each head)", self.sink))
+            object.__setattr__(self, "sink", require_real("sink (or a tensor with one for each head)", self.sink))
             if isnan(self.sink) or self.sink == inf:
                 raise ValueError(f"sink={self.sink} would take all the weight; it is a finite score, None is no sink")
         elif not self.sink.is_floating_point():
@@ -84,27 +103,31 @@ class Attention(Value):
     # ------------------------------------------------------------------------------------------ the steps, in order
 
     def scaled(self, scores: Tensor, keys: Tensor) -> Tensor:
+        """Return the scores times the scale for keys of this width."""
         return scores * self.scale_for(keys.shape[-1])
 
     def scale_for(self, d_k: int) -> float:
-        """1/√d_k, or the scale that was given. No features, no score: any scale does."""
+        """Return the given scale, or 1/√d_k. Without features every score is zero, and the scale is 1."""
         return self.scale if self.scale is not None else 1.0 / sqrt(d_k or 1)
 
     def capped(self, scaled: Tensor) -> Tensor:
+        """Return the scaled scores, kept within ±softcap."""
         return scaled if self.softcap is None else self.softcap * torch.tanh(scaled / self.softcap)
 
     def biased(self, capped: Tensor, at: Pairs) -> Tensor:
+        """Return the capped scores of the pairs `at` with the bias added."""
         if self.bias is None:
             return capped
         assert isinstance(self.bias, Bias)
         added = self.bias.added(at, capped.dtype)
-        return (capped + added).masked_fill(added == -torch.inf, -torch.inf)  # a hidden NaN stays hidden
+        return (capped + added).masked_fill(added == -torch.inf, -torch.inf)  # NaN + -inf is NaN: hide it too
 
     def masked(self, biased: Tensor, at: Pairs) -> Tensor:
-        """-inf where a query may not see a key."""
+        """Return the biased scores of the pairs `at`, with -inf where a query may not see a key."""
         return biased if self.mask == everyone else biased.masked_fill(~self.mask.sees(at), -torch.inf)
 
     def weights(self, masked: Tensor) -> Tensor:
+        """Return the weights: the masked scores normalised over the keys, the last axis."""
         if self.sink is None:
             return self.normalize(masked)
         sink = torch.as_tensor(self.sink, dtype=masked.dtype, device=masked.device)
@@ -116,42 +139,42 @@ class Attention(Value):
         keys: Float[Tensor, "batch key_heads key d_k"],
         at: Pairs,
     ) -> Float[Tensor, "batch heads query key"]:
-        """All of it up to the mask, for a block of the matrix: `at` says which queries and keys these are."""
+        """Return the scores of a block after every step up to the mask. `at` says which queries and keys these are."""
         capped = self.capped(self.scaled(self.score(queries, keys), keys))
         return self.masked(self.biased(capped, at), at)
 
-    # ------------------------------------------------------------------------------------------------------- other
+    # ------------------------------------------------------------------------------------------ variants and checks
 
-    def seeing(self, mask: Mask | None) -> "Attention":
-        """The same attention, in which `mask` has to allow it too."""
+    def with_extra_mask(self, mask: Mask | None) -> "Attention":
+        """Return this attention with `mask` as one more condition: a query sees what both masks allow."""
         return self if mask is None else replace(self, mask=self.mask & mask)
 
     def to(self, device: torch.device | str) -> "Attention":
-        """The same definition with its tensors on this device. `attend` moves them by itself, again in every call."""
-        there: Attention = moved(self, torch.device(device))
-        return there
+        """Return this definition with its tensors on `device`; without this, `attend` copies them in every call."""
+        copy: Attention = to_device(self, torch.device(device))
+        return copy
 
     @cached_property
-    def fixed(self) -> bool:
-        """Whether it is made of no tensor, to which somebody could write."""
+    def has_no_tensors(self) -> bool:
+        """Whether the definition holds no tensor, so that its content can never change."""
         return next(tensors(self), None) is None
 
-    def copied(self) -> "Attention":
-        """The same with tensors of its own: masks are written again by who decodes, weights by who trains."""
-        mine: Attention = self if self.fixed else mapped(self, lambda tensor: tensor.detach().clone())
-        return mine
+    def clone(self) -> "Attention":
+        """Return a copy that owns its tensors: decoding writes to masks in place, and training to weights."""
+        copy: Attention = self if self.has_no_tensors else map_tensors(self, lambda tensor: tensor.detach().clone())
+        return copy
 
-    def of_last_query(self) -> "Attention":
-        """The same attention of the last query alone, from which e.g. a causal mask hides nothing; made once."""
-        last: Attention | None = self.__dict__.get("_of_last_query")
+    def for_last_query(self) -> "Attention":
+        """Return this attention for the last query alone, to which e.g. a causal mask shows every key; made once."""
+        last: Attention | None = self.__dict__.get("_for_last_query")
         if last is None:
-            mask = self.mask.of_last_query()
+            mask = self.mask.for_last_query()
             last = self if mask is self.mask else replace(self, mask=mask)
-            object.__setattr__(self, "_of_last_query", last)
+            object.__setattr__(self, "_for_last_query", last)
         return last
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int, d_q: int, d_k: int) -> None:
-        """Raise a ValueError, one sentence, where this definition does not fit an attention of this size."""
+        """Raise a ValueError where this definition does not fit an attention of these sizes."""
         self.score.check(heads=heads, d_q=d_q, d_k=d_k)
         self.mask.check(batch=batch, heads=heads, queries=queries, keys=keys)
         if isinstance(self.bias, Bias):
@@ -162,8 +185,8 @@ class Attention(Value):
             )
 
     def formula(self, d_k: int | str = "d_k") -> str:
-        """softmax(mask(q·k / √64)) v"""
-        inner = self.score.formula + _times(self.scale, d_k)
+        """Return the definition as a formula: "softmax(mask(q·k / √64)) v"."""
+        inner = self.score.formula + _format_scale(self.scale, d_k)
         if self.softcap is not None:
             inner = f"{self.softcap:g}·tanh({inner} / {self.softcap:g})"
         if self.bias is not None:
@@ -178,27 +201,49 @@ class Attention(Value):
         return self.formula() + ("" if self.mask == everyone else f", mask = {self.mask!r}")
 
     def __repr__(self) -> str:
-        usual = Attention()
-        names = [it.name for it in fields(self) if _differ(getattr(self, it.name), getattr(usual, it.name))]
-        return f"Attention({', '.join(f'{name}={_show(getattr(self, name))}' for name in names)})"
+        default = Attention()
+        names = [part.name for part in fields(self) if _differ(getattr(self, part.name), getattr(default, part.name))]
+        return f"Attention({', '.join(f'{name}={_format(getattr(self, name))}' for name in names)})"
 
 
-def _times(scale: float | None, d_k: int | str) -> str:
+def _wrong_mask(given: Any) -> str:
+    """Return the error for an argument `mask` that is no Mask, with the expression that was probably intended."""
+    if isinstance(given, Tensor) and given.dtype == torch.bool:
+        return (
+            f"mask is a bool tensor of shape {tuple(given.shape)}; write mask=ts.from_tensor(seen) for "
+            "True = may attend, or mask=ts.from_forbidden(hidden) for True = forbidden"
+        )
+    if isinstance(given, Tensor):
+        return (
+            f"mask is a {given.dtype} tensor of shape {tuple(given.shape)}; "
+            "a float mask that is added to the scores goes in as bias=ts.from_additive(tensor)"
+        )
+    kind = type(given).__name__
+    if kind == "ndarray":
+        return "mask is a numpy array; write mask=ts.from_tensor(torch.from_numpy(seen)), with True = may attend"
+    return (
+        f"mask is a Mask such as ts.causal, or ts.everyone for none, not {kind}; "
+        "a bool tensor with True = may attend becomes a Mask by ts.from_tensor(seen)"
+    )
+
+
+def _format_scale(scale: float | None, d_k: int | str) -> str:
+    """Return the scale as a factor of the formula: " / √64", " · 0.3", or nothing for 1."""
     if scale is None:
         return f" / √{d_k}"
     if scale == 1.0:
         return ""
     root = 1.0 / scale if scale > 0 else 0.0
     square = root * root  # infinite for a tiny scale, where root**2 would raise
-    known = 1 <= square < 2**53 and abs(square - round(square)) < 1e-6 * square
-    return f" / √{round(square)}" if known else f" · {scale:g}"
+    is_root = 1 <= square < 2**53 and abs(square - round(square)) < 1e-6 * square
+    return f" / √{round(square)}" if is_root else f" · {scale:g}"
 
 
-def _differ(value: Any, usual: Any) -> bool:
-    return value is not usual and (isinstance(value, Tensor) or value != usual)
+def _differ(value: Any, default: Any) -> bool:
+    return value is not default and (isinstance(value, Tensor) or value != default)
 
 
-def _show(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, Tensor):
-        return f"<{size(value)}>"
+        return f"<{format_shape(value)}>"
     return getattr(value, "__name__", repr(value))

@@ -1,7 +1,8 @@
-"""What a mask is: a value that says who may see whom. True = may attend, everywhere in Telescope.
+"""The base class of masks, and how masks combine. True = may attend, everywhere in Telescope.
 
-A mask is never stored n x n. It is a rule about pairs of a query and a key, it can say any block of itself, and masks
-combine with &, | and ~. Positions count so that the last query stands at the last key.
+A mask is a rule about pairs of a query and a key: any block of it can be computed, and the n x n matrix is never
+stored. Masks combine with &, | and ~. Positions are aligned at the end: the last query is at the position of the last
+key.
 """
 
 from dataclasses import dataclass, replace
@@ -18,28 +19,44 @@ from .values import Value
 
 
 class Mask(Value):
-    """Who may see whom. A new mask says `sees`, and `check` where it only fits some sizes; the rest follows."""
+    """Decide which keys each query may attend to.
 
-    given: ClassVar[bool] = False
-    """Whether the mask was given as a tensor or a function, which may hide padding among other things."""
+    A subclass defines `sees`, and `check` if it fits only some sizes. `spans` and `for_last_query` are optional: with
+    them engines skip hidden keys. Masks combine: `a & b` (both allow), `a | b` (one allows), `~a` (a hides).
+
+    Example:
+        >>> import telescope as ts
+        >>> mask = ts.causal & ts.window(2)
+        >>> mask.block(3, 3)[0, 0].int().tolist()
+        [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+        >>> class Even(ts.Mask):
+        ...     def sees(self, at):
+        ...         return at.key % 2 == 0
+        >>> (ts.causal & Even()).block(3, 3)[0, 0].int().tolist()
+        [[1, 0, 0], [1, 0, 0], [1, 0, 1]]
+    """
+
+    is_arbitrary: ClassVar[bool] = False
+    """Whether the mask comes from a tensor or a function of the user, which may hide padding among other things."""
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
-        raise TypeError(f"{type(self).__name__} does not say who sees whom: it needs a method sees(self, at)")
+        """Return whether each query of `at` may attend to each key; axes without influence may have size 1."""
+        raise TypeError(f"{type(self).__name__} does not define which keys a query sees; add a method sees(self, at)")
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
-        """Raise a ValueError where this mask does not fit an attention of this size."""
+        """Raise a ValueError where this mask does not fit an attention of these sizes."""
 
     @property
-    def keys_alone(self) -> bool:
-        """Whether all queries see the same keys: such a mask is one row, whatever the number of queries."""
+    def same_for_all_queries(self) -> bool:
+        """Whether all queries see the same keys, so that one row of the mask stands for all."""
         return False
 
-    def of_last_query(self) -> "Mask":
-        """The same for the last query alone, which may be simpler: the last one sees all there is of a causal mask."""
+    def for_last_query(self) -> "Mask":
+        """Return the mask for the last query alone, which may be simpler: `causal` hides nothing from that query."""
         return self
 
     def spans(self, at: Pairs, keys: int) -> Spans:
-        """Where each query of `at` looks among all `keys`, so that the rest is skipped; unless said, anywhere."""
+        """Return a range of keys around what each query of `at` sees, so that engines skip the rest; by default all."""
         return Spans.unknown(at, keys)
 
     def block(
@@ -52,10 +69,21 @@ class Mask(Value):
         heads: int = 1,
         device: torch.device | str | None = None,
     ) -> Bool[Tensor, "batch head query key"]:
-        """The mask of these rows and columns, and of nothing else.
+        """Return the mask of these rows and columns, without forming the rest of the matrix.
 
-        A number n stands for range(n). `of` = (queries, keys) is the size of the whole matrix; without it the block
-        is taken to reach the last query and the last key. An axis the mask does not depend on may have size one.
+        Args:
+            rows: Which queries; a number n stands for range(n).
+            columns: Which keys; a number n stands for range(n).
+            of: (queries, keys), the size of the full matrix; None if the block ends at its last row and column.
+            batch: How many sequences.
+            heads: How many heads.
+            device: Where the block is made.
+
+        Returns:
+            A bool tensor (batch, head, row, column), True = may attend. Batch and head may have size 1 where all agree.
+
+        Raises:
+            ValueError: The mask does not fit a matrix of this size.
         """
         rows = range(rows) if isinstance(rows, int) else rows
         columns = range(columns) if isinstance(columns, int) else columns
@@ -77,23 +105,25 @@ class Mask(Value):
 
 @dataclass(frozen=True, eq=False)
 class Combination(Mask):
+    """Base of `Both` and `Either`: one mask made of several."""
+
     masks: tuple[Mask, ...]
 
     def __post_init__(self) -> None:
         if not self.masks:
-            raise ValueError(f"{type(self).__name__} combines no masks; it takes one at least")
+            raise ValueError(f"{type(self).__name__} combines no masks; it takes at least one")
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
         for mask in self.masks:
             mask.check(batch=batch, heads=heads, queries=queries, keys=keys)
 
     @property
-    def keys_alone(self) -> bool:
-        return all(mask.keys_alone for mask in self.masks)
+    def same_for_all_queries(self) -> bool:
+        return all(mask.same_for_all_queries for mask in self.masks)
 
 
 class Both(Combination):
-    """a & b: seen where every one of them allows it."""
+    """a & b: True where all masks are True."""
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
         seen = self.masks[0].sees(at)
@@ -101,8 +131,8 @@ class Both(Combination):
             seen = seen & mask.sees(at)
         return seen
 
-    def of_last_query(self) -> Mask:
-        return reduce(and_, (mask.of_last_query() for mask in self.masks))
+    def for_last_query(self) -> Mask:
+        return reduce(and_, (mask.for_last_query() for mask in self.masks))
 
     def spans(self, at: Pairs, keys: int) -> Spans:
         return reduce(and_, (mask.spans(at, keys) for mask in self.masks))
@@ -112,7 +142,7 @@ class Both(Combination):
 
 
 class Either(Combination):
-    """a | b: seen where one of them allows it."""
+    """a | b: True where at least one mask is True."""
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
         seen = self.masks[0].sees(at)
@@ -120,8 +150,8 @@ class Either(Combination):
             seen = seen | mask.sees(at)
         return seen
 
-    def of_last_query(self) -> Mask:
-        return reduce(or_, (mask.of_last_query() for mask in self.masks))
+    def for_last_query(self) -> Mask:
+        return reduce(or_, (mask.for_last_query() for mask in self.masks))
 
     def spans(self, at: Pairs, keys: int) -> Spans:
         return reduce(or_, (mask.spans(at, keys) for mask in self.masks))
@@ -132,7 +162,7 @@ class Either(Combination):
 
 @dataclass(frozen=True, eq=False)
 class Opposite(Mask):
-    """~a: seen where a hides."""
+    """~a: True where `mask` is False."""
 
     mask: Mask
 
@@ -146,18 +176,19 @@ class Opposite(Mask):
         self.mask.check(batch=batch, heads=heads, queries=queries, keys=keys)
 
     @property
-    def keys_alone(self) -> bool:
-        return self.mask.keys_alone
+    def same_for_all_queries(self) -> bool:
+        return self.mask.same_for_all_queries
 
     def __repr__(self) -> str:
         return f"~({self.mask})" if isinstance(self.mask, Combination) else f"~{self.mask}"
 
 
 def _join(kind: type[Combination], left: Mask, right: Mask) -> Mask:
-    """Flat: (a & b) & c has three parts, so that an engine finds `causal` among them."""
+    """Combine two masks into a flat one: (a & b) & c has three parts, so that engines find `causal` among them."""
     if not isinstance(right, Mask):
         raise TypeError(
-            f"a mask combines with masks, not with {type(right).__name__}; a bool tensor becomes one by ts.from_tensor"
+            f"a mask combines with masks, not with {type(right).__name__}; "
+            "a bool tensor with True = may attend becomes a mask by ts.from_tensor(seen)"
         )
     if everyone in (left, right):
         rest = right if left == everyone else left
@@ -168,7 +199,7 @@ def _join(kind: type[Combination], left: Mask, right: Mask) -> Mask:
 
 @dataclass(frozen=True, eq=False)
 class Everyone(Mask):
-    """Every query sees every key."""
+    """Every query may attend to every key."""
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
         return torch.ones_like(at.key, dtype=torch.bool)
@@ -177,7 +208,7 @@ class Everyone(Mask):
         return replace(Spans.unknown(at, keys), whole=True)
 
     @property
-    def keys_alone(self) -> bool:
+    def same_for_all_queries(self) -> bool:
         return True
 
     def __repr__(self) -> str:

@@ -1,4 +1,7 @@
-"""The masks: by position (causal, window, prefix), by what is in the batch (padding, documents), or from a tensor."""
+"""The masks: by position (causal, window, prefix), by sequence (padding, documents), or from a tensor.
+
+`causal`, `window`, `prefix`, `padding`, `documents`, `from_tensor` and `from_forbidden` are the public names.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,20 +10,20 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from .check_numbers import whole
+from .check_numbers import require_int
 from .mask import Mask, everyone
-from .pairs import Pairs, Spans, must_fit, pick
-from .values import readable, size
+from .pairs import Pairs, Spans, check_shape, pick
+from .values import format_shape, is_cheap_to_read
 
 
 @dataclass(frozen=True, eq=False)
 class Causal(Mask):
-    """Nobody sees the future: a token sees itself and what came before it."""
+    """A query sees the key at its own position and all keys before it."""
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
         return at.key <= at.query
 
-    def of_last_query(self) -> Mask:
+    def for_last_query(self) -> Mask:
         return everyone
 
     def spans(self, at: Pairs, keys: int) -> Spans:
@@ -32,15 +35,29 @@ class Causal(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Window(Mask):
-    """Positions less than `size` apart see each other; `causal & window(n)` is a token and the n - 1 before it."""
+    """Let positions see each other that are less than `size` apart: |query - key| < size.
+
+    `causal & window(n)` is a token and the n - 1 tokens before it.
+
+    Args:
+        size: In positions, at least 1.
+
+    Raises:
+        TypeError, ValueError: `size` is not a whole number, or below 1.
+
+    Example:
+        >>> import telescope as ts
+        >>> ts.window(2).block(3, 3)[0, 0].int().tolist()
+        [[1, 1, 0], [1, 1, 1], [0, 1, 1]]
+    """
 
     size: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", whole("window(size)", self.size))
+        object.__setattr__(self, "size", require_int("window(size)", self.size))
         if self.size < 1:
             raise ValueError(
-                f"window(size={self.size}) lets nobody see anything; the smallest window is 1, a token and itself"
+                f"window(size={self.size}) hides every key; the smallest window is 1, in which a token sees itself"
             )
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
@@ -55,14 +72,28 @@ class Window(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Prefix(Mask):
-    """The first `size` keys are open to everyone; `causal | prefix(n)` reads n tokens both ways, then writes on."""
+    """Let every query see the first `size` keys, and no other.
+
+    `causal | prefix(n)` is a prefix language model: the first n tokens see each other, later ones are causal.
+
+    Args:
+        size: In keys, 0 or more.
+
+    Raises:
+        TypeError, ValueError: `size` is not a whole number, or negative.
+
+    Example:
+        >>> import telescope as ts
+        >>> (ts.causal | ts.prefix(2)).block(3, 3)[0, 0].int().tolist()
+        [[1, 1, 0], [1, 1, 0], [1, 1, 1]]
+    """
 
     size: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", whole("prefix(size)", self.size))
+        object.__setattr__(self, "size", require_int("prefix(size)", self.size))
         if self.size < 0:
-            raise ValueError(f"prefix(size={self.size}) is shorter than nothing; the smallest prefix is 0")
+            raise ValueError(f"prefix(size={self.size}) is negative; the smallest prefix is 0")
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
         return at.key < self.size
@@ -71,7 +102,7 @@ class Prefix(Mask):
         return Spans.between(torch.zeros_like(at.query), torch.full_like(at.query, self.size), keys)
 
     @property
-    def keys_alone(self) -> bool:
+    def same_for_all_queries(self) -> bool:
         return True
 
     def __repr__(self) -> str:
@@ -80,7 +111,7 @@ class Prefix(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Lengths(Mask):
-    """Of each sequence in the batch only the first `lengths` keys are real; the rest is padding."""
+    """Padding on the right: the first `lengths[b]` keys of sequence b are real."""
 
     lengths: Int[Tensor, " batch"]
 
@@ -96,12 +127,12 @@ class Lengths(Mask):
             raise ValueError(
                 f"padding has {self.lengths.shape[0]} lengths for a batch of {batch}; it takes one length per sequence"
             )
-        if batch and readable(self.lengths) and int(self.lengths.max()) > keys:
+        if batch and is_cheap_to_read(self.lengths) and int(self.lengths.max()) > keys:
             longest = int(self.lengths.max())
-            raise ValueError(f"padding says a sequence has {longest} tokens, but there are only {keys} keys")
+            raise ValueError(f"padding has a length of {longest} tokens, but there are only {keys} keys")
 
     @property
-    def keys_alone(self) -> bool:
+    def same_for_all_queries(self) -> bool:
         return True
 
     def __repr__(self) -> str:
@@ -110,7 +141,7 @@ class Lengths(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Left(Mask):
-    """Of each sequence in the batch the first `left` keys are padding; the rest is real."""
+    """Padding on the left: the first `left[b]` keys of sequence b are padding."""
 
     left: Int[Tensor, " batch"]
 
@@ -128,7 +159,7 @@ class Left(Mask):
             )
 
     @property
-    def keys_alone(self) -> bool:
+    def same_for_all_queries(self) -> bool:
         return True
 
     def __repr__(self) -> str:
@@ -137,7 +168,7 @@ class Left(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Keep(Mask):
-    """Of each sequence in the batch only the keys marked True are real; the rest is padding."""
+    """Padding anywhere: the keys of sequence b with `keep[b]` True are real."""
 
     keep: Bool[Tensor, "batch key"]
 
@@ -161,79 +192,80 @@ class Keep(Mask):
             )
 
     @property
-    def keys_alone(self) -> bool:
+    def same_for_all_queries(self) -> bool:
         return True
 
     def __repr__(self) -> str:
-        return f"padding(keep={size(self.keep)})"
+        return f"padding(keep={format_shape(self.keep)})"
 
 
 @dataclass(frozen=True, eq=False)
 class Documents(Mask):
-    """Several texts packed into one sequence: a token sees the tokens of its own text only."""
+    """Several texts packed into one sequence: a query sees the keys with its own document id."""
 
     keys: Int[Tensor, "batch key"]
     queries: Int[Tensor, "batch query"] | None = None
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
-        return self._of_queries(at) == at.pick(self.keys, "batch", "key")
+        return self._query_ids(at) == at.pick(self.keys, "batch", "key")
 
     def spans(self, at: Pairs, keys: int) -> Spans:
         if not keys:
             return Spans.unknown(at, keys)
-        ids, text = torch.unique(self.keys.to(at.query.device), return_inverse=True)  # text: which of the ids a key has
-        where = torch.arange(keys, device=text.device).expand_as(text)
+        ids, text = torch.unique(self.keys.to(at.query.device), return_inverse=True)  # text: index into ids, per key
+        position = torch.arange(keys, device=text.device).expand_as(text)
         texts = (text.shape[0], len(ids))
-        first = torch.full(texts, keys, device=text.device).scatter_reduce(1, text, where, "amin")
-        past = torch.zeros(texts, dtype=torch.long, device=text.device).scatter_reduce(1, text, where + 1, "amax")
+        first = torch.full(texts, keys, device=text.device).scatter_reduce(1, text, position, "amin")
+        past = torch.zeros(texts, dtype=torch.long, device=text.device).scatter_reduce(1, text, position + 1, "amax")
         count = torch.zeros(texts, dtype=torch.long, device=text.device).scatter_add(1, text, torch.ones_like(text))
         whole = bool(((past - first == count) | (count == 0)).all())
 
-        mine = self._of_queries(at)
-        text = torch.searchsorted(ids, mine.contiguous()).clamp(max=len(ids) - 1)
+        query_ids = self._query_ids(at)
+        text = torch.searchsorted(ids, query_ids.contiguous()).clamp(max=len(ids) - 1)
         start, stop = pick(first, at.batch, text), pick(past, at.batch, text)
-        missing = (ids[text] != mine) | (start >= stop)
+        missing = (ids[text] != query_ids) | (start >= stop)
         return Spans(start.masked_fill(missing, 0), stop.masked_fill(missing, 0), whole)
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
-        must_fit("documents(ids)", self.keys, "(batch, key)", (batch, keys))
+        check_shape("documents(ids)", self.keys, "(batch, key)", (batch, keys))
         if self.queries is not None:
-            must_fit("documents(queries=...)", self.queries, "(batch, query)", (batch, queries))
+            check_shape("documents(queries=...)", self.queries, "(batch, query)", (batch, queries))
         elif queries > keys:
             raise ValueError(
-                f"documents(ids) numbers {keys} keys, but there are {queries} queries; "
-                "number them too: documents(ids, queries=...)"
+                f"documents(ids) has ids for {keys} keys, but there are {queries} queries; "
+                "give ids of the queries too: documents(ids, queries=...)"
             )
 
-    def _of_queries(self, at: Pairs) -> Tensor:
+    def _query_ids(self, at: Pairs) -> Tensor:
+        """Return the document id of each query of `at`."""
         if self.queries is None:
             return at.pick(self.keys, "batch", "query")
         return at.pick(self.queries, "batch", "row")
 
     def __repr__(self) -> str:
-        return f"documents({size(self.keys)})"
+        return f"documents({format_shape(self.keys)})"
 
 
 @dataclass(frozen=True, eq=False)
 class FromTensor(Mask):
-    """A mask that was given as a tensor; the one kind that is as large as itself."""
+    """A mask stored as a tensor: the only kind that takes memory for every pair."""
 
     tensor: Bool[Tensor, "batch head query key"]
 
-    given = True
+    is_arbitrary = True
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
         return at.pick(self.tensor, "batch", "head", "row", "key")
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
-        must_fit("a mask from_tensor", self.tensor, "(batch, head, query, key)", (batch, heads, queries, keys))
+        check_shape("a mask from_tensor", self.tensor, "(batch, head, query, key)", (batch, heads, queries, keys))
 
     @property
-    def keys_alone(self) -> bool:
+    def same_for_all_queries(self) -> bool:
         return self.tensor.shape[2] == 1
 
     def __repr__(self) -> str:
-        return f"from_tensor({size(self.tensor)})"
+        return f"from_tensor({format_shape(self.tensor)})"
 
 
 causal = Causal()
@@ -247,27 +279,42 @@ def padding(
     left: Sequence[int] | Tensor | None = None,
     keep: Tensor | None = None,
 ) -> Mask:
-    """Hide the padding: by the length of each sequence; by how much of it is on the `left`, where it is in front; or by
-    `keep` (batch, key), True = a real token."""
-    if sum(way is not None for way in (lengths, left, keep)) != 1:
+    """Return the mask that hides padding keys. Exactly one of the arguments is given.
+
+    Args:
+        lengths: (batch,) whole numbers: how many keys of each sequence are real, with the padding behind.
+        left: (batch,) whole numbers: how many padding keys each sequence has in front.
+        keep: (batch, key) bool, True = a real token, for padding anywhere.
+
+    Raises:
+        TypeError, ValueError: None or several are given, a number is negative or no whole number, or `keep` is no bool
+            tensor with two axes.
+
+    Example:
+        >>> import telescope as ts
+        >>> ts.padding([2, 3]).block(1, 3, batch=2)[:, 0, 0].int().tolist()
+        [[1, 1, 0], [1, 1, 1]]
+    """
+    if sum(option is not None for option in (lengths, left, keep)) != 1:
         raise ValueError(
-            "padding takes either the lengths of the sequences, left=, how much there is in front of each, or keep=, "
-            "a (batch, key) bool tensor with True = a real token"
+            "padding takes either the lengths of the sequences, left=, how many padding keys are in front of each, or "
+            "keep=, a (batch, key) bool tensor with True = a real token"
         )
     if keep is not None:
-        return Keep(_bool("padding(keep=...)", keep, "a real token", (2,)))
+        return Keep(_require_bool("padding(keep=...)", keep, "a real token", (2,)))
     return Lengths(_counts(lengths)) if left is None else Left(_counts(left))
 
 
 def _counts(given: Sequence[int] | Tensor | None) -> Tensor:
+    """Return one whole number per sequence as a tensor; raise a ValueError for anything else."""
     counts = torch.as_tensor(given)
-    counts = counts if counts.numel() else counts.long()  # an empty list is taken for floats
+    counts = counts if counts.numel() else counts.long()  # torch makes floats of an empty list
     if counts.ndim != 1 or counts.is_floating_point() or counts.dtype == torch.bool:
         raise ValueError(
             f"padding takes one whole number per sequence, not a {counts.dtype} tensor of shape {tuple(counts.shape)}; "
             "a bool mask goes to padding(keep=...)"
         )
-    if readable(counts) and bool((counts < 0).any()):
+    if is_cheap_to_read(counts) and bool((counts < 0).any()):
         raise ValueError(f"padding has a negative length: {counts.tolist()}")
     return counts
 
@@ -277,44 +324,87 @@ def documents(
     *,
     queries: Sequence[Sequence[int]] | Sequence[int] | Tensor | None = None,
 ) -> Mask:
-    """Several texts in one sequence: `ids` (batch, key) says to which text each token belongs.
+    """Return the mask of several texts packed into one sequence: a query sees the keys of its own text.
 
-    Without a batch axis the ids hold for the whole batch. Where the queries are another sequence, number them as well.
+    Args:
+        ids: (batch, key) or (key,) whole numbers: to which text each key belongs. Without a batch axis they hold for
+            every sequence.
+        queries: (batch, query) or (query,) whole numbers, where the queries are another sequence than the keys; None
+            takes the ids of the keys at the queries' positions.
+
+    Raises:
+        ValueError: The ids are no whole numbers, or have more than two axes.
+
+    Example:
+        >>> import telescope as ts
+        >>> ts.documents([0, 0, 1]).block(3, 3)[0, 0].int().tolist()
+        [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
     """
     return Documents(_ids("ids", ids), None if queries is None else _ids("queries", queries))
 
 
 def from_tensor(tensor: Tensor) -> Mask:
-    """A mask from a bool tensor, **True = may attend**: (query, key) or (batch, head, query, key), 1 for "alike"."""
-    return FromTensor(_whole(_bool("from_tensor", tensor, "may attend", (2, 4))))
+    """Return a mask from a bool tensor with **True = may attend**.
+
+    Args:
+        tensor: (query, key) or (batch, head, query, key); an axis of size 1 holds for all. The mask keeps the tensor,
+            and later writes to it change the mask.
+
+    Raises:
+        TypeError: `tensor` is no bool tensor.
+        ValueError: It has neither two nor four axes.
+
+    Example:
+        >>> import telescope as ts, torch
+        >>> ts.from_tensor(torch.tensor([[True, False], [True, True]])) & ts.window(1)
+        from_tensor(1x1x2x2) & window(1)
+    """
+    return FromTensor(_add_batch_and_head(_require_bool("from_tensor", tensor, "may attend", (2, 4))))
 
 
 def from_forbidden(tensor: Tensor, *, heads: int | None = None) -> Mask:
-    """A mask from a bool tensor of the other polarity, **True = forbidden**, as torch.nn.MultiheadAttention takes it.
+    """Return a mask from a bool tensor with **True = forbidden**, as torch.nn.MultiheadAttention takes it.
 
-    An `attn_mask` is (query, key), or (batch · heads, query, key) together with `heads`. A `key_padding_mask`
-    (batch, key) is `padding(keep=~key_padding_mask)`.
+    A `key_padding_mask` (batch, key) of that module is `padding(keep=~key_padding_mask)`.
+
+    Args:
+        tensor: (query, key), (batch, head, query, key), or (batch · heads, query, key) together with `heads`. The mask
+            holds a copy.
+        heads: How many heads are folded into the first of three axes.
+
+    Raises:
+        TypeError: `tensor` is no bool tensor.
+        ValueError: It has the wrong number of axes, or `heads` is missing or does not divide the first axis.
+
+    Example:
+        >>> import telescope as ts, torch
+        >>> hidden = torch.tensor([[False, True], [False, False]])
+        >>> ts.from_forbidden(hidden) == ts.from_tensor(~hidden)
+        True
     """
-    return FromTensor(~_whole(unfold_heads(_bool("from_forbidden", tensor, "forbidden", (2, 3, 4)), heads)))
+    return FromTensor(
+        ~_add_batch_and_head(unfold_heads(_require_bool("from_forbidden", tensor, "forbidden", (2, 3, 4)), heads))
+    )
 
 
 def unfold_heads(tensor: Tensor, heads: int | None) -> Tensor:
-    """(batch · heads, query, key), torch.nn.MultiheadAttention's folded form, to (batch, head, query, key)."""
+    """Return a (batch · heads, query, key) tensor, as torch.nn.MultiheadAttention folds it, with four axes."""
     if tensor.ndim != 3:
         return tensor
     if not heads or tensor.shape[0] % heads:
         raise ValueError(
             f"a mask of shape {tuple(tensor.shape)} folds batch and heads into one axis; "
-            f"say heads=..., a divisor of {tensor.shape[0]}"
+            f"pass heads=..., a divisor of {tensor.shape[0]}"
         )
     return tensor.reshape(tensor.shape[0] // heads, heads, *tensor.shape[1:])
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _add_batch_and_head(tensor: Tensor) -> Tensor:
     return tensor if tensor.ndim == 4 else tensor[None, None]
 
 
-def _bool(name: str, tensor: Tensor, meaning: str, dimensions: tuple[int, ...]) -> Tensor:
+def _require_bool(name: str, tensor: Tensor, meaning: str, dimensions: tuple[int, ...]) -> Tensor:
+    """Return `tensor`; raise unless it is a bool tensor with one of these numbers of axes."""
     if not isinstance(tensor, Tensor) or tensor.dtype != torch.bool:
         kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
         raise TypeError(
@@ -324,12 +414,13 @@ def _bool(name: str, tensor: Tensor, meaning: str, dimensions: tuple[int, ...]) 
     if tensor.ndim not in dimensions:
         raise ValueError(
             f"{name} takes a tensor of {' or '.join(map(str, dimensions))} axes, not of shape {tuple(tensor.shape)}; "
-            "give the missing ones size 1"
+            "give a missing axis size 1"
         )
     return tensor
 
 
 def _ids(name: str, ids: Sequence[Sequence[int]] | Sequence[int] | Tensor) -> Tensor:
+    """Return document ids as a tensor (batch, token); raise a ValueError for anything but whole numbers."""
     numbers = torch.as_tensor(ids)
     if numbers.is_floating_point() or numbers.dtype == torch.bool or numbers.ndim not in (1, 2):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Leave padding queries out: the rows of padding positions, which mean nothing, are hidden from every statistic."""
+"""Find padding in a definition, so that the meaningless rows of padding queries stay out of every statistic."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,14 +16,14 @@ from .masks import Keep, Left, Lengths
 from .pairs import Pairs, Spans
 from .restrict import Renumbered
 
-ROWS = 1024  # of a mask that is a function or a tensor, looked at together
+ROWS = 1024  # queries of a block in which a mask given as a function or a tensor is evaluated
 
 
 @dataclass(frozen=True, eq=False)
 class RealQueries(Mask):
-    """Real tokens see everything, and padding sees nothing: a query is padding if `padding` hides the key it stands at.
+    """Hide every key from padding queries: those whose own position is hidden by the mask `padding`.
 
-    For self-attention, in which a query and the key at its position are one token.
+    For self-attention, where a query and the key at its position are one token.
     """
 
     padding: Mask
@@ -42,46 +42,46 @@ class RealQueries(Mask):
         return "real queries"
 
 
-def padding_in(
+def find_padding(
     attention: Attention, *, batch: int, heads: int, size: tuple[int, int], device: torch.device
 ) -> Mask | None:
-    """Return the mask of the keys that are no padding, as far as the definition of a self-attention tells; None where
-    nothing is padding.
+    """Return the mask of the keys that are no padding in a self-attention; None if nothing is padding.
 
-    Padding is what a mask made by `padding` hides; of a mask or bias given as a tensor or a function, a token that
-    nobody may see, not even itself, if every other token sees itself and the heads agree about all of it: a rule of
-    each head's own hides keys for other reasons, and then all queries count.
+    Padding is what a mask made by `padding` hides. In a mask or bias given as a tensor or a function, padding is a
+    token that no query may see, not even itself, if every other token sees itself and all heads agree. Where heads
+    differ, keys are hidden for other reasons than padding, and all queries count as real.
     """
     bias, parts = attention.bias, _parts(attention.mask)
-    known = [part for part in parts if isinstance(_inner(part), Lengths | Left | Keep)]
-    rules: list[Callable[[Pairs], Tensor]] = [part.sees for part in parts if _inner(part).given]
+    found = [part for part in parts if isinstance(_unwrap(part), Lengths | Left | Keep)]
+    rules: list[Callable[[Pairs], Tensor]] = [part.sees for part in parts if _unwrap(part).is_arbitrary]
     if isinstance(bias, FromAdditive):
         rules.append(lambda at: bias(at) > -torch.inf)
     for rule in rules:
-        keep = _unseen(rule, batch, heads, size, device)
-        known += [] if keep is None else [Keep(keep)]
-    return None if not known else known[0] if len(known) == 1 else Both(tuple(known))
+        keep = _find_unseen_keys(rule, batch, heads, size, device)
+        found += [] if keep is None else [Keep(keep)]
+    return None if not found else found[0] if len(found) == 1 else Both(tuple(found))
 
 
-def of_all_queries(attention: Attention) -> Attention:
-    """Return the definition as it was before padding queries were left out."""
+def include_padding_queries(attention: Attention) -> Attention:
+    """Return the definition without its `RealQueries` mask, so that padding queries count again."""
     parts = _parts(attention.mask)
-    rest = [part for part in parts if not isinstance(_inner(part), RealQueries)]
+    rest = [part for part in parts if not isinstance(_unwrap(part), RealQueries)]
     return attention if len(rest) == len(parts) else replace(attention, mask=reduce(and_, rest, everyone))
 
 
-def first_key(
+def first_real_key(
     attention: Attention, *, batch: int, heads: int, size: tuple[int, int], across: bool, device: torch.device
 ) -> Int[Tensor, " #batch"]:
-    """Return the position of the first key that is no padding, for each sequence; of one for all where they agree.
+    """Return the position of the first key that is no padding, for each sequence, or one number for all.
 
-    `across`: the keys are another sequence, whose padding nobody sees. Else padding is what RealQueries leaves out.
+    With `across` the keys are another sequence than the queries, and padding is every key that all queries are denied.
+    Otherwise padding is what `RealQueries` leaves out.
     """
     parts = _parts(attention.mask)
     if across:
-        hiding = [part for part in parts if part.keys_alone and part != everyone]
+        hiding = [part for part in parts if part.same_for_all_queries and part != everyone]
     else:
-        hiding = [part.padding for part in map(_inner, parts) if isinstance(part, RealQueries)]
+        hiding = [part.padding for part in map(_unwrap, parts) if isinstance(part, RealQueries)]
     if not hiding:
         return torch.zeros(1, dtype=torch.long, device=device)
     at = Pairs.block(range(1), range(size[1]), of=(1, size[1]), batch=batch, heads=heads, device=device)
@@ -90,18 +90,19 @@ def first_key(
 
 
 def _parts(mask: Mask) -> tuple[Mask, ...]:
+    """Return the masks that are joined by &."""
     return mask.masks if isinstance(mask, Both) else (mask,)
 
 
-def _inner(mask: Mask) -> Mask:
-    """The mask of the whole, of a part of which it was taken."""
-    return _inner(mask.mask) if isinstance(mask, Renumbered) else mask
+def _unwrap(mask: Mask) -> Mask:
+    """Return the mask of the full attention from which a restricted one was made."""
+    return _unwrap(mask.mask) if isinstance(mask, Renumbered) else mask
 
 
-def _unseen(
+def _find_unseen_keys(
     sees: Callable[[Pairs], Tensor], batch: int, heads: int, size: tuple[int, int], device: torch.device
 ) -> Bool[Tensor, "batch key"] | None:
-    """Return False for each token that no query may see, itself included; None if every token is seen."""
+    """Return False for each token that no query may see, itself included; None if nothing counts as padding."""
     (queries, keys), first = size, size[1] - size[0]
     at = Pairs.block(range(queries), range(0), of=size, batch=batch, heads=heads, device=device)
     itself = sees(replace(at, key=at.query)).any(1)[..., 0].expand(batch, queries)
@@ -116,7 +117,7 @@ def _unseen(
             return None
         seen |= block.expand(*block.shape[:3], queries)[:, 0].any(1)
     if bool((seen & ~itself).any()):
-        return None  # a rule under which tokens look at others and not at themselves says nothing about padding
+        return None  # where tokens see others and not themselves, a hidden key need not be padding
     keep = torch.ones(batch, keys, dtype=torch.bool, device=device)
     keep[:, first:] = seen
     return None if bool(keep.all()) else keep

@@ -1,4 +1,4 @@
-"""Who asks and who is asked: the pairs of a query and a key that masks and biases speak about."""
+"""Pairs of a query and a key: the indices from which masks and biases compute a block of the attention matrix."""
 
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -10,12 +10,24 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Pairs:
-    """The (query, key) pairs of a block of the attention matrix, as indices that broadcast to its shape.
+    """Index the (query, key) pairs of a block of the attention matrix, by integer tensors that broadcast to its shape.
 
-    `query` and `key` are positions on one line: the last query stands at the last key, so `key <= query` is right
-    with a cache too. `row` counts the queries from zero, for what is stored query by query. Pairs that form no block
-    have a batch axis in `row` and `key` too, or a key for each query. A compiled kernel asks about one pair at a time:
-    there all five are scalars.
+    Args:
+        batch: Which sequence.
+        head: Which query head.
+        row: Which query, counted from zero, for what is stored query by query.
+        query: The position of the query. The last query is at the position of the last key, so that `key <= query` is
+            causal with a cache too.
+        key: The position of the key, counted from zero.
+
+    Pairs that form no block have a batch axis in `row` and `key` too, or a key for each query. Inside a compiled kernel
+    all five are scalars, one pair at a time.
+
+    Example:
+        >>> import telescope as ts
+        >>> at = ts.Pairs.block(2, 3, of=(2, 3))
+        >>> (at.query - at.key)[0, 0].tolist()
+        [[1, 0, -1], [2, 1, 0]]
     """
 
     batch: Int[Tensor, "#batch 1 1 1"]
@@ -24,7 +36,7 @@ class Pairs:
     query: Int[Tensor, "#batch 1 #query 1"]
     key: Int[Tensor, "#batch 1 #query #key"]
     ranges: dict[str, range] = field(init=False, default_factory=dict, repr=False, compare=False)
-    """Which axes are known to be which ranges, so that `pick` can slice. `replace` forgets them."""
+    """The ranges of the axes that are ranges, so that `pick` can slice. `dataclasses.replace` drops them."""
 
     @classmethod
     def block(
@@ -37,12 +49,12 @@ class Pairs:
         heads: int | range = 1,
         device: torch.device | None = None,
     ) -> "Pairs":
-        """The pairs of `rows` x `columns` in a matrix of size `of` = (queries, keys). A number n means range(n).
+        """Return the pairs of `rows` x `columns` in a matrix of size `of` = (queries, keys). A number n means range(n).
 
-        torch.export has sizes that are not known yet; those are numbers, since a range would fix them.
+        Pass the symbolic sizes of torch.export as numbers: a range would make them constants.
         """
-        known = all(isinstance(some, int | range) for some in (batch, heads, rows, columns))
-        if torch.compiler.is_compiling() or not known:
+        concrete = all(isinstance(indices, int | range) for indices in (batch, heads, rows, columns))
+        if torch.compiler.is_compiling() or not concrete:
             row = _indices(rows, 2, device)
             return cls(
                 batch=_indices(batch, 0, device),
@@ -51,52 +63,57 @@ class Pairs:
                 query=row + (of[1] - of[0]),
                 key=_indices(columns, 3, device),
             )
-        if device is None or device.type != "cpu" or max(of) > REMEMBERED or traced():
-            return _block(rows, columns, of[1] - of[0], batch, heads, device)
-        at, versions = _remembered(rows, columns, of[1] - of[0], batch, heads)
+        if device is None or device.type != "cpu" or max(of) > MAX_CACHED_SIZE or is_tracing():
+            return _make_block(rows, columns, of[1] - of[0], batch, heads, device)
+        at, versions = _cached_block(rows, columns, of[1] - of[0], batch, heads)
         if (at.batch._version, at.head._version, at.row._version, at.query._version, at.key._version) != versions:
-            _remembered.cache_clear()
-            at, _ = _remembered(rows, columns, of[1] - of[0], batch, heads)
+            _cached_block.cache_clear()
+            at, _ = _cached_block(rows, columns, of[1] - of[0], batch, heads)
         return at
 
     @classmethod
     def all(cls, scores: Tensor) -> "Pairs":
-        """The pairs of these scores (batch, head, query, key), which are all there are."""
+        """Return the pairs of a full matrix of scores (batch, head, query, key)."""
         batch, heads, queries, keys = scores.shape
         return cls.block(queries, keys, of=(queries, keys), batch=batch, heads=heads, device=scores.device)
 
     def pick(self, table: Tensor, *axes: str) -> Tensor:
-        """table[axes], the axes named in the order of this class; one of size one stands for every index of it.
+        """Return table[axes] for these pairs; a table axis of size 1 holds for every index.
 
-        Of a block the answer is a view of the table.
+        Args:
+            table: A tensor with one axis for each of `axes`.
+            axes: Names out of "batch", "head", "row", "query", "key", in this order.
+
+        Returns:
+            A tensor that broadcasts to the block; for a block of ranges a view of `table`.
         """
         table = table.to(self.key.device)
         if not self.ranges:
             return pick(table, *(getattr(self, axis) for axis in axes))
         if len(axes) == 4 and all(self.ranges.get(axis) == range(n) for axis, n in zip(axes, table.shape, strict=True)):
-            return table  # all of it
+            return table  # the block is the full table
         slices: list[slice | None] = [None] * 4
         for axis, size in zip(axes, table.shape, strict=True):
-            some = self.ranges.get(axis) if size != 1 else range(1)
-            if some is None or some.step != 1 or some.start < 0 or some.stop > size:
+            indices = self.ranges.get(axis) if size != 1 else range(1)
+            if indices is None or indices.step != 1 or indices.start < 0 or indices.stop > size:
                 return pick(table, *(getattr(self, axis) for axis in axes))
-            slices[PLACES[axis]] = slice(some.start, some.stop)
+            slices[DIMENSIONS[axis]] = slice(indices.start, indices.stop)
         return table[tuple(slices)]
 
 
-PLACES = {"batch": 0, "head": 1, "row": 2, "query": 2, "key": 3}  # of the axes, in a block
-SHAPES = tuple(tuple(-1 if axis == place else 1 for axis in range(4)) for place in range(4))
-REMEMBERED = 2**14  # queries and keys of a matrix whose blocks are remembered, at most; 64 of these take 24 MiB
+DIMENSIONS = {"batch": 0, "head": 1, "row": 2, "query": 2, "key": 3}  # of the axes, in a block
+SHAPES = tuple(tuple(-1 if axis == dimension else 1 for axis in range(4)) for dimension in range(4))
+MAX_CACHED_SIZE = 2**14  # queries or keys of a matrix whose blocks are cached, at most; 64 such blocks take 24 MiB
 
 
-def _indices(some: int | range, place: int, device: torch.device | None) -> Int[Tensor, "..."]:
-    """Return the numbers of a range along one axis of four. A size that is not known yet is a number."""
-    if isinstance(some, range):
-        return torch.arange(some.start, some.stop, some.step, device=device).view(SHAPES[place])
-    return torch.arange(some, device=device).view(SHAPES[place])
+def _indices(indices: int | range, dimension: int, device: torch.device | None) -> Int[Tensor, "..."]:
+    """Return the numbers of a range along one axis of four. A number, which may be symbolic, means range(number)."""
+    if isinstance(indices, range):
+        return torch.arange(indices.start, indices.stop, indices.step, device=device).view(SHAPES[dimension])
+    return torch.arange(indices, device=device).view(SHAPES[dimension])
 
 
-def _block(
+def _make_block(
     rows: int | range,
     columns: int | range,
     ahead: int,
@@ -104,39 +121,40 @@ def _block(
     heads: int | range,
     device: torch.device | None,
 ) -> Pairs:
+    """Return the pairs of a block whose first query is at the position rows.start + ahead."""
     given = {"batch": batch, "head": heads, "row": rows, "key": columns}
-    known = {axis: range(some) if isinstance(some, int) else some for axis, some in given.items()}
-    known["query"] = range(known["row"].start + ahead, known["row"].stop + ahead, known["row"].step)
-    at = Pairs(*(_indices(known[axis], PLACES[axis], device) for axis in ("batch", "head", "row", "query", "key")))
-    at.ranges.update(known)
+    ranges = {axis: range(size) if isinstance(size, int) else size for axis, size in given.items()}
+    ranges["query"] = range(ranges["row"].start + ahead, ranges["row"].stop + ahead, ranges["row"].step)
+    at = Pairs(*(_indices(ranges[axis], DIMENSIONS[axis], device) for axis in ("batch", "head", "row", "query", "key")))
+    at.ranges.update(ranges)
     return at
 
 
 @lru_cache(maxsize=64)
-def _remembered(
+def _cached_block(
     rows: int | range, columns: int | range, ahead: int, batch: int | range, heads: int | range
 ) -> tuple[Pairs, tuple[int, ...]]:
-    """Return `_block` on the CPU, cached, with the version counters that tell whether a tensor was written to since."""
+    """Return a cached block on the CPU, and the version counters that change when its tensors are written to."""
     with torch.inference_mode(False):  # an inference tensor could not be saved for a gradient later
-        at = _block(rows, columns, ahead, batch, heads, torch.device("cpu"))
+        at = _make_block(rows, columns, ahead, batch, heads, torch.device("cpu"))
     return at, (at.batch._version, at.head._version, at.row._version, at.query._version, at.key._version)
 
 
-def traced() -> bool:
-    """Whether tensors made now belong to FakeTensorMode, make_fx or torch.func: those are not to be remembered."""
+def is_tracing() -> bool:
+    """Return whether tensors made now belong to FakeTensorMode, make_fx or torch.func, and must not be cached."""
     return torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def pick(table: Tensor, *at: Tensor) -> Tensor:
-    """table[at], in which an axis of size one stands for every index of it, as in broadcasting."""
+    """Return table[at], where a table axis of size 1 holds for every index, as in broadcasting."""
     table = table.to(at[0].device)
     return table[
-        tuple(where if size > 1 else torch.zeros_like(where) for where, size in zip(at, table.shape, strict=True))
+        tuple(index if size > 1 else torch.zeros_like(index) for index, size in zip(at, table.shape, strict=True))
     ]
 
 
-def must_fit(what: str, tensor: Tensor, axes: str, sizes: tuple[int, ...]) -> None:
-    """Raise a ValueError where `pick` could not serve an attention of these sizes from this tensor."""
+def check_shape(what: str, tensor: Tensor, axes: str, sizes: tuple[int, ...]) -> None:
+    """Raise a ValueError unless each axis of `tensor` has the size in `sizes`, or size 1."""
     if any(have not in (1, need) for have, need in zip(tensor.shape, sizes, strict=True)):
         raise ValueError(
             f"{what} has shape {tuple(tensor.shape)}; "
@@ -146,9 +164,9 @@ def must_fit(what: str, tensor: Tensor, axes: str, sizes: tuple[int, ...]) -> No
 
 @dataclass(frozen=True)
 class Spans:
-    """Every key that a query sees lies from `start` up to `stop`; `whole` says that it sees all of these.
+    """Bound the keys that each query sees: all of them lie in range(start, stop).
 
-    A query that sees nothing has start = stop.
+    `whole` is True if every query sees all keys of its range. A query that sees nothing has start = stop.
     """
 
     start: Int[Tensor, "#batch #head #query 1"]
@@ -157,17 +175,18 @@ class Spans:
 
     @classmethod
     def between(cls, start: Tensor, stop: Tensor, keys: int, *, whole: bool = True) -> "Spans":
-        """From start up to stop, as far as there are keys."""
+        """Return the spans range(start, stop), cut to the existing keys."""
         start = start.clamp(0, keys)
         return cls(start, torch.maximum(stop.clamp(0, keys), start), whole)
 
     @classmethod
     def unknown(cls, at: Pairs, keys: int) -> "Spans":
-        """Anywhere: what a mask says that cannot say more."""
+        """Return spans over all keys, for a mask that has no tighter bound."""
         return cls(torch.zeros_like(at.query), torch.full_like(at.query, keys), False)
 
     @property
     def empty(self) -> Tensor:
+        """Which queries see nothing."""
         return self.start == self.stop
 
     def __and__(self, other: "Spans") -> "Spans":
@@ -176,7 +195,7 @@ class Spans:
         return Spans(start, stop, self.whole and other.whole)
 
     def __or__(self, other: "Spans") -> "Spans":
-        """One stretch around both. It is whole if they touch in every row, or one of them is empty."""
+        """Return one span around both. It is whole if in every row both touch, or one of them is empty."""
         start = torch.where(other.empty, self.start, torch.minimum(self.start, other.start))
         start = torch.where(self.empty, other.start, start)
         stop = torch.where(other.empty, self.stop, torch.maximum(self.stop, other.stop))
@@ -186,7 +205,7 @@ class Spans:
         return Spans(start, stop, whole)
 
     def outside(self, at: Pairs, keys: int) -> "Spans":
-        """What is left of the keys: one stretch only where this one begins at the first key or ends at the last."""
+        """Return spans of the remaining keys: tight if every span begins at the first key or ends at the last one."""
         if self.whole and bool((self.empty | (self.start == 0)).all()):
             return Spans(torch.where(self.empty, 0, self.stop), torch.full_like(self.stop, keys), True)
         if self.whole and bool((self.empty | (self.stop == keys)).all()):

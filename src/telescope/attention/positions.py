@@ -1,4 +1,4 @@
-"""Positions: telling a token where it stands. (ALiBi and the learned relative bias are biases; see biases.)"""
+"""Position encodings: sinusoidal and rotary. (ALiBi and the learned relative bias are biases; see biases.py.)"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .check_numbers import positive, real, whole
+from .check_numbers import require_int, require_positive, require_real
 from .values import Value
 
 Pairing = Literal["halves", "neighbours"]
@@ -21,12 +21,32 @@ def sinusoidal(
     pairs: Pairing = "neighbours",
     dtype: torch.dtype | None = None,
 ) -> Float[Tensor, "*batch position d_model"]:
-    """PE(p, 2i) = sin(p / base^(2i/d)), PE(p, 2i+1) = cos(p / base^(2i/d))  (Vaswani et al. 2017, section 3.5).
+    """Return sinusoidal position encodings (Vaswani et al. 2017, section 3.5).
 
-    pairs="halves" has all the sines first, then all the cosines (tensor2tensor, Marian).
+    PE(p, 2i) = sin(p / base^(2i/d)), PE(p, 2i+1) = cos(p / base^(2i/d))
+
+    Args:
+        positions: How many positions, from 0 on, or a tensor (..., position) of positions.
+        d_model: How many features, an even number.
+        base: Sets the longest wavelength, 2π · base positions.
+        pairs: "neighbours" alternates sines and cosines; "halves" has all sines, then all cosines (tensor2tensor,
+            Marian).
+        dtype: Of the result; None is torch's default dtype. The angles are computed in float64.
+
+    Returns:
+        (..., position, d_model), on the device of `positions`.
+
+    Raises:
+        TypeError, ValueError: `d_model` is odd or no whole number, `base` is not positive, or `pairs` is unknown.
+
+    Example:
+        >>> import telescope as ts
+        >>> ts.sinusoidal(2, 2)
+        tensor([[0.0000, 1.0000],
+                [0.8415, 0.5403]])
     """
     _check_pairs("sinusoidal", pairs)
-    d_model, base = whole("sinusoidal(d_model)", d_model), positive("sinusoidal(base)", base)
+    d_model, base = require_int("sinusoidal(d_model)", d_model), require_positive("sinusoidal(base)", base)
     if d_model % 2:
         raise ValueError(
             f"sinusoidal positions come in pairs of sine and cosine; "
@@ -34,19 +54,19 @@ def sinusoidal(
         )
     positions = torch.arange(positions) if isinstance(positions, int) else positions
     angles = _angles(positions, _frequencies(d_model, base, positions.device))
-    together = [angles.sin(), angles.cos()]
-    waves = torch.cat(together, dim=-1) if pairs == "halves" else torch.stack(together, dim=-1).flatten(-2)
+    parts = [angles.sin(), angles.cos()]
+    waves = torch.cat(parts, dim=-1) if pairs == "halves" else torch.stack(parts, dim=-1).flatten(-2)
     return waves.to(dtype or torch.get_default_dtype())
 
 
 @dataclass(frozen=True)
 class LinearScaling(Value):
-    """A position counts as position / factor: a long text has the angles of a short one (Chen et al. 2023)."""
+    """Divide every frequency by `factor`: a text `factor` times as long has the same angles (Chen et al. 2023)."""
 
     factor: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "factor", positive("LinearScaling(factor)", self.factor))
+        object.__setattr__(self, "factor", require_positive("LinearScaling(factor)", self.factor))
 
     def __call__(self, frequencies: Float[Tensor, " half"]) -> Float[Tensor, " half"]:
         return frequencies / self.factor
@@ -54,8 +74,11 @@ class LinearScaling(Value):
 
 @dataclass(frozen=True)
 class Llama3Scaling(Value):
-    """Slow turns, which `original` positions hardly complete, slow down by `factor`; fast ones stay; between `low` and
-    `high` turns it goes over smoothly (Llama 3.1)."""
+    """Scale rotary frequencies as Llama 3.1 does, by how many turns a frequency makes in `original` positions.
+
+    Frequencies of fewer than `low` turns are divided by `factor`, those of more than `high` turns stay, and in between
+    the divisor changes smoothly.
+    """
 
     factor: float = 8.0
     low: float = 1.0
@@ -64,8 +87,8 @@ class Llama3Scaling(Value):
 
     def __post_init__(self) -> None:
         for name in ("factor", "low", "high"):
-            object.__setattr__(self, name, positive(f"Llama3Scaling({name})", getattr(self, name)))
-        object.__setattr__(self, "original", whole("Llama3Scaling(original)", self.original))
+            object.__setattr__(self, name, require_positive(f"Llama3Scaling({name})", getattr(self, name)))
+        object.__setattr__(self, "original", require_int("Llama3Scaling(original)", self.original))
         if self.low >= self.high or self.original < 1:
             raise ValueError(
                 f"Llama3Scaling(low={self.low}, high={self.high}, original={self.original}) "
@@ -80,14 +103,14 @@ class Llama3Scaling(Value):
 
 @dataclass(frozen=True, eq=False)
 class Rotation:
-    """Sines and cosines at certain positions, ready to turn features: made once, used by every layer."""
+    """Rotate features by precomputed sines and cosines, made once for all layers."""
 
     cos: Float[Tensor, "*batch position half"]
     sin: Float[Tensor, "*batch position half"]
     pairs: Pairing
 
     def __call__(self, features: Float[Tensor, "batch heads position d"]) -> Float[Tensor, "batch heads position d"]:
-        cos, sin = self.cos.unsqueeze(-3), self.sin.unsqueeze(-3)  # the same for all heads
+        cos, sin = self.cos.unsqueeze(-3), self.sin.unsqueeze(-3)  # one axis for the heads, which share the angles
         turned = 2 * cos.shape[-1]
         active, rest = features[..., :turned], features[..., turned:]
         if self.pairs == "halves":
@@ -102,10 +125,23 @@ class Rotation:
 
 @dataclass(frozen=True)
 class Rotary(Value):
-    """Turn pairs of features by an angle that grows with position, so that q·k depends on distance (Su et al. 2021).
+    """Rotate pairs of features by an angle that grows with position, so that q·k depends on distance (Su et al. 2021).
 
-    `fraction` of the features is turned, the rest passes. A pair is a feature and the one half a width on ("halves":
-    Llama, GPT-NeoX) or the one beside it ("neighbours": the paper, llama2.c). `scaling` changes how fast pairs turn.
+    Args:
+        base: The slowest frequency is near 1/base radians per position.
+        fraction: The part of the features that is rotated, above 0 and at most 1; the rest passes unchanged.
+        pairs: Which features form a pair: "halves" takes features i and i + width/2 (Llama, GPT-NeoX), "neighbours"
+            takes 2i and 2i + 1 (the paper, llama2.c).
+        scaling: Changes the frequencies for texts longer than in training.
+
+    Raises:
+        TypeError, ValueError: A number is out of its range, or `pairs` is unknown.
+
+    Example:
+        >>> import telescope as ts, torch
+        >>> ts.rotary()(torch.tensor([[[[1.0, 0.0], [1.0, 0.0]]]]))[0, 0]
+        tensor([[1.0000, 0.0000],
+                [0.5403, 0.8415]])
     """
 
     base: float = 10_000.0
@@ -114,8 +150,8 @@ class Rotary(Value):
     scaling: LinearScaling | Llama3Scaling | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "base", positive("rotary(base)", self.base))
-        object.__setattr__(self, "fraction", real("rotary(fraction)", self.fraction))
+        object.__setattr__(self, "base", require_positive("rotary(base)", self.base))
+        object.__setattr__(self, "fraction", require_real("rotary(fraction)", self.fraction))
         if not 0.0 < self.fraction <= 1.0:
             raise ValueError(f"rotary(fraction={self.fraction}) must turn a part of the features: above 0, at most 1")
         _check_pairs("rotary", self.pairs)
@@ -123,21 +159,24 @@ class Rotary(Value):
     def __call__(
         self, features: Float[Tensor, "batch heads position d"], positions: int | Tensor | None = None
     ) -> Float[Tensor, "batch heads position d"]:
-        """Turn `features` at these positions, (position,) or (batch, position); a number says where the first is."""
+        """Return `features` rotated to their positions.
+
+        `positions` is (position,) or (batch, position), or the number of the first position; None is 0.
+        """
         count, width = features.shape[-2:]
         if positions is None or isinstance(positions, int):
             positions = torch.arange(count, device=features.device) + (positions or 0)
-        return self.at(positions.to(features.device), width, _precise(features))(features)
+        return self.at(positions.to(features.device), width, _angle_dtype(features))(features)
 
     def at(self, positions: Int[Tensor, "*batch position"], width: int, dtype: torch.dtype = torch.float32) -> Rotation:
-        """The rotation of features of this width at these positions."""
+        """Return the rotation of features of this width at these positions, to be used by several layers."""
         turned = self.check(width)
         frequencies = _frequencies(turned, self.base, positions.device)
         angles = _angles(positions, frequencies if self.scaling is None else self.scaling(frequencies))
         return Rotation(angles.cos().to(dtype), angles.sin().to(dtype), self.pairs)
 
     def check(self, width: int) -> int:
-        """How many of `width` features are turned; a ValueError where these make no pairs."""
+        """Return how many of `width` features are rotated; raise a ValueError if that number is odd."""
         turned = round(width * self.fraction)
         if turned % 2:
             raise ValueError(
@@ -151,15 +190,16 @@ rotary = Rotary
 
 
 def _frequencies(width: int, base: float, device: torch.device) -> Float[Tensor, " half"]:
+    """Return base^(-2i/width), in radians per position, in float64."""
     return base ** (-torch.arange(0, width, 2, dtype=torch.float64, device=device) / width)
 
 
 def _angles(
     positions: Int[Tensor, "*batch position"], frequencies: Float[Tensor, " half"]
 ) -> Float[Tensor, "*batch position half"]:
-    """Position times frequency, in float64: at position 100,000 a float32 angle is off by up to 0.004.
+    """Return position · frequency in float64: at position 100,000 a float32 angle is off by up to 0.004.
 
-    So are its sine and cosine: take them first, then round.
+    Round only after taking sine and cosine, which would be off by as much.
     """
     return positions[..., None] * frequencies
 
@@ -169,5 +209,6 @@ def _check_pairs(what: str, pairs: str) -> None:
         raise ValueError(f'{what}(pairs={pairs!r}) is not a pairing; there are "halves" and "neighbours"')
 
 
-def _precise(features: Tensor) -> torch.dtype:
+def _angle_dtype(features: Tensor) -> torch.dtype:
+    """Return the dtype of sines and cosines: float64 for float64 features, else float32."""
     return torch.float64 if features.dtype == torch.float64 else torch.float32

@@ -1,4 +1,9 @@
-"""An attention at other numbers: its masks and biases are asked about the pairs of the whole that it was taken from."""
+"""Restrict an attention to some heads, queries, sequences or keys.
+
+The restricted definition is an ordinary Attention of the smaller size. Its masks and biases compute the pairs of the
+full attention that it was taken from: the indices are translated, and no tensor is formed. Read `restrict_to_heads` and
+its restriction `SomeHeads` first; the others follow the same pattern.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -18,20 +23,24 @@ from .values import Value, tensors
 
 
 class Restriction(Value, ABC):
-    """Which numbers the pairs have in the whole. A new one says that, the size of the whole, and what is `alike`."""
+    """Translate indices of the restricted attention into those of the full one.
 
-    alike: ClassVar[tuple[type[Value], ...]] = ()
-    """The masks and biases that say the same at both numbers. They stay, so that an engine still finds `causal`."""
+    A subclass defines `to_full`, `full_size` if sizes differ, and the types that are `unaffected`.
+    """
+
+    unaffected: ClassVar[tuple[type[Value], ...]] = ()
+    """Masks and biases that give the same for both indices. They stay as they are: engines then still find `causal`."""
 
     @abstractmethod
-    def in_whole(self, at: Pairs) -> Pairs:
-        """The same pairs, as they are numbered in the whole."""
+    def to_full(self, at: Pairs) -> Pairs:
+        """Return the pairs `at` with their indices in the full attention."""
 
-    def whole(self, **size: int) -> dict[str, int]:
-        """The size of the whole, where this is the size of the part. Keys that are not in the part are the first."""
+    def full_size(self, **size: int) -> dict[str, int]:
+        """Return the sizes of the full attention for these of the restricted one. Dropped keys are the first ones."""
         return size
 
-    def renumber(self, attention: Attention) -> Attention:
+    def apply(self, attention: Attention) -> Attention:
+        """Return the restricted attention. Scores and sinks by head are left to the caller."""
         bias = attention.bias
         return replace(
             attention,
@@ -40,38 +49,39 @@ class Restriction(Value, ABC):
         )
 
     def mask(self, mask: Mask) -> Mask:
-        """Part by part."""
-        if type(mask) in self.alike:
+        """Return the restricted mask; a combination is restricted part by part."""
+        if type(mask) in self.unaffected:
             return mask
         if isinstance(mask, Combination):
             return type(mask)(tuple(self.mask(part) for part in mask.masks))
         return Opposite(self.mask(mask.mask)) if isinstance(mask, Opposite) else Renumbered(mask, self)
 
     def bias(self, bias: Bias) -> Bias:
-        return bias if type(bias) in self.alike else RenumberedBias(bias, self)
+        """Return the restricted bias."""
+        return bias if type(bias) in self.unaffected else RenumberedBias(bias, self)
 
 
 @dataclass(frozen=True, eq=False)
 class Renumbered(Mask):
-    """A mask of the whole, asked about a part of it."""
+    """A mask of the full attention, evaluated at the restricted indices."""
 
     mask: Mask
     numbering: Restriction
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
-        return self.mask.sees(self.numbering.in_whole(at))
+        return self.mask.sees(self.numbering.to_full(at))
 
     def spans(self, at: Pairs, keys: int) -> Spans:
-        of = self.numbering.whole(keys=keys)["keys"]
-        spans, gone = self.mask.spans(self.numbering.in_whole(at), of), of - keys
-        return Spans.between(spans.start - gone, spans.stop - gone, keys, whole=spans.whole)
+        full_keys = self.numbering.full_size(keys=keys)["keys"]
+        spans, dropped = self.mask.spans(self.numbering.to_full(at), full_keys), full_keys - keys
+        return Spans.between(spans.start - dropped, spans.stop - dropped, keys, whole=spans.whole)
 
     def check(self, **size: int) -> None:
-        self.mask.check(**self.numbering.whole(**size))
+        self.mask.check(**self.numbering.full_size(**size))
 
     @property
-    def keys_alone(self) -> bool:
-        return self.mask.keys_alone
+    def same_for_all_queries(self) -> bool:
+        return self.mask.same_for_all_queries
 
     def __repr__(self) -> str:
         return repr(self.mask)
@@ -79,132 +89,153 @@ class Renumbered(Mask):
 
 @dataclass(frozen=True, eq=False)
 class RenumberedBias(Bias):
-    """A bias of the whole, asked about a part of it."""
+    """A bias of the full attention, evaluated at the restricted indices."""
 
     bias: Bias
     numbering: Restriction
 
     def __call__(self, at: Pairs) -> Float[Tensor, "#batch #head #query #key"]:
-        return self.bias(self.numbering.in_whole(at))
+        return self.bias(self.numbering.to_full(at))
 
     def added(self, at: Pairs, dtype: torch.dtype) -> Float[Tensor, "#batch #head #query #key"]:
-        return self.bias.added(self.numbering.in_whole(at), dtype)
+        return self.bias.added(self.numbering.to_full(at), dtype)
 
     def check(self, **size: int) -> None:
-        self.bias.check(**self.numbering.whole(**size))
+        self.bias.check(**self.numbering.full_size(**size))
 
     def __repr__(self) -> str:
         return repr(self.bias)
 
 
-def of_heads(attention: Attention, which: Int[Tensor, " some"], of: int) -> Attention:
-    """What these heads of `of` compute, as an attention of that many heads."""
+def restrict_to_heads(attention: Attention, which: Int[Tensor, " selected"], of: int) -> Attention:
+    """Return what the heads `which` of an attention with `of` heads compute, as an attention of len(which) heads."""
     sink = attention.sink
     return replace(
-        SomeHeads(which, of).renumber(attention),
-        score=_score(attention.score, which),
-        sink=_some(sink, which) if isinstance(sink, Tensor) and sink.numel() > 1 else sink,
+        SomeHeads(which, of).apply(attention),
+        score=_restrict_score(attention.score, which),
+        sink=_select_heads(sink, which) if isinstance(sink, Tensor) and sink.numel() > 1 else sink,
     )
 
 
-def key_heads_of(which: Int[Tensor, " some"], heads: int, key_heads: int) -> Int[Tensor, " some_key_heads"]:
-    """The key heads that serve these heads: each once where they still share evenly, otherwise one for each."""
-    serving = which // (heads // (key_heads or 1))
-    shared, counts = torch.unique_consecutive(serving, return_counts=True)
-    return shared if len(counts.unique()) == 1 else serving
+def key_heads_of(which: Int[Tensor, " selected"], heads: int, key_heads: int) -> Int[Tensor, " selected_key_heads"]:
+    """Return the key heads of the query heads `which`: each once if groups stay equally large, else one per query head.
+
+    Args:
+        which: Query heads.
+        heads: How many query heads there are.
+        key_heads: How many key heads there are.
+    """
+    per_query_head = which // (heads // (key_heads or 1))
+    shared, counts = torch.unique_consecutive(per_query_head, return_counts=True)
+    return shared if len(counts.unique()) == 1 else per_query_head
 
 
 @dataclass(frozen=True, eq=False)
 class SomeHeads(Restriction):
-    which: Int[Tensor, " some"]
+    """Heads `which` out of `of`."""
+
+    which: Int[Tensor, " selected"]
     of: int
 
-    alike = (Everyone, Causal, Window, Prefix, Lengths, Left, Keep, Documents, OfPositions)
+    unaffected = (Everyone, Causal, Window, Prefix, Lengths, Left, Keep, Documents, OfPositions)
 
-    def in_whole(self, at: Pairs) -> Pairs:
+    def to_full(self, at: Pairs) -> Pairs:
         return replace(at, head=pick(self.which, at.head))
 
-    def whole(self, **size: int) -> dict[str, int]:
+    def full_size(self, **size: int) -> dict[str, int]:
         return size | {"heads": self.of}
 
     def bias(self, bias: Bias) -> Bias:
         if type(bias) is Alibi:
-            return Alibi(_some(bias.slopes, self.which))
+            return Alibi(_select_heads(bias.slopes, self.which))
         if type(bias) is Relative:
-            return Relative(_some(bias.table, self.which)) if len(bias.table) > 1 else bias
+            return Relative(_select_heads(bias.table, self.which)) if len(bias.table) > 1 else bias
         return super().bias(bias)
 
 
-def _score(score: Score, which: Tensor) -> Score:
+def _restrict_score(score: Score, which: Tensor) -> Score:
+    """Return the score of the heads `which`; raise a ValueError for an unknown score that holds tensors."""
     if type(score) is General:
-        return General(_some(score.W, which, 2))
+        return General(_select_heads(score.W, which, 2))
     if type(score) is Additive:
-        return Additive(_some(score.W_q, which, 2), _some(score.W_k, which, 2), _some(score.v, which, 1))
+        W_q, W_k = _select_heads(score.W_q, which, 2), _select_heads(score.W_k, which, 2)
+        return Additive(W_q, W_k, _select_heads(score.v, which, 1))
     if next(tensors(score), None) is not None:
-        raise ValueError(f"score={score!r} holds tensors, by head or not, so its heads cannot be taken apart")
+        raise ValueError(
+            f"score={score!r} holds tensors that may differ by head; it cannot be restricted to some heads"
+        )
     return score
 
 
-def _some(tensor: Tensor, which: Tensor, shared: int = 0) -> Tensor:
-    """Those of these heads; one of `shared` axes is the same for all."""
-    return tensor if tensor.ndim == shared else tensor[which.to(tensor.device)]
+def _select_heads(tensor: Tensor, which: Tensor, shared_ndim: int = 0) -> Tensor:
+    """Return tensor[which]; a tensor of `shared_ndim` axes has no axis of heads and is returned as it is."""
+    return tensor if tensor.ndim == shared_ndim else tensor[which.to(tensor.device)]
 
 
 Size = tuple[int, int]  # queries, keys
 
 
-def of_queries(attention: Attention, which: Int[Tensor, " some"], of: Size) -> Attention:
-    """What these queries of a matrix of that size compute, as an attention of that many queries."""
+def restrict_to_queries(attention: Attention, which: Int[Tensor, " selected"], of: Size) -> Attention:
+    """Return what the queries `which` of a matrix of size `of` compute, as an attention of len(which) queries."""
     if len(which) == of[0] and which.tolist() == list(range(of[0])):
         return attention
-    return SomeQueries(which, of).renumber(attention)
+    return SomeQueries(which, of).apply(attention)
 
 
 @dataclass(frozen=True, eq=False)
 class SomeQueries(Restriction):
-    which: Int[Tensor, " some"]
+    """Queries `which` of a matrix of size `of` = (queries, keys)."""
+
+    which: Int[Tensor, " selected"]
     of: Size
 
-    def in_whole(self, at: Pairs) -> Pairs:
+    def to_full(self, at: Pairs) -> Pairs:
         row = pick(self.which, at.row)
         return replace(at, row=row, query=row + (self.of[1] - self.of[0]))
 
-    def whole(self, **size: int) -> dict[str, int]:
+    def full_size(self, **size: int) -> dict[str, int]:
         return size | {"queries": self.of[0]}
 
     def mask(self, mask: Mask) -> Mask:
-        return mask if mask.keys_alone else super().mask(mask)
+        return mask if mask.same_for_all_queries else super().mask(mask)
 
 
-def of_sequences(attention: Attention, which: Int[Tensor, " some"], of: int) -> Attention:
-    """What it computes in these sequences of `of`, as an attention of a batch of that many."""
-    return attention if which.tolist() == list(range(of)) else SomeSequences(which, of).renumber(attention)
+def restrict_to_sequences(attention: Attention, which: Int[Tensor, " selected"], of: int) -> Attention:
+    """Return what the sequences `which` of a batch of `of` compute, as an attention of a batch of len(which)."""
+    return attention if which.tolist() == list(range(of)) else SomeSequences(which, of).apply(attention)
 
 
 @dataclass(frozen=True, eq=False)
 class SomeSequences(Restriction):
-    which: Int[Tensor, " some"]
+    """Sequences `which` of a batch of `of`."""
+
+    which: Int[Tensor, " selected"]
     of: int
 
-    alike = (Everyone, Causal, Window, Prefix, OfPositions, Alibi, Relative)
+    unaffected = (Everyone, Causal, Window, Prefix, OfPositions, Alibi, Relative)
 
-    def in_whole(self, at: Pairs) -> Pairs:
+    def to_full(self, at: Pairs) -> Pairs:
         return replace(at, batch=pick(self.which, at.batch))
 
-    def whole(self, **size: int) -> dict[str, int]:
+    def full_size(self, **size: int) -> dict[str, int]:
         return size | {"batch": self.of}
 
 
-def of_later_keys(attention: Attention, gone: int) -> Attention:
-    """What is computed when the first `gone` keys, which no query sees, are not there."""
-    return LaterKeys(gone).renumber(attention) if gone else attention
+def drop_first_keys(attention: Attention, gone: int) -> Attention:
+    """Return the attention over the keys from `gone` on. No query may see a key before that."""
+    return LaterKeys(gone).apply(attention) if gone else attention
 
 
-def without_first_keys(mask: Mask, gone: int, of: tuple[int, int], *, batch: int, heads: int) -> Mask:
-    """Return `mask` with the first `gone` keys hidden, in a matrix of size `of`: itself where it hides them already."""
+def hide_first_keys(mask: Mask, gone: int, of: tuple[int, int], *, batch: int, heads: int) -> Mask:
+    """Return `mask` with the first `gone` keys hidden, in a matrix of size `of` = (queries, keys).
+
+    A mask that hides these keys already is returned as it is.
+    """
     parts = mask.masks if isinstance(mask, Both) else (mask,)
     at = Pairs.block(range(of[0]), range(0), of=of, batch=batch, heads=heads)
-    for part in sorted(parts, key=lambda part: next(tensors(part), None) is not None):  # numbers wait for no GPU
+    for part in sorted(
+        parts, key=lambda part: next(tensors(part), None) is not None
+    ):  # first the masks that read no tensor
         spans = part.spans(at, of[1])
         if bool((spans.empty | (spans.start >= gone)).all()):
             return mask
@@ -213,35 +244,40 @@ def without_first_keys(mask: Mask, gone: int, of: tuple[int, int], *, batch: int
 
 @dataclass(frozen=True, eq=False)
 class LaterKeys(Restriction):
+    """The keys from `gone` on."""
+
     gone: int
 
-    alike = (Everyone, Causal, Window, Alibi, Relative)  # of the distance alone
+    unaffected = (Everyone, Causal, Window, Alibi, Relative)  # they depend on the distance alone
 
-    def in_whole(self, at: Pairs) -> Pairs:
+    def to_full(self, at: Pairs) -> Pairs:
         return replace(at, query=at.query + self.gone, key=at.key + self.gone)
 
-    def whole(self, **size: int) -> dict[str, int]:
+    def full_size(self, **size: int) -> dict[str, int]:
         return size | {"keys": size["keys"] + self.gone}
 
 
-def written(attention: Attention, keys: int, length: Int[Tensor, ""]) -> Attention:
-    """The same attention over `keys` keys of which the first `length` are written; a tensor, so that it can be on a
-    GPU and change without anyone waiting for it."""
-    return BeforeRoom(keys, keys - length).renumber(attention)
+def restrict_to_written_keys(attention: Attention, keys: int, length: Int[Tensor, ""]) -> Attention:
+    """Return the attention over a cache of `keys` keys of which only the first `length` are written.
+
+    `length` is a scalar tensor: it may be on a GPU and change in place, and nothing waits for its value.
+    """
+    return BeforeRoom(keys, keys - length).apply(attention)
 
 
 @dataclass(frozen=True, eq=False)
 class BeforeRoom(Restriction):
-    """The last `behind` of `keys` keys are room that is not written yet: the last query stands before them."""
+    """A cache of `keys` keys whose last `behind` are not written yet: the last query is at the last written key."""
 
     keys: int
     behind: Int[Tensor, ""]
 
     @property
     def length(self) -> Int[Tensor, ""]:
+        """How many keys are written."""
         return self.keys - self.behind
 
-    def in_whole(self, at: Pairs) -> Pairs:
+    def to_full(self, at: Pairs) -> Pairs:
         return replace(at, query=at.query - self.behind)
 
     def mask(self, mask: Mask) -> Mask:
@@ -250,23 +286,25 @@ class BeforeRoom(Restriction):
 
 @dataclass(frozen=True, eq=False)
 class WrittenMask(Renumbered):
-    """`mask`, where nobody sees the room. It is made for one step of a model; what an engine works out of it is `known`
-    in all its layers."""
+    """`mask` over a cache, with the keys hidden that are not written yet.
+
+    It is made for one step of a model. Engines keep what they compute from it in `cache`, for all layers of that step.
+    """
 
     numbering: BeforeRoom
 
     def __post_init__(self) -> None:
-        self.known: dict[Any, Any]
-        object.__setattr__(self, "known", {})
+        self.cache: dict[Any, Any]
+        object.__setattr__(self, "cache", {})
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
         return super().sees(at) & (at.key < self.numbering.length)
 
     def spans(self, at: Pairs, keys: int) -> Spans:
-        return Spans.unknown(at, keys)  # more would wait for the length
+        return Spans.unknown(at, keys)  # a tighter bound would wait for the length
 
-    def of_last_query(self) -> Mask:
-        return replace(self, mask=self.mask.of_last_query())
+    def for_last_query(self) -> Mask:
+        return replace(self, mask=self.mask.for_last_query())
 
     def __repr__(self) -> str:
         return f"written({self.mask!r})"

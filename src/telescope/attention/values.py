@@ -1,4 +1,4 @@
-"""Frozen things that are what their fields are: equal by content, tensors included."""
+"""`Value`, the base of masks, biases, scores and definitions: frozen dataclasses compared by content."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -14,46 +14,48 @@ _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 
 class Value:
-    """Base of masks, scores, biases and definitions: compared and hashed by content."""
+    """A frozen dataclass that is compared and hashed by its fields, tensors included."""
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
             return False
         return self is other or all(
-            _same(mine, theirs) for mine, theirs in zip(contents(self), contents(other), strict=True)
+            _equal(left, right) for left, right in zip(field_values(self), field_values(other), strict=True)
         )
 
     def __hash__(self) -> int:
-        return hash((type(self), *map(_label, contents(self))))
+        return hash((type(self), *map(_hash_part, field_values(self))))
 
 
-def contents(value: Any) -> list[Any]:
-    if torch.compiler.is_compiling():  # it asks objects alone, and remembers by itself
+def field_values(value: Any) -> list[Any]:
+    """Return what the fields of a dataclass hold, in order."""
+    if torch.compiler.is_compiling():  # which traces `fields` of instances only, and needs no cache
         return [getattr(value, field.name) for field in fields(value)]
     kind: Any = type(value)
-    return [getattr(value, name) for name in _names(kind)]
+    return [getattr(value, name) for name in _field_names(kind)]
 
 
 @cache
-def _names(kind: Any) -> tuple[Any, ...]:
+def _field_names(kind: Any) -> tuple[Any, ...]:
     return tuple(field.name for field in fields(kind))
 
 
-def _same(mine: Any, theirs: Any) -> bool:
-    if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
-        return mine.dtype == theirs.dtype and mine.device == theirs.device and torch.equal(mine, theirs)
-    if isinstance(mine, Tensor) or isinstance(theirs, Tensor):
+def _equal(left: Any, right: Any) -> bool:
+    """Return whether two fields are equal; tensors also need the same dtype and device."""
+    if isinstance(left, Tensor) and isinstance(right, Tensor):
+        return left.dtype == right.dtype and left.device == right.device and torch.equal(left, right)
+    if isinstance(left, Tensor) or isinstance(right, Tensor):
         return False
-    return bool(mine == theirs)
+    return bool(left == right)
 
 
-def _label(content: Any) -> Any:
-    """A tensor is hashed by its shape: reading its numbers would wait for the GPU."""
+def _hash_part(content: Any) -> Any:
+    """Return what a field adds to the hash: of a tensor shape and dtype, since its numbers would wait for the GPU."""
     return (content.shape, content.dtype) if isinstance(content, Tensor) else content
 
 
-def has_numbers(tensor: Tensor) -> bool:
-    """Whether there are numbers to look at: not while compiling, on the meta device, in FakeTensorMode or vmap."""
+def has_data(tensor: Tensor) -> bool:
+    """Return whether the numbers of `tensor` can be read: not while compiling, on meta, in FakeTensorMode or vmap."""
     if torch.compiler.is_compiling() or tensor.is_meta or torch._C._get_dispatch_mode(_FAKE) is not None:
         return False
     if type(tensor) in _PLAIN and torch._C._functorch.peek_interpreter_stack() is None:
@@ -62,65 +64,72 @@ def has_numbers(tensor: Tensor) -> bool:
         if torch._C._functorch.is_batchedtensor(tensor):
             return False
         tensor = torch._C._functorch.get_unwrapped(tensor)
-    fake = sys.modules.get("torch._subclasses.fake_tensor")  # not imported: there can be no fake tensor
+    fake = sys.modules.get("torch._subclasses.fake_tensor")  # not imported, so there is no fake tensor
     return fake is None or not isinstance(tensor, fake.FakeTensor)
 
 
-def readable(tensor: Tensor) -> bool:
-    """Whether looking at the numbers is free: on a GPU it would wait."""
-    return tensor.device.type == "cpu" and has_numbers(tensor)
+def is_cheap_to_read(tensor: Tensor) -> bool:
+    """Return whether the numbers can be read without waiting for a GPU."""
+    return tensor.device.type == "cpu" and has_data(tensor)
 
 
-def size(tensor: Tensor) -> str:
-    """2x8x64, for printing."""
+def format_shape(tensor: Tensor) -> str:
+    """Return the shape for printing: "2x8x64"."""
     return "x".join(map(str, tensor.shape))
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Everything a value is made of that is no value or tuple itself."""
+    """Yield what a value holds at any depth, without the values and tuples in between."""
     if not isinstance(value, Value | tuple):
         yield value
         return
-    for content in value if isinstance(value, tuple) else contents(value):
+    for content in value if isinstance(value, tuple) else field_values(value):
         yield from leaves(content)
 
 
 def named_leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The leaves in the same order, each with its path: ("bias", "table")."""
+    """Yield the leaves in the order of `leaves`, each with its path of field names: ("bias", "table")."""
     if not isinstance(value, Value | tuple):
         yield path, value
         return
     kind: Any = type(value)
-    names = map(str, range(len(value))) if isinstance(value, tuple) else _names(kind)
-    for name, content in zip(names, value if isinstance(value, tuple) else contents(value), strict=True):
+    names = map(str, range(len(value))) if isinstance(value, tuple) else _field_names(kind)
+    for name, content in zip(names, value if isinstance(value, tuple) else field_values(value), strict=True):
         yield from named_leaves(content, (*path, name))
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
-    """Every tensor a value is made of."""
+    """Yield every tensor that a value holds."""
     return (leaf for leaf in leaves(value) if isinstance(leaf, Tensor))
 
 
-def identity(value: Any) -> Any:
-    """What a value is known by without looking at numbers; a tensor that was written to is another one."""
+def identity_key(value: Any) -> Any:
+    """Return a hashable key for a value that reads no numbers: each tensor counts by its id and version counter.
+
+    Writing to a tensor changes the key. An id is unique only while its tensor lives: keep the value with the key.
+    """
     if isinstance(value, Tensor):
         return object() if value.is_inference() else (id(value), value._version)
     if isinstance(value, tuple):
-        return tuple(map(identity, value))
-    return (type(value), *map(identity, contents(value))) if isinstance(value, Value) else value
+        return tuple(map(identity_key, value))
+    return (type(value), *map(identity_key, field_values(value))) if isinstance(value, Value) else value
 
 
-def moved(value: Any, device: torch.device) -> Any:
-    """The same value with its tensors on this device."""
-    return value if all(tensor.device == device for tensor in tensors(value)) else mapped(value, lambda t: t.to(device))
+def to_device(value: Any, device: torch.device) -> Any:
+    """Return `value` with its tensors on `device`; the same object if they are there already."""
+    return (
+        value
+        if all(tensor.device == device for tensor in tensors(value))
+        else map_tensors(value, lambda t: t.to(device))
+    )
 
 
-def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same value, each of its tensors changed."""
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return a copy of `value` with `change` applied to each tensor; the same object if it holds none."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, tuple):
-        return tuple(mapped(content, change) for content in value)
+        return tuple(map_tensors(content, change) for content in value)
     if not isinstance(value, Value) or next(tensors(value), None) is None:
         return value
-    return type(value)(*(mapped(content, change) for content in contents(value)))
+    return type(value)(*(map_tensors(content, change) for content in field_values(value)))

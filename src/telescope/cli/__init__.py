@@ -1,4 +1,8 @@
-"""The command line. It speaks like a colleague: one sentence where something is wrong, and the way out."""
+"""The command line: what each command takes and prints. A mistake gets one sentence that says what would be right.
+
+May import every other room; a command imports what it needs when it runs, so that --help is quick. Read this file
+first: `app` lists the commands, `main` runs one.
+"""
 
 import os
 import sys
@@ -23,13 +27,13 @@ def telescope(context: typer.Context) -> None:
 
 
 def main() -> None:
-    """Run a command; what goes wrong is told in one sentence, on standard error, with exit code 2."""
+    """Run the command of `sys.argv`, and exit. An error prints one sentence on standard error; the exit code is 2."""
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without √ shows a ? there
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show √ shows ? instead
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has seen enough, as in `telescope explain | head`
+    except BrokenPipeError:  # the reader stopped reading, as in `telescope explain | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
     except (typer.Abort, KeyboardInterrupt):

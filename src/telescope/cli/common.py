@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options that several commands share, and how commands load a model and print."""
 
 import json
 import sys
@@ -8,21 +8,26 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console, RenderableType
 
-Given = Annotated[
-    list[str] | None, typer.Argument(help="texts, each in quotes, files, or - for a pipe", show_default=False)
+Texts = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Texts in quotes, or names of files; without any, or with -, standard input.", show_default=False
+    ),
 ]
-ModelName = Annotated[str, typer.Option("--model", help="a shipped model, or a folder")]
-Beam = Annotated[int, typer.Option("--beam", help="how many texts are followed at once; 1 is greedy")]
-Best = Annotated[int, typer.Option("--n-best", help="how many texts are written of each")]
-Show = Annotated[bool, typer.Option("--show", help="what each word looked at when it was written, as a table")]
-AsJson = Annotated[bool, typer.Option("--json", help="every number with all its digits, as JSON")]
-Plain = Annotated[bool, typer.Option("--plain", help="no colour; also when the output is not a terminal")]
-Port = Annotated[int, typer.Option(help="of the page; 0 is any that is free", min=0, max=65535)]
-Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ...")]
+ModelName = Annotated[str, typer.Option("--model", help="A shipped model, or a folder with a saved model.")]
+Beams = Annotated[int, typer.Option("--beams", help="Number of beams of the beam search; 1 is greedy.")]
+NBest = Annotated[int, typer.Option("--n-best", help="Number of texts to print for each input, best first.")]
+Show = Annotated[
+    bool, typer.Option("--show", help="Also print, as a table, which words each written word attended to.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, with all digits of every number.")]
+Plain = Annotated[bool, typer.Option("--plain", help="Print no colours. The default where output is not a terminal.")]
+Port = Annotated[int, typer.Option(help="Port of the page; 0 picks a free port.", min=0, max=65535)]
+Device = Annotated[str, typer.Option("--device", help="Device that computes: cpu, cuda, cuda:1, ...")]
 
 
-def load(name: str, device: str = "cpu") -> Any:
-    """In float32, whatever the file has: a text then does not depend on the machine."""
+def load_model(name: str, device: str = "cpu") -> Any:
+    """Load a model in float32, whatever its file holds, so that what it writes does not depend on the machine."""
     import torch
 
     from ..models import load
@@ -32,19 +37,20 @@ def load(name: str, device: str = "cpu") -> Any:
     return load(name, device=device, dtype=torch.float32)
 
 
-def print_all(drawn: Iterable[RenderableType], plain: bool) -> None:
-    """Texts as they are, for a pipe takes them line by line; pictures as wide as a page."""
-    from ..trace.terminal import text
+def print_all(renderables: Iterable[RenderableType], plain: bool) -> None:
+    """Print strings unwrapped, one per line, so that a pipe can read them; tables at most 120 columns wide."""
+    from ..trace.terminal import render_text
 
-    for one in drawn:
-        if isinstance(one, str):
-            print(one)
+    for renderable in renderables:
+        if isinstance(renderable, str):
+            print(renderable)
         elif plain or not sys.stdout.isatty():
-            print(text(one, width=120))
+            print(render_text(renderable, width=120))
         else:
-            Console(highlight=False).print(one)
+            Console(highlight=False).print(renderable)
     sys.stdout.flush()
 
 
 def print_json(contents: object, indent: int | None = None) -> None:
+    """Print JSON, and flush: a pipe gets each object as soon as it is computed."""
     print(json.dumps(contents, ensure_ascii=False, allow_nan=False, indent=indent), flush=True)

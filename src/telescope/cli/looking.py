@@ -1,4 +1,4 @@
-"""telescope explain | watch | serve"""
+"""telescope explain | watch | serve | doctor"""
 
 import sys
 from dataclasses import asdict
@@ -10,99 +10,115 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ..words import hint
-from .common import AsJson, Device, ModelName, Plain, Port, load, print_all, print_json
+from .common import AsJson, Device, ModelName, Plain, Port, load_model, print_all, print_json
 from .writing import TRANSLATOR
 
 
 def explain(
-    sentence: Annotated[list[str] | None, typer.Argument(help="a sentence to translate and look into")] = None,
+    sentence: Annotated[
+        list[str] | None, typer.Argument(help="A sentence, which the model translates; without one, an example.")
+    ] = None,
     example: Annotated[
-        str | None, typer.Option(help="instead: journey, thinking-machines, lights, bank or telescope")
+        str | None, typer.Option(help="A worked example: journey, thinking-machines, lights, bank or telescope.")
     ] = None,
     model: ModelName = TRANSLATOR,
-    query: Annotated[str | None, typer.Option(help="the word whose row is written out, product by product")] = None,
+    query: Annotated[str | None, typer.Option(help="The word whose row of weights is shown in detail.")] = None,
     between: Annotated[
-        str | None, typer.Option(help="two words, a,b: which heads read the one from the query, and which the other")
+        str | None,
+        typer.Option(help="Two words, as in man,astronomer: list which heads attend from the query to either."),
     ] = None,
-    layer: Annotated[int | None, typer.Option(help="of which layer a head is shown in full")] = None,
-    head: Annotated[int | None, typer.Option(help="which head is shown in full; unless given, a sharp one")] = None,
-    every_head: Annotated[bool, typer.Option("--every-head", help="the weights of every head")] = False,
-    steps: Annotated[bool, typer.Option("--steps", help="of one head every step and every product")] = False,
-    by_sum: Annotated[bool, typer.Option("--by-sum", help="examples: divide by the sum, the notes' way")] = False,
-    open_page: Annotated[bool, typer.Option("--open", help="in a browser instead: every number of a sentence")] = False,
+    layer: Annotated[int | None, typer.Option(help="Layer of the head that is shown in full, from 0.")] = None,
+    head: Annotated[
+        int | None,
+        typer.Option(help="Head that is shown in full, from 0. The default is the head with the largest weight."),
+    ] = None,
+    every_head: Annotated[bool, typer.Option("--every-head", help="Show the weights of every head in full.")] = False,
+    steps: Annotated[bool, typer.Option("--steps", help="Show every step of one head, and every product.")] = False,
+    by_sum: Annotated[
+        bool, typer.Option("--by-sum", help="In examples, divide scores by their sum instead of using softmax.")
+    ] = False,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the sentence in a browser instead.")] = False,
     port: Port = 0,
     as_json: AsJson = False,
     plain: Plain = False,
 ) -> None:
-    """Walk through attention, step by step: a sentence of your own in a translator, or an example of the notes."""
+    """Show every step of attention in numbers. A translator runs the sentence; without one, an example is shown."""
     if sentence and (example or by_sum):
         raise ValueError("a sentence of your own goes through a trained model; --example and --by-sum are without one")
     if open_page:
         if not sentence:
             raise ValueError('--open shows a sentence of your own: telescope explain "Good morning" --open')
-        _explore(model, " ".join(sentence), layer=layer, head=head, query=query, port=port)
+        _open_in_browser(model, " ".join(sentence), layer=layer, head=head, query=query, port=port)
         return
     if sentence:
         from ..tasks.explaining.explain_sentence import draw
-        from ..tasks.explaining.sentence import explained
+        from ..tasks.explaining.sentence import explain_sentence
 
-        found = explained(
-            load(model),
+        explained = explain_sentence(
+            load_model(model),
             " ".join(sentence),
             name=model,
             query=query,
-            between=_pair(between),
+            between=_split_pair(between),
             layer=layer,
             head=head,
         )
-        drawn, numbers = draw(found, every_head=every_head, steps=steps), found.to_dict
+        drawn, to_dict = draw(explained, every_head=every_head, steps=steps), explained.to_dict
     else:
         from .. import attention
-        from ..tasks.explaining.examples import EXAMPLES
-        from ..tasks.explaining.examples import explain as picture
+        from ..tasks.explaining.examples import EXAMPLES, draw_example
 
         name = example or "journey"
         if name not in EXAMPLES:
             raise ValueError(f'there is no example "{name}"; {hint(name, EXAMPLES)}')
         chosen = EXAMPLES[name](attention.by_sum if by_sum else attention.softmax)
-        drawn, numbers = picture(chosen, query), chosen.to_dict
+        drawn, to_dict = draw_example(chosen, query), chosen.to_dict
     if as_json:
-        print_json(numbers(), indent=1)
+        print_json(to_dict(), indent=1)
     else:
         print_all([drawn], plain)
 
 
 def watch(
     model: Annotated[
-        Path, typer.Option(help="a shipped model, or a folder, ours or Hugging Face's, with a tokenizer.json")
+        Path,
+        typer.Option(help="A shipped model, or a folder with a tokenizer.json: saved by telescope or by Hugging Face."),
     ],
-    text: Annotated[Path, typer.Option(help="the text that it reads")],
-    out: Annotated[Path | None, typer.Option(help="where the recording is saved, for ts.open and the explorer")] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="where --out holds a recording, replace it")] = False,
-    layers: Annotated[str | None, typer.Option(help='which attentions: a name, "decoder.*", or a number')] = None,
-    keep: Annotated[str, typer.Option(help="summaries, queries-keys or steps")] = "summaries",
-    store: Annotated[str, typer.Option(help="where it is kept meanwhile: device, ram or disk")] = "device",
-    tokens: Annotated[int | None, typer.Option(help="read at most so many", min=1)] = None,
-    write: Annotated[int, typer.Option(help="go on with so many new tokens", min=0)] = 0,
+    text: Annotated[Path, typer.Option(help="File with the text that the model reads.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to save the recording in, for ts.open and telescope serve.")
+    ] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace the recording that --out holds.")] = False,
+    layers: Annotated[
+        str | None, typer.Option(help='Attentions to record: a name, a pattern such as "decoder.*", or a layer number.')
+    ] = None,
+    keep: Annotated[
+        str, typer.Option(help="What to record of each attention: summaries, queries-keys or steps.")
+    ] = "summaries",
+    store: Annotated[
+        str, typer.Option(help="Where to hold the recording while the model runs: device, ram or disk.")
+    ] = "device",
+    tokens: Annotated[int | None, typer.Option(help="Read at most this many tokens of the text.", min=1)] = None,
+    write: Annotated[int, typer.Option(help="Number of new tokens to write after the text.", min=0)] = 0,
     device: Device = "cpu",
     as_json: AsJson = False,
     plain: Plain = False,
 ) -> None:
-    """Let a model read a text, look at every head, and say what kind each is."""
-    from ..recording.saved.save import must_be_free
-    from ..tasks.look import look, to_json
-    from ..words import size
+    """Record the attention of a model that reads a text. Prints what kind each head is."""
+    from ..recording.saved.save import check_can_save
+    from ..tasks.look import to_json, watch_text
+    from ..words import format_bytes
 
     try:
         contents = text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
         raise ValueError(f"--text {text} cannot be read: {problem}") from None
-    if out is not None:  # said before the text is read, which may take long
-        must_be_free(out, replace=replace, way="--replace replaces it")
+    if out is not None:  # checked before the model runs, which may take long
+        check_can_save(out, replace=replace, way="--replace replaces it")
     chosen = int(layers) if layers is not None and layers.lstrip("-").isdecimal() else layers
     with Progress(console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("reading", total=None)
-        reading = look(
+        watched = watch_text(
             model,
             contents,
             layers=chosen,
@@ -111,69 +127,92 @@ def watch(
             tokens=tokens,
             write=write,
             device=device,
-            progress=lambda name, done, of: bar.update(task, description=name, completed=done, total=of),
+            progress=lambda name, done, total: bar.update(task, description=name, completed=done, total=total),
         )
-    recording = reading.recording
+    recording = watched.recording
     if out is not None:
         recording.save(out, replace=replace)
     if as_json:
-        print(to_json(reading))
+        print(to_json(watched))
         return
     saved = "" if out is None else f", saved as {out}"
-    print(f"{recording.model} read {reading.tokens:,} tokens: {size(recording.nbytes)}{saved}")
-    if reading.written:
-        print(f"it wrote: {reading.written}")
+    print(f"{recording.model} read {watched.tokens:,} tokens: {format_bytes(recording.nbytes)}{saved}")
+    if watched.written:
+        print(f"it wrote: {watched.written}")
     print_all([recording.heads()], plain)
 
 
 def serve(
     runs: Annotated[
-        list[Path] | None, typer.Argument(help="recordings, or folders that hold some", show_default=False)
+        list[Path] | None, typer.Argument(help="Recordings, or folders that hold recordings.", show_default=False)
     ] = None,
     model: Annotated[
-        list[str] | None, typer.Option("--model", help="what reads the sentences that are typed: shipped, or a folder")
+        list[str] | None,
+        typer.Option("--model", help="Model for sentences typed into the page, shipped or a folder. Repeatable."),
     ] = None,
     port: Port = 0,
-    host: Annotated[str, typer.Option(help="anything else than this machine opens it to the network")] = "127.0.0.1",
-    open_page: Annotated[bool, typer.Option("--open", help="in a browser")] = False,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any other than the default opens the page to the network.")
+    ] = "127.0.0.1",
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Serve the explorer: the recordings given, and any sentence, on a page for this machine. Ctrl-C ends it."""
+    """Serve the explorer, a web page, to this machine. It shows recordings and typed sentences; Ctrl-C stops it."""
     from ..models import LoadError
 
-    explorer = _explorer()
+    explorer = _import_explorer()
     library = explorer.Library(None if model is None else {name: name for name in model})
-    folders = [folder for some in runs or () for folder in explorer.recordings(some)]
-    opened, broken = [], []
+    folders = [folder for path in runs or () for folder in explorer.recordings(path)]
+    opened, problems = [], []
     for folder in folders:
         try:
             opened.append(library.open(folder))
         except LoadError as problem:
-            broken.append(problem)
-    if broken and not opened:
-        raise broken[0]
-    for reason in broken:
-        print(f"telescope: a recording is left out: {reason}", file=sys.stderr)
+            problems.append(problem)
+    if problems and not opened:
+        raise problems[0]
+    for unreadable in problems:
+        print(f"telescope: a recording is left out: {unreadable}", file=sys.stderr)
     path = f"/s/{opened[0].name}/heads" if opened else "/"
     explorer.serve(library, host=host, port=port, path=path, browse=open_page)
 
 
-def _explore(model: str, sentence: str, *, layer: int | None, head: int | None, query: str | None, port: int) -> None:
-    """A page about one sentence."""
+def doctor(
+    every: Annotated[
+        bool, typer.Option("--all", help="Also check engines that first compile for about half a minute.")
+    ] = False,
+    as_json: AsJson = False,
+    plain: Plain = False,
+) -> None:
+    """Check every attention engine on this machine: errors, speed, what is missing. Exit code 1 if one is wrong."""
+    from ..tasks.doctor import check_engines, draw
+
+    report = check_engines(every=every)
+    if as_json:
+        print_json(asdict(report), indent=1)
+    else:
+        print_all([draw(report)], plain)
+    raise typer.Exit(0 if report.healthy else 1)
+
+
+def _open_in_browser(
+    model: str, sentence: str, *, layer: int | None, head: int | None, query: str | None, port: int
+) -> None:
+    """Serve the explorer with one sentence, opened at this layer, head and word."""
     from urllib.parse import urlencode
 
-    explorer = _explorer()
-    library = explorer.Library({model: load(model)})
+    explorer = _import_explorer()
+    library = explorer.Library({model: load_model(model)})
     try:
         run = library.read(sentence)
     except explorer.Refusal as refusal:
         raise ValueError(refusal.message) from None
-    where = {"l": layer, "h": head, "i": run.place(query)}
-    path = f"/s/{run.name}/walk?{urlencode({name: at for name, at in where.items() if at is not None})}"
+    state = {"l": layer, "h": head, "i": run.place(query)}
+    path = f"/s/{run.name}/walk?{urlencode({name: value for name, value in state.items() if value is not None})}"
     explorer.serve(library, port=port, path=path, browse=True)
 
 
-def _explorer() -> Any:
-    """It stands apart: it needs a web server, which not everybody has."""
+def _import_explorer() -> Any:
+    """Import the explorer's server. The import is late, since the web server is an optional dependency."""
     from importlib import import_module
 
     try:
@@ -182,26 +221,9 @@ def _explorer() -> Any:
         raise ValueError(f"the page needs a web server: pip install 'telescope-attention[serve]' ({problem})") from None
 
 
-def _pair(words: str | None) -> list[str]:
-    """man,astronomer"""
-    named = [word.strip() for word in (words or "").split(",") if word.strip()]
-    if len(named) not in (0, 2):
+def _split_pair(words: str | None) -> list[str]:
+    """Return the two words of "man,astronomer", or no words for None."""
+    pair = [word.strip() for word in (words or "").split(",") if word.strip()]
+    if len(pair) not in (0, 2):
         raise ValueError(f'--between "{words}" is not two words; such as --between man,astronomer')
-    return named
-
-
-def doctor(
-    every: Annotated[bool, typer.Option("--all", help="also what compiles for half a minute first")] = False,
-    as_json: AsJson = False,
-    plain: Plain = False,
-) -> None:
-    """Check every engine on this machine: right, how fast, and what is missing. Exit code 1 if one is wrong."""
-    from ..tasks.doctor import doctor as examine
-    from ..tasks.doctor import draw
-
-    report = examine(every=every)
-    if as_json:
-        print_json(asdict(report), indent=1)
-    else:
-        print_all([draw(report)], plain)
-    raise typer.Exit(0 if report.healthy else 1)
+    return pair

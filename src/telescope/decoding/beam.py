@@ -1,6 +1,6 @@
-"""Beam search: of all continuations of a few texts the likeliest few, again and again, for all prompts at once.
+"""Beam search for all prompts at once: keep the likeliest few continuations of each prompt, step by step.
 
-What counts as found, and when a search ends, is as in transformers, so that the same weights give the same texts.
+Which texts count as finished, and when a search ends, is as in transformers, so that equal weights give equal texts.
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ..models import Model
 from . import request
-from .line import TextLine, Written
-from .sampling import filled_up, top
-from .writers import Prompts, Writer, start
+from .output import TextLine, Written
+from .sampling import largest, pad_candidates
+from .writers import Prompts, Writer, start_writer
 
 
 def beam(
@@ -28,36 +28,54 @@ def beam(
     early_stopping: bool = False,
     end: Sequence[int] | None = None,
 ) -> list[list[Written]]:
-    """The n_best texts found for each prompt, the best first.
+    """Search for the likeliest texts after each prompt, and return the `n_best` of each, the best first.
 
-    length_penalty  a text of n new tokens scores Σ log p / n^length_penalty: above 0 long ones are preferred
-    early_stopping  end as soon as there are `beams` texts; otherwise when none that is left could become better
-    end             ids at which a text ends, model.special.end unless given; the id of padding is never written
+    model           a GPT, Transformer, LuongTranslator or any model with a registered writer
+    prompts         a text or a list of ids, several of them, or an int64 tensor (batch, n)
+    beams           texts kept at each step
+    max_new_tokens  longest text, in tokens
+    length_penalty  a text of n new tokens scores Σ log p / n^length_penalty: above 0 long texts are preferred
+    n_best          texts returned for each prompt, at most `beams`
+    early_stopping  stop as soon as `beams` texts have ended; otherwise when no unfinished text could become better
+    end             ids that end a text, model.special.end unless given; the id of padding is never chosen
+
+    Raises ValueError or TypeError if the model cannot decode, or if a prompt or an option does not fit the model.
+
+    Example:
+        >>> from telescope.decoding import beam
+        >>> from telescope.models import GPT, GPTConfig
+        >>> model = GPT(GPTConfig(vocabulary=8, max_positions=16, d_model=8, blocks=1, heads=2))
+        >>> best, second = beam(model, [1, 2, 3], beams=4, n_best=2, max_new_tokens=5)[0]
+        >>> len(best.ids), best.why, best.score >= second.score
+        (5, 'length', True)
     """
-    request.searching(beams=beams, n_best=n_best, length_penalty=length_penalty)
-    asked = request.asked(model, prompts, max_new_tokens, end)
-    if not asked.prompts:
+    request.check_search(beams=beams, n_best=n_best, length_penalty=length_penalty)
+    checked = request.check_request(model, prompts, max_new_tokens, end)
+    if not checked.prompts:
         return []
     if not max_new_tokens:
-        return [[Written([], None if model.tokenizer is None else "", "length", 0.0)] for _ in asked.prompts]
+        return [[Written([], None if model.tokenizer is None else "", "length", 0.0)] for _ in checked.prompts]
     with torch.no_grad():
-        writer = start(model, asked.prompts, max_new_tokens - 1, beams)
-        rules = Rules(beams, max_new_tokens, length_penalty, early_stopping, asked.end, asked.forbidden)
-        found = search(writer, len(asked.prompts), rules)
+        writer = start_writer(model, checked.prompts, max_new_tokens - 1, beams)
+        options = SearchOptions(beams, max_new_tokens, length_penalty, early_stopping, checked.end, checked.forbidden)
+        found = search(writer, len(checked.prompts), options)
+
+    def to_written(before: list[int], ids: list[int], score: float) -> Written:
+        line = TextLine(model.tokenizer, before, checked.end, (), max_new_tokens)
+        for token in ids:
+            line.add(token)
+        return line.written(score)
+
     return [
-        [_written(TextLine(model.tokenizer, before, asked.end, (), max_new_tokens), *one) for one in best[:n_best]]
-        for before, best in zip(asked.before, found, strict=True)
+        [to_written(before, ids, score) for ids, score in best[:n_best]]
+        for before, best in zip(checked.before, found, strict=True)
     ]
 
 
-def _written(line: TextLine, ids: list[int], score: float) -> Written:
-    for token in ids:
-        line.add(token)
-    return line.written(score)
-
-
 @dataclass(frozen=True)
-class Rules:
+class SearchOptions:
+    """Options of `beam`, with `steps` for max_new_tokens and the ids that are never chosen in `forbidden`."""
+
     beams: int
     steps: int
     length_penalty: float
@@ -67,107 +85,117 @@ class Rules:
 
     @property
     def candidates(self) -> int:
-        """So many that `beams` go on even if all others end."""
+        """Return how many continuations to consider, so that `beams` go on even if all others end."""
         return max(2, 1 + len(self.end)) * self.beams
 
 
 @dataclass(frozen=True, eq=False)
 class FinishedTexts:
-    """The best texts that have ended; a score of -inf says that there is none yet."""
+    """The best texts that have ended, for each prompt, in descending order. A score of -inf marks an empty place."""
 
     scores: Float[Tensor, "batch beams"]
     ids: Int[Tensor, "batch beams steps"]
     lengths: Int[Tensor, "batch beams"]
 
     @classmethod
-    def nothing(cls, batch: int, rules: Rules, like: Tensor) -> "FinishedTexts":
-        ids = torch.zeros(batch, rules.beams, rules.steps, dtype=torch.int64, device=like.device)
-        return cls(like.new_full((batch, rules.beams), -torch.inf), ids, ids[..., 0])
+    def empty(cls, batch: int, options: SearchOptions, like: Tensor) -> "FinishedTexts":
+        """Return no texts, on the device and in the dtype of `like`."""
+        ids = torch.zeros(batch, options.beams, options.steps, dtype=torch.int64, device=like.device)
+        return cls(like.new_full((batch, options.beams), -torch.inf), ids, ids[..., 0])
 
-    def with_more(
+    def merge(
         self, scores: Float[Tensor, "batch more"], ids: Int[Tensor, "batch more steps"], length: int
     ) -> "FinishedTexts":
+        """Return the best of these texts and of new ones, which all have the same length."""
         beams = self.scores.shape[1]
         best, chosen = torch.cat([self.scores, scores], dim=1).topk(beams)
         lengths = torch.cat([self.lengths, torch.full_like(ids[..., 0], length)], dim=1)
-        return FinishedTexts(best, _of_beams(torch.cat([self.ids, ids], dim=1), chosen), lengths.gather(1, chosen))
+        return FinishedTexts(best, _select_beams(torch.cat([self.ids, ids], dim=1), chosen), lengths.gather(1, chosen))
 
-    def of(self, items: Int[Tensor, " some"]) -> "FinishedTexts":
+    def select(self, items: Int[Tensor, " subset"]) -> "FinishedTexts":
+        """Return the texts of some prompts."""
         return FinishedTexts(self.scores[items], self.ids[items], self.lengths[items])
 
     @property
     def full(self) -> Bool[Tensor, " batch"]:
+        """Return whether as many texts as beams have ended, for each prompt."""
         return self.scores[:, -1] > -torch.inf
 
     def texts(self) -> list[list[tuple[list[int], float]]]:
+        """Return the ids and the score of each text, for each prompt."""
         return [
             [(ids[:n], score) for score, ids, n in zip(*item, strict=True) if score > -torch.inf]
             for item in zip(self.scores.tolist(), self.ids.tolist(), self.lengths.tolist(), strict=True)
         ]
 
 
-def search(writer: Writer, batch: int, rules: Rules) -> list[list[tuple[list[int], float]]]:
-    """The texts of each prompt with their scores, the best first."""
+def search(writer: Writer, batch: int, options: SearchOptions) -> list[list[tuple[list[int], float]]]:
+    """Return the finished texts of each prompt with their scores, the best first."""
     logits = writer.logits
-    running = logits.new_zeros(batch, 1, dtype=torch.float32)  # Σ log p of the texts that go on, the best first
-    ids = torch.zeros(batch, 1, rules.steps, dtype=torch.int64, device=logits.device)
-    found = FinishedTexts.nothing(batch, rules, running)
-    ends = torch.tensor(rules.end, dtype=torch.int64, device=logits.device)
-    items = list(range(batch))
+    running = logits.new_zeros(batch, 1, dtype=torch.float32)  # Σ log p of the unfinished texts, the best first
+    ids = torch.zeros(batch, 1, options.steps, dtype=torch.int64, device=logits.device)
+    found = FinishedTexts.empty(batch, options, running)
+    ends = torch.tensor(options.end, dtype=torch.int64, device=logits.device)
+    items = list(range(batch))  # the prompts whose search goes on
     results: list[list[tuple[list[int], float]]] = [[] for _ in items]
 
-    for step in range(rules.steps):
-        scores, parents, tokens = continuations(logits, running, rules)
-        candidates = _of_beams(ids, parents)
+    for step in range(options.steps):
+        scores, parents, tokens = best_continuations(logits, running, options)
+        candidates = _select_beams(ids, parents)
         candidates[:, :, step] = tokens
-        ended = torch.isin(tokens, ends) if step + 1 < rules.steps else torch.ones_like(tokens, dtype=torch.bool)
+        ended = torch.isin(tokens, ends) if step + 1 < options.steps else torch.ones_like(tokens, dtype=torch.bool)
 
-        # only one of the best `beams` counts as found; the others are there to go on if those end
-        penalty = (step + 1) ** rules.length_penalty
-        just = (scores / penalty).masked_fill(~ended, -torch.inf)[:, : rules.beams]
-        found = found.with_more(just, candidates[:, : rules.beams], step + 1)
+        # a text that ends counts only if it is among the best `beams`; the other candidates replace those that end
+        penalty = (step + 1) ** options.length_penalty
+        ended_scores = (scores / penalty).masked_fill(~ended, -torch.inf)[:, : options.beams]
+        found = found.merge(ended_scores, candidates[:, : options.beams], step + 1)
 
-        running, chosen = scores.masked_fill(ended, -torch.inf).topk(rules.beams)
-        better = ~found.full | (running[:, 0] / penalty > found.scores[:, -1])
-        open_items = better & ~(found.full & rules.early_stopping) & (step + 1 < rules.steps)
+        running, chosen = scores.masked_fill(ended, -torch.inf).topk(options.beams)
+        may_improve = ~found.full | (running[:, 0] / penalty > found.scores[:, -1])
+        open_items = may_improve & ~(found.full & options.early_stopping) & (step + 1 < options.steps)
         left = open_items.nonzero().flatten()
         if len(left) < len(items):
             closed = (~open_items).nonzero().flatten()
-            for i, texts in zip(closed.tolist(), found.of(closed).texts(), strict=True):
+            for i, texts in zip(closed.tolist(), found.select(closed).texts(), strict=True):
                 results[items[i]] = texts
             items = [items[i] for i in left.tolist()]
         if not items:
             return results
 
         rows = torch.arange(len(parents), device=parents.device)[:, None] * ids.shape[1] + parents.gather(1, chosen)
-        fewer = left if len(left) < len(parents) else None
-        if fewer is not None:
+        kept_items = left if len(left) < len(parents) else None
+        if kept_items is not None:
             rows, running, chosen, candidates, tokens = (t[left] for t in (rows, running, chosen, candidates, tokens))
-            found = found.of(left)
-        ids = _of_beams(candidates, chosen)
-        writer.reorder(rows.flatten(), fewer)
+            found = found.select(left)
+        ids = _select_beams(candidates, chosen)
+        writer.reorder(rows.flatten(), kept_items)
         logits = writer.step(tokens.gather(1, chosen).flatten())
     return results
 
 
-def continuations(
-    logits: Float[Tensor, "rows vocabulary"], running: Float[Tensor, "batch width"], rules: Rules
+def best_continuations(
+    logits: Float[Tensor, "rows vocabulary"], running: Float[Tensor, "batch width"], options: SearchOptions
 ) -> tuple[Float[Tensor, "batch n"], Int[Tensor, "batch n"], Int[Tensor, "batch n"]]:
-    """The best continuations of each prompt's texts: their Σ log p, which text they go on from, and the token."""
+    """Return the best one-token continuations of each prompt's texts: Σ log p, index of the text continued, token.
+
+    Overwrites the logits.
+    """
     batch, width = running.shape
-    n, logits = rules.candidates, logits.float()
-    forbidden = [(token, logits[:, token].clone()) for token in rules.forbidden]
+    n, logits = options.candidates, logits.float()
+    forbidden = [(token, logits[:, token].clone()) for token in options.forbidden]
     for token, _ in forbidden:
         logits[:, token] = -torch.inf
-    best, tokens = filled_up(*top(logits, n), n)
-    for token, logit in forbidden:  # it is not chosen, but a part of the whole
+    best, tokens = pad_candidates(*largest(logits, n), n)
+    for token, logit in forbidden:  # never chosen, but part of the softmax's sum
         logits[:, token] = logit
-    largest = logits.amax(-1, keepdim=True)
-    all_of_it = largest + logits.sub_(largest).exp_().sum(-1, keepdim=True).log()  # nobody needs the logits any more
-    scores = (best - all_of_it).view(batch, width, n) + running[..., None]
+    maximum = logits.amax(-1, keepdim=True)
+    log_sum = maximum + logits.sub_(maximum).exp_().sum(-1, keepdim=True).log()  # in place: logits are not used again
+    scores = (best - log_sum).view(batch, width, n) + running[..., None]
     scores, where = scores.flatten(1).topk(n)
     return scores, where // n, tokens.view(batch, -1).gather(1, where)
 
 
-def _of_beams(ids: Int[Tensor, "batch width steps"], chosen: Int[Tensor, "batch n"]) -> Int[Tensor, "batch n steps"]:
+def _select_beams(
+    ids: Int[Tensor, "batch width steps"], chosen: Int[Tensor, "batch n"]
+) -> Int[Tensor, "batch n steps"]:
     return ids.gather(1, chosen[..., None].expand(-1, -1, ids.shape[2]))

@@ -1,4 +1,4 @@
-"""Writing on, token by token: greedy or sampled. One loop for every model, whether it is streamed or not."""
+"""Greedy decoding and sampling, token by token: one loop for every model, streamed or not."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from ..models import Model
 from . import request
-from .line import TextLine, Token, Written
-from .sampling import Chooser, Filter, min_p, seen_in, temperature, top_k, top_p
-from .writers import Prompt, Prompts, Writer, start
+from .output import TextLine, Token, Written
+from .sampling import Filter, TokenChooser, mark_seen, min_p, temperature, top_k, top_p
+from .writers import Prompt, Prompts, Writer, start_writer
 
 
 def generate(
@@ -28,20 +28,35 @@ def generate(
     stop: str | Sequence[str] = (),
     end: Sequence[int] | None = None,
 ) -> list[Written]:
-    """What the model writes behind each prompt: a GPT goes on, a translator translates.
+    """Generate a text for each prompt: a GPT continues the prompt, a translator translates it.
 
-    prompts      a text or a list of ids, several of them, or a tensor (batch, n)
-    temperature  0 is greedy: the likeliest token, every time
-    top_k, top_p, min_p, repetition_penalty  see `choose`; what they leave out is never drawn
-    seed         prompt i is drawn with seed + i: alone, with that seed, it is written on in the same way
-    stop         texts at which to stop; they are not part of what is returned
-    end          ids at which to end, model.special.end unless given; the id of padding is never written
+    model               a GPT, Transformer, LuongTranslator or any model with a registered writer
+    prompts             a text or a list of ids, several of them, or an int64 tensor (batch, n)
+    max_new_tokens      longest text, in tokens
+    temperature         logits are divided by it; 0 is greedy: always the likeliest token
+    top_k               sample from the k likeliest tokens only
+    top_p               sample from the fewest tokens whose probabilities sum to p
+    min_p               sample from tokens at least p times as likely as the likeliest
+    repetition_penalty  positive logits of tokens seen before are divided by it, negative ones multiplied
+    seed                prompt i is sampled with seed + i
+    stop                texts at which to stop; they are not part of the returned text
+    end                 ids that end a text, model.special.end unless given; the id of padding is never chosen
 
-    Prompts may differ in length, each gets what it gets alone.
+    Prompts may differ in length. Each gets the text that it would get alone with its own seed.
+
+    Raises ValueError or TypeError if the model cannot decode, or if a prompt or an option does not fit the model.
+
+    Example:
+        >>> from telescope.decoding import generate
+        >>> from telescope.models import GPT, GPTConfig
+        >>> model = GPT(GPTConfig(vocabulary=8, max_positions=16, d_model=8, blocks=1, heads=2))
+        >>> first, second = generate(model, [[1, 2, 3], [4]], max_new_tokens=5, temperature=0.0)
+        >>> len(first.ids), first.text, first.why
+        (5, None, 'length')
     """
     lines: list[TextLine] = []
-    how = _how(temperature, top_k, top_p, min_p)
-    for _ in _steps(model, prompts, lines, max_new_tokens, how, repetition_penalty, seed, stop, end):
+    filters = _make_filters(temperature, top_k, top_p, min_p)
+    for _ in _start_steps(model, prompts, lines, max_new_tokens, filters, repetition_penalty, seed, stop, end):
         pass
     return [line.written() for line in lines]
 
@@ -60,25 +75,35 @@ def stream(
     stop: str | Sequence[str] = (),
     end: Sequence[int] | None = None,
 ) -> Iterator[Token]:
-    """What `generate` writes behind one prompt, each token as soon as it is there; see there."""
-    how = _how(temperature, top_k, top_p, min_p)
-    request.one(prompt)
-    steps = _steps(model, prompt, [], max_new_tokens, how, repetition_penalty, seed, stop, end)
+    """Yield the tokens that `generate` would return for one prompt, each as soon as it is chosen.
+
+    The options and errors are those of `generate`. Errors are raised by the call, not by the first token.
+
+    Example:
+        >>> from telescope.decoding import stream
+        >>> from telescope.models import GPT, GPTConfig
+        >>> model = GPT(GPTConfig(vocabulary=8, max_positions=16, d_model=8, blocks=1, heads=2))
+        >>> len([token.id for token in stream(model, [1, 2, 3], max_new_tokens=5)])
+        5
+    """
+    filters = _make_filters(temperature, top_k, top_p, min_p)
+    request.check_one_prompt(prompt)
+    steps = _start_steps(model, prompt, [], max_new_tokens, filters, repetition_penalty, seed, stop, end)
     return (tokens[0] for tokens in steps)
 
 
-def _how(t: float, k: int | None, p: float, at_least: float) -> list[Filter] | None:
-    """The filters, in this order; None is greedy."""
-    request.sampling(temperature=t, top_k=k, top_p=p, min_p=at_least)
+def _make_filters(t: float, k: int | None, p: float, least_p: float) -> list[Filter] | None:
+    """Check the sampling options and return their filters, in the order of application; None is greedy."""
+    request.check_sampling(temperature=t, top_k=k, top_p=p, min_p=least_p)
     if t == 0.0:
         return None
     filters = [temperature(t)] if t != 1.0 else []
     filters += [top_k(k)] if k is not None else []
     filters += [top_p(p)] if p < 1.0 else []
-    return filters + ([min_p(at_least)] if at_least > 0.0 else [])
+    return filters + ([min_p(least_p)] if least_p > 0.0 else [])
 
 
-def _steps(
+def _start_steps(
     model: Model,
     prompts: Prompts,
     lines: list[TextLine],
@@ -89,34 +114,41 @@ def _steps(
     stop: str | Sequence[str],
     end: Sequence[int] | None,
 ) -> Iterator[list[Token]]:
-    """Everything is looked at now; then each step writes a token on every line that goes on."""
-    asked = request.asked(model, prompts, max_new_tokens, end, stop)
-    request.penalty(repetition_penalty)
-    lines += [TextLine(model.tokenizer, ids, asked.end, asked.stop, max_new_tokens) for ids in asked.before]
-    noise = drawn(len(lines), max_new_tokens, seed)
+    """Check the request, add a line for each prompt to `lines`, and return an iterator over decoding steps.
 
-    def write() -> Iterator[list[Token]]:
+    Each step appends a token to every unfinished line and yields these tokens. The model first runs at the first step.
+    """
+    checked = request.check_request(model, prompts, max_new_tokens, end, stop)
+    request.check_repetition_penalty(repetition_penalty)
+    lines += [TextLine(model.tokenizer, ids, checked.end, checked.stop, max_new_tokens) for ids in checked.before]
+    noise = draw_noise(len(lines), max_new_tokens, seed)
+
+    def steps() -> Iterator[list[Token]]:
         if not lines or not max_new_tokens:
             return
         with torch.no_grad():
-            writer = start(model, asked.prompts, max_new_tokens - 1)
-            seen = seen_in(asked.seen, asked.vocabulary, writer.logits.device) if repetition_penalty != 1.0 else None
-            chooser = Chooser(filters, forbidden=asked.forbidden, repetition_penalty=repetition_penalty, seen=seen)
-        yield from _write(writer, chooser, lines, noise.to(writer.logits.device))
+            writer = start_writer(model, checked.prompts, max_new_tokens - 1)
+            device = writer.logits.device
+            seen = mark_seen(checked.seen, checked.vocabulary, device) if repetition_penalty != 1.0 else None
+            chooser = TokenChooser(
+                filters, forbidden=checked.forbidden, repetition_penalty=repetition_penalty, seen=seen
+            )
+        yield from _run_steps(writer, chooser, lines, noise.to(device))
 
-    return write()
+    return steps()
 
 
-def _write(
-    writer: Writer, chooser: Chooser, lines: list[TextLine], noise: Float[Tensor, "rows steps"]
+def _run_steps(
+    writer: Writer, chooser: TokenChooser, lines: list[TextLine], noise: Float[Tensor, "rows steps"]
 ) -> Iterator[list[Token]]:
-    rows = list(lines)  # which line each row writes; one that has ended is carried along until half of them have
-    fixed = writer.fix() if worthwhile(writer.model, noise.device, noise.shape[1]) else None
+    """Decode until all lines have ended or the noise is used up; yield the new tokens of each step."""
+    rows = list(lines)  # the line of each row; finished rows are dropped once they are half of all
+    fixed = writer.fix_shapes() if is_worth_capturing(writer.model, noise.device, noise.shape[1]) else None
 
-    def plainly(tokens: Int[Tensor, " rows"], noise: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
+    def run_eagerly(tokens: Int[Tensor, " rows"], noise: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
         return chooser(writer.step(tokens), noise)
 
-    step = plainly if fixed is None else CapturedFunction(plainly, [*fixed, *chooser.state])
+    step = run_eagerly if fixed is None else CapturedFunction(run_eagerly, [*fixed, *chooser.state])
     with torch.no_grad():
         tokens = chooser(writer.logits, noise[:, 0])
     for i in range(1, noise.shape[1] + 1):
@@ -128,13 +160,13 @@ def _write(
             if 2 * len(open_rows) <= len(rows) and fixed is None:
                 kept = torch.tensor(open_rows, device=tokens.device)
                 writer.reorder(kept, kept)
-                chooser.keep(kept)
+                chooser.keep_rows(kept)
                 rows, tokens, noise = [rows[row] for row in open_rows], tokens[kept], noise[kept]
             tokens = step(tokens, noise[:, i])
 
 
-def drawn(rows: int, steps: int, seed: int) -> Float[Tensor, "rows steps"]:
-    """Numbers from 0 to 1, those of each row from its own seed: what it becomes depends on no other row."""
+def draw_noise(rows: int, steps: int, seed: int) -> Float[Tensor, "rows steps"]:
+    """Return uniform numbers in [0, 1), each row from its own seed, so that no row depends on another."""
     noise = torch.empty(rows, steps)
     for i, row in enumerate(noise):
         row.copy_(torch.rand(steps, generator=torch.Generator().manual_seed(seed + i)))
@@ -143,53 +175,54 @@ def drawn(rows: int, steps: int, seed: int) -> Float[Tensor, "rows steps"]:
 
 logger = logging.getLogger(__name__)
 
-STEPS = 16  # capturing takes as long as a few plain steps, so a few more must follow
+MIN_CAPTURED_STEPS = 16  # capturing takes as long as a few eager steps, so more must follow to repay it
 
 
 class CapturedFunction:
-    """The same function, captured when it is first called, with tensors of the same shapes ever after.
+    """A function of tensors that runs as a CUDA graph, captured at its first call; all calls have the same shapes.
 
-    `state` is what it writes into beside its cache: a first run, which CUDA wants, must leave no trace there. What it
-    returns is overwritten by the next call. Where capturing fails it runs as it is; `why` then says the reason, and so
-    does the log.
+    state  tensors that the function changes besides its cache: CUDA needs a warm-up run, after which they are restored
+
+    The returned tensor is overwritten by the next call. If capturing fails the function runs eagerly; `failure` then
+    holds the reason, which is also logged.
     """
 
     def __init__(self, function: Callable[..., Tensor], state: Sequence[Tensor]) -> None:
         self.function, self.state = function, state
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.why: str | None = None
+        self.failure: str | None = None
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        if self.graph is None and self.why is None:
+        if self.graph is None and self.failure is None:
             self._capture(inputs)
         if self.graph is None:
             return self.function(*inputs)
-        for kept, given in zip(self.inputs, inputs, strict=True):
-            kept.copy_(given)
+        for graph_input, given in zip(self.inputs, inputs, strict=True):
+            graph_input.copy_(given)
         self.graph.replay()
         return self.output
 
     def _capture(self, inputs: Sequence[Tensor]) -> None:
         before = [tensor.clone() for tensor in self.state]
         self.inputs = [tensor.clone() for tensor in inputs]
-        graph, here, aside = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        graph, current, side = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         try:
-            aside.wait_stream(here)
-            with torch.cuda.stream(aside):
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
                 self.function(*self.inputs)
-            here.wait_stream(aside)
+            current.wait_stream(side)
             with torch.cuda.graph(graph):
                 self.output = self.function(*self.inputs)
             self.graph = graph
         except RuntimeError as problem:
-            self.why = str(problem).strip().split("\n")[0]
-            logger.info("a decoding step could not be captured and runs plainly: %s", self.why)
+            self.failure = str(problem).strip().split("\n")[0]
+            logger.info("a decoding step could not be captured and runs eagerly: %s", self.failure)
         for tensor, value in zip(self.state, before, strict=True):
             tensor.copy_(value)
 
 
-def worthwhile(model: nn.Module, device: torch.device, steps: int) -> bool:
-    """Whether there is a GPU and enough to do. Hooks, which look at every step, run in Python: so must the step."""
-    if device.type != "cuda" or steps < STEPS:
+def is_worth_capturing(model: nn.Module, device: torch.device, steps: int) -> bool:
+    """Return whether to capture steps: on a GPU, if there are many, and without hooks, which run in Python."""
+    if device.type != "cuda" or steps < MIN_CAPTURED_STEPS:
         return False
     return not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

@@ -1,4 +1,4 @@
-"""What is asked of a model, looked at before anything is computed: if it does not fit, one sentence."""
+"""Checks of decoding requests, before anything is computed: an option or a prompt that does not fit is an error."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,16 +7,19 @@ from typing import Any
 from torch import Tensor
 
 from ..models import GPT, Model, Transformer
-from .writers import Prompts, must_start, must_write, read
+from .writers import Prompts, check_can_write, read_prompts, start_token
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """The prompts as ids, and what they mean to this model.
+    """A checked request.
 
-    before     what each line of text goes on from: the prompt, or nothing if it is a source
-    seen       which tokens have been written when it begins
-    forbidden  tokens that mean nothing as text
+    prompts     ids of each prompt
+    before      ids that each new text continues: the prompt of a GPT, nothing for a translator
+    seen        ids that count as written when decoding begins, for the repetition penalty
+    vocabulary  number of ids that can be generated
+    end, stop   ids and texts that end a text
+    forbidden   ids that are never generated: padding
     """
 
     prompts: list[list[int]]
@@ -28,18 +31,19 @@ class GenerationRequest:
     forbidden: tuple[int, ...]
 
 
-def asked(
+def check_request(
     model: Model,
     prompts: Prompts,
     max_new_tokens: int,
     end: Sequence[int] | None = None,
     stop: str | Sequence[str] = (),
 ) -> GenerationRequest:
-    must_write(model)
-    _count("max_new_tokens", max_new_tokens, least=0)
-    goes_on, sizes = isinstance(model, GPT), model.config.to_dict()
-    ids = read(model, prompts, sizes["vocabulary"], "prompt" if goes_on else "source")
-    _fits(model, ids, max_new_tokens)
+    """Return the request with its prompts as ids; raise a ValueError or TypeError where it does not fit the model."""
+    check_can_write(model)
+    _check_count("max_new_tokens", max_new_tokens, least=0)
+    continues, sizes = isinstance(model, GPT), model.config.to_dict()
+    ids = read_prompts(model, prompts, sizes["vocabulary"], "prompt" if continues else "source")
+    _check_positions(model, ids, max_new_tokens)
     vocabulary = sizes.get("target_vocabulary") or sizes["vocabulary"]
     end = model.special.end if end is None else tuple(end)
     for token in end:
@@ -48,26 +52,26 @@ def asked(
     pad = model.special.pad
     return GenerationRequest(
         prompts=ids,
-        before=ids if goes_on else [[] for _ in ids],
-        seen=ids if goes_on else [[must_start(model)] for _ in ids],
+        before=ids if continues else [[] for _ in ids],
+        seen=ids if continues else [[start_token(model)] for _ in ids],
         vocabulary=vocabulary,
         end=end,
-        stop=_stop(model, stop),
+        stop=_check_stop(model, stop),
         forbidden=() if pad is None or pad in end or pad >= vocabulary else (pad,),
     )
 
 
-def _fits(model: Model, prompts: list[list[int]], new: int) -> None:
-    """The last token is not read any more, so it needs no position."""
+def _check_positions(model: Model, prompts: list[list[int]], new: int) -> None:
+    """Raise a ValueError if the model has too few positions. The last token is not read, so it needs none."""
     longest = max(map(len, prompts), default=0)
     if isinstance(model, GPT):
-        ends = model.config.positions == "learned" or model.config.attention == "synthesizer"
-        if ends and longest + max(new - 1, 0) > model.longest:
+        limited = model.config.positions == "learned" or model.config.attention == "synthesizer"
+        if limited and longest + max(new - 1, 0) > model.longest:
             fits = model.longest - longest + 1
-            way = f"at most max_new_tokens={fits} fit" if fits > 0 else "shorten it"
+            advice = f"at most max_new_tokens={fits} fit" if fits > 0 else "shorten it"
             raise ValueError(
                 f"a prompt of {longest} tokens and max_new_tokens={new} are too many: "
-                f"this model has positions for {model.longest}; {way}"
+                f"this model has positions for {model.longest}; {advice}"
             )
     if isinstance(model, Transformer) and model.config.positions == "learned":
         most = model.config.max_positions
@@ -77,7 +81,7 @@ def _fits(model: Model, prompts: list[list[int]], new: int) -> None:
             )
 
 
-def _stop(model: Model, stop: str | Sequence[str]) -> tuple[str, ...]:
+def _check_stop(model: Model, stop: str | Sequence[str]) -> tuple[str, ...]:
     texts = (stop,) if isinstance(stop, str) else tuple(stop)
     if not all(isinstance(text, str) and text for text in texts):
         raise ValueError(f"stop={stop!r} should be texts of at least one character")
@@ -86,38 +90,41 @@ def _stop(model: Model, stop: str | Sequence[str]) -> tuple[str, ...]:
     return texts
 
 
-def one(prompt: Any) -> None:
-    """A text or ids, not several of them."""
+def check_one_prompt(prompt: Any) -> None:
+    """Raise a ValueError if there are several prompts."""
     ids = prompt.tolist() if isinstance(prompt, Tensor) else prompt
     if not isinstance(ids, str) and any(not isinstance(i, int) for i in ids):
-        raise ValueError("stream writes behind one prompt, a text or a list of ids; generate takes several")
+        raise ValueError("stream takes one prompt, a text or a list of ids; generate takes several")
 
 
-def sampling(*, temperature: float, top_k: int | None, top_p: float, min_p: float) -> None:
+def check_sampling(*, temperature: float, top_k: int | None, top_p: float, min_p: float) -> None:
+    """Raise a ValueError if a sampling option is out of range."""
     if not 0.0 <= temperature < float("inf"):
         raise ValueError(f"temperature={temperature} must be 0, which is greedy, or a number above")
     if top_k is not None:
-        _count("top_k", top_k, least=1)
+        _check_count("top_k", top_k, least=1)
     if not 0.0 < top_p <= 1.0:
         raise ValueError(f"top_p={top_p} is a probability above 0, up to 1, which leaves out nothing")
     if not 0.0 <= min_p <= 1.0:
         raise ValueError(f"min_p={min_p} is a share from 0, which leaves out nothing, to 1")
 
 
-def penalty(repetition_penalty: float) -> None:
+def check_repetition_penalty(repetition_penalty: float) -> None:
+    """Raise a ValueError if the penalty is not a positive number."""
     if not 0.0 < repetition_penalty < float("inf"):
         raise ValueError(f"repetition_penalty={repetition_penalty} must be above 0; 1 is none")
 
 
-def searching(*, beams: int, n_best: int, length_penalty: float) -> None:
-    _count("beams", beams, least=1)
-    _count("n_best", n_best, least=1)
+def check_search(*, beams: int, n_best: int, length_penalty: float) -> None:
+    """Raise a ValueError if an option of beam search is out of range."""
+    _check_count("beams", beams, least=1)
+    _check_count("n_best", n_best, least=1)
     if n_best > beams:
         raise ValueError(f"n_best={n_best} of beams={beams} are too many; a search finds at most one for each beam")
     if not abs(length_penalty) < float("inf"):
         raise ValueError(f"length_penalty={length_penalty} must be a finite number; 0 is none")
 
 
-def _count(name: str, number: Any, least: int) -> None:
+def _check_count(name: str, number: Any, least: int) -> None:
     if type(number) is not int or number < least:
         raise ValueError(f"{name}={number} must be a whole number, at least {least}")

@@ -1,6 +1,6 @@
-"""Which token comes next: the likeliest, or one that is drawn from what the filters leave of the distribution.
+"""Choose the next token: the likeliest, or one drawn from what the filters leave of the distribution.
 
-A filter is a function of the choices, and filters are composed in a list: [temperature(0.8), top_k(50), top_p(0.95)].
+A filter is a function from choices to choices. A list is applied in order: [temperature(0.8), top_k(50), top_p(0.95)].
 """
 
 from collections.abc import Callable, Sequence
@@ -11,26 +11,27 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-# Logits of some tokens, and which tokens they are: None is the whole vocabulary, otherwise the likeliest stand first.
+# Logits of some tokens, and the ids of these tokens, likeliest first. Ids of None stand for the whole vocabulary, in
+# order of ids.
 Choices = tuple[Float[Tensor, "rows _"], Int[Tensor, "rows _"] | None]
 Filter = Callable[[Choices], Choices]
 
 
 def temperature(t: float) -> Filter:
-    """Below 1 the likely becomes likelier."""
+    """Return a filter that divides logits by t: below 1 likely tokens become likelier."""
     return lambda choices: (choices[0] / t, choices[1])
 
 
 def top_k(k: int) -> Filter:
-    """The k likeliest."""
-    return lambda choices: _likeliest(choices, k)
+    """Return a filter that keeps the k likeliest tokens."""
+    return lambda choices: _keep_likeliest(choices, k)
 
 
 def top_p(p: float) -> Filter:
-    """The fewest that together have a probability of p (Holtzman et al. 2020)."""
+    """Return a filter that keeps the fewest tokens whose probabilities sum to p (Holtzman et al. 2020)."""
 
     def filtered(choices: Choices) -> Choices:
-        logits, ids = _likeliest(choices, choices[0].shape[1])
+        logits, ids = _keep_likeliest(choices, choices[0].shape[1])
         probabilities = logits.softmax(-1)
         before = probabilities.cumsum(-1) - probabilities
         return logits.masked_fill(before >= p, -torch.inf), ids
@@ -39,7 +40,7 @@ def top_p(p: float) -> Filter:
 
 
 def min_p(p: float) -> Filter:
-    """Those that are at least p times as likely as the likeliest (Nguyen et al. 2024)."""
+    """Return a filter that keeps tokens at least p times as likely as the likeliest (Nguyen et al. 2024)."""
 
     def filtered(choices: Choices) -> Choices:
         logits, ids = choices
@@ -49,41 +50,49 @@ def min_p(p: float) -> Filter:
     return filtered
 
 
-def _likeliest(choices: Choices, k: int) -> Choices:
+def _keep_likeliest(choices: Choices, k: int) -> Choices:
     logits, ids = choices
-    if ids is not None:  # they are in order already
+    if ids is not None:  # sorted already
         return logits[:, :k], ids[:, :k]
-    return top(logits, k) if k < logits.shape[1] else logits.sort(dim=-1, descending=True, stable=True)
+    return largest(logits, k) if k < logits.shape[1] else logits.sort(dim=-1, descending=True, stable=True)
 
 
 # ------------------------------------------------------------------------------------------------- the next token
 
 
 def greedy(logits: Float[Tensor, "rows vocabulary"]) -> Int[Tensor, " rows"]:
-    return top(logits, 1)[1][:, 0]
+    """Return the likeliest token of each row."""
+    return largest(logits, 1)[1][:, 0]
 
 
 def draw(
     logits: Float[Tensor, "rows vocabulary"], filters: Sequence[Filter], noise: Float[Tensor, " rows"]
 ) -> Int[Tensor, " rows"]:
-    """The token at which the summed probabilities pass the noise, a number from 0 to 1 for each row."""
+    """Return a token of each row, drawn by inversion: the first whose cumulative probability exceeds the noise.
+
+    noise  uniform in [0, 1)
+    """
     choices: Choices = (logits, None)
-    for filtered in filters:
-        choices = filtered(choices)
-    left, ids = choices
-    sums = left.softmax(-1).cumsum(-1)
+    for apply_filter in filters:
+        choices = apply_filter(choices)
+    kept, ids = choices
+    sums = kept.softmax(-1).cumsum(-1)
     place = torch.searchsorted(sums, (noise.to(sums) * sums[:, -1])[:, None], right=True)
-    last = (left > -torch.inf).cumsum(-1).argmax(-1, keepdim=True)  # the noise may round up to the whole sum
+    last = (kept > -torch.inf).cumsum(-1).argmax(-1, keepdim=True)  # the noise may round up to the whole sum
     place = place.minimum(last)
     return (place if ids is None else ids.gather(1, place))[:, 0]
 
 
-class Chooser:
-    """What is done with the logits at every step. Static in shape, and it writes in place: a step can be captured.
+class TokenChooser:
+    """Choose a token of each row from the logits of a step.
 
-    forbidden           tokens that are never written
-    repetition_penalty  logits of tokens that were seen are divided by it, or multiplied where they are negative
-                        (Keskar et al. 2019)
+    Shapes are static and state is changed in place, so that a CUDA graph can capture the call.
+
+    filters             None is greedy
+    forbidden           ids that are never chosen
+    repetition_penalty  positive logits of tokens seen before are divided by it, negative ones multiplied (Keskar et
+                        al. 2019)
+    seen                which tokens were seen, updated in place; None without a penalty
     """
 
     def __init__(
@@ -100,6 +109,7 @@ class Chooser:
         self.seen = seen
 
     def __call__(self, logits: Float[Tensor, "rows vocabulary"], noise: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
+        """Return the chosen tokens. May overwrite the logits."""
         logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
         if self.seen is not None:
             penalised = torch.where(logits < 0, logits * self.penalty, logits / self.penalty)
@@ -113,15 +123,19 @@ class Chooser:
 
     @property
     def state(self) -> list[Tensor]:
-        """What a call writes into."""
+        """Return the tensors that a call changes."""
         return [] if self.seen is None else [self.seen]
 
-    def keep(self, rows: Int[Tensor, " fewer"]) -> None:
+    def keep_rows(self, rows: Int[Tensor, " fewer"]) -> None:
+        """Drop the state of all other rows."""
         if self.seen is not None:
             self.seen = self.seen.index_select(0, rows)
 
 
-def seen_in(prompts: Sequence[Sequence[int]], vocabulary: int, device: torch.device) -> Bool[Tensor, "rows vocabulary"]:
+def mark_seen(
+    prompts: Sequence[Sequence[int]], vocabulary: int, device: torch.device
+) -> Bool[Tensor, "rows vocabulary"]:
+    """Return which ids of the vocabulary occur in each prompt."""
     seen = torch.zeros(len(prompts), vocabulary, dtype=torch.bool)
     for row, ids in zip(seen, prompts, strict=True):
         row[list(ids)] = True
@@ -131,10 +145,11 @@ def seen_in(prompts: Sequence[Sequence[int]], vocabulary: int, device: torch.dev
 BLOCK = 64  # on a Neoverse core 40 rows of 58,101 take 1.5 ms, with torch.topk 5 ms, with argmax 11 ms
 
 
-def top(numbers: Float[Tensor, "rows n"], k: int) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
-    """The k largest of each row, largest first, and where they stand; all of them if there are fewer.
+def largest(numbers: Float[Tensor, "rows n"], k: int) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
+    """Return the k largest numbers of each row in descending order, and their indices; all if there are fewer than k.
 
-    They stand in the k blocks with the largest maxima, so only those are looked at closely.
+    On a CPU faster than torch.topk: the k largest lie in the k blocks with the largest maxima, and only those are
+    sorted.
     """
     n = numbers.shape[1]
     k, whole = min(k, n), n // BLOCK
@@ -146,14 +161,14 @@ def top(numbers: Float[Tensor, "rows n"], k: int) -> tuple[Float[Tensor, "rows k
         maxima = torch.cat([maxima, rest.amax(-1, keepdim=True)], dim=1)
     blocks = maxima.topk(k).indices
     where = (blocks[..., None] * BLOCK + torch.arange(BLOCK)).flatten(1)
-    looked_at = numbers.gather(1, where.clamp(max=n - 1)).masked_fill(where >= n, -torch.inf)
-    largest, chosen = looked_at.topk(k)
-    return largest, where.gather(1, chosen)
+    in_blocks = numbers.gather(1, where.clamp(max=n - 1)).masked_fill(where >= n, -torch.inf)
+    values, chosen = in_blocks.topk(k)
+    return values, where.gather(1, chosen)
 
 
-def filled_up(
+def pad_candidates(
     numbers: Float[Tensor, "rows k"], where: Int[Tensor, "rows k"], n: int
 ) -> tuple[Float[Tensor, "rows n"], Int[Tensor, "rows n"]]:
-    """n of them: where there were fewer to choose from, the rest is worth nothing."""
-    more = n - numbers.shape[1]
-    return (pad(numbers, (0, more), value=-torch.inf), pad(where, (0, more))) if more > 0 else (numbers, where)
+    """Return n numbers and indices in each row: if there are fewer, the rest are -inf with index 0."""
+    missing = n - numbers.shape[1]
+    return (pad(numbers, (0, missing), value=-torch.inf), pad(where, (0, missing))) if missing > 0 else (numbers, where)

@@ -1,6 +1,7 @@
-"""The one thing that decoding asks of a model: a writer, which takes the next tokens and says what may follow them.
+"""Writers: the interface between decoding and models. A writer takes the next tokens and returns the next logits.
 
-To make another model write, register its writer: @start.register on a function (model: Mine, prompts, room, beams).
+To let `generate` and `beam` use another model, register a function that returns its writer:
+@start_writer.register on a function (model: MyModel, prompts, max_steps, beams=1).
 """
 
 from abc import ABC, abstractmethod
@@ -15,7 +16,7 @@ from torch import Tensor
 from ..attention import Mask, padding
 from ..layers import Cache
 from ..models import GPT, LuongCache, LuongMemory, LuongTranslator, Model, Transformer, TransformerCache
-from .ready import ready
+from .inference_copy import inference_copy
 
 Logits = Float[Tensor, "rows vocabulary"]
 
@@ -25,9 +26,9 @@ Prompts = Prompt | Sequence[Prompt] | Tensor
 
 
 class Writer(ABC):
-    """A model in the middle of some texts, one in each row, several rows to a prompt where there are beams.
+    """A model with a cache of the texts in progress: one in each row; a beam search has several rows for each prompt.
 
-    logits   what may follow the prompts: (batch, vocabulary)
+    logits  after the prompts: (batch, vocabulary)
     """
 
     model: Any
@@ -35,127 +36,135 @@ class Writer(ABC):
     logits: Logits
 
     def step(self, tokens: Int[Tensor, " rows"]) -> Logits:
-        """What may follow when these are written."""
-        return self._after(tokens[:, None])
+        """Append a token to each row, and return the logits of the next token."""
+        return self._next_logits(tokens[:, None])
 
     def reorder(self, rows: Int[Tensor, " new_rows"], sources: Int[Tensor, " new_batch"] | None = None) -> None:
-        """Row i goes on from what row rows[i] has written. `sources` are those that are left, if some are given up."""
-        self._move(rows)
+        """Let row i continue the text of row rows[i]; keep only the prompts with the indices `sources`, if given."""
+        self._reorder_cache(rows)
         if sources is not None:
-            self._keep(sources)
+            self._keep_sources(sources)
 
-    def _move(self, rows: Int[Tensor, " new_rows"]) -> None:
+    def _reorder_cache(self, rows: Int[Tensor, " new_rows"]) -> None:
         self.cache.reorder(rows)
 
-    def fix(self) -> list[Tensor] | None:
-        """From here on all shapes stay the same: the tensors that say where a step is, or None if they cannot."""
+    def fix_shapes(self) -> list[Tensor] | None:
+        """Keep all shapes constant from here on, for a CUDA graph.
+
+        Returns the tensors that hold the position of a step, or None if the writer's shapes cannot be constant.
+        """
         return None
 
-    def _after(self, ids: Int[Tensor, "rows n"]) -> Logits:
+    def _next_logits(self, ids: Int[Tensor, "rows n"]) -> Logits:
         logits: Tensor = self.model.logits(self._hidden(ids)[:, -1:])
         return logits[:, 0]
 
     @abstractmethod
     def _hidden(self, ids: Int[Tensor, "rows n"]) -> Float[Tensor, "rows n d_model"]:
-        """What the model makes of these, after all that is in the cache."""
+        """Append ids to the cache, and return the model's hidden states at these ids."""
 
     @abstractmethod
-    def _keep(self, sources: Int[Tensor, " new_batch"]) -> None:
-        """What is kept of the sources themselves."""
+    def _keep_sources(self, sources: Int[Tensor, " new_batch"]) -> None:
+        """Drop the encoded sources of all other prompts."""
 
 
 class CachedWriter(Writer):
-    """Keys and values are kept of every token. Rows that go on from another row share a past with it, often most of it:
-    on a CPU it is known how much, and only the rest is moved."""
+    """A writer with a cache of keys and values.
+
+    Rows that continue another row often share most of their past with it. On a CPU the writer tracks which row wrote
+    each token, so that only the columns that differ are moved.
+    """
 
     cache: Cache
-    _by: Int[Tensor, "rows tokens"] | None = None  # in which row each token was written
+    _origins: Int[Tensor, "rows tokens"] | None = None  # the row in which each cached token was written
 
-    def fix(self) -> list[Tensor]:
+    def fix_shapes(self) -> list[Tensor]:
         length = self.cache.fixed().length
         assert isinstance(length, Tensor)
         return [length]
 
-    def _move(self, rows: Int[Tensor, " new_rows"]) -> None:
+    def _reorder_cache(self, rows: Int[Tensor, " new_rows"]) -> None:
         if rows.device.type != "cpu" or not isinstance(self.cache.length, int):
             self.cache.reorder(rows)
             return
-        here = torch.arange(self.cache.batch)[:, None]
-        before = here[:, :0] if self._by is None else self._by
-        by = torch.cat([before, here.expand(-1, self.cache.length - before.shape[1])], dim=1)
-        self._by = by.index_select(0, rows)
-        alike = int((self._by == by).all(0).long().cumprod(0).sum()) if len(rows) == len(by) else 0
-        self.cache.reorder(rows, alike)
+        own_rows = torch.arange(self.cache.batch)[:, None]
+        before = own_rows[:, :0] if self._origins is None else self._origins
+        origins = torch.cat([before, own_rows.expand(-1, self.cache.length - before.shape[1])], dim=1)
+        self._origins = origins.index_select(0, rows)
+        same_shape = len(rows) == len(origins)
+        unchanged = int((self._origins == origins).all(0).long().cumprod(0).sum()) if same_shape else 0
+        self.cache.reorder(rows, unchanged)
 
 
 class GPTWriter(CachedWriter):
-    """The prompts are padded on the left, so that all of them end in the same column."""
+    """The writer of a GPT. Prompts are padded on the left, so that all of them end in the same column."""
 
     cache: Cache
 
-    def __init__(self, model: GPT, prompts: Sequence[Sequence[int]], room: int, beams: int) -> None:
-        ids, pads = padded_left(prompts, model.embedding.weight.device)
-        self.model = ready(model, rows=len(prompts) * beams, steps=room)
-        self.cache = model.cache(len(prompts), _aligned(model, ids.shape[1] + room, ids.device), pads)
-        self.logits = self._after(ids)
+    def __init__(self, model: GPT, prompts: Sequence[Sequence[int]], max_steps: int, beams: int) -> None:
+        ids, pads = pad_left(prompts, model.embedding.weight.device)
+        self.model = inference_copy(model, rows=len(prompts) * beams, steps=max_steps)
+        self.cache = model.cache(len(prompts), _cache_size(model, ids.shape[1] + max_steps, ids.device), pads)
+        self.logits = self._next_logits(ids)
 
     def _hidden(self, ids: Int[Tensor, "rows n"]) -> Float[Tensor, "rows n d_model"]:
         hidden: Tensor = self.model.hidden(ids, cache=self.cache)
         return hidden
 
-    def _keep(self, sources: Int[Tensor, " new_batch"]) -> None:
-        """A prompt is the beginning of its rows, and was moved with them."""
+    def _keep_sources(self, sources: Int[Tensor, " new_batch"]) -> None:
+        """Do nothing: a prompt is the beginning of its rows, and `reorder` has moved them."""
 
 
-def _aligned(model: GPT | Transformer, room: int, device: torch.device) -> int:
-    """A GPU's kernels want whole tiles of keys, but no more than there are positions."""
+def _cache_size(model: GPT | Transformer, tokens: int, device: torch.device) -> int:
+    """Return the cache's size for so many tokens: on a GPU a multiple of 64 for its kernels, where positions allow."""
     if device.type != "cuda":
-        return room
-    whole, most = room + -room % 64, model.longest if isinstance(model, GPT) else model.config.max_positions
-    return min(whole, max(room, most)) if model.config.positions == "learned" else whole
+        return tokens
+    whole_tiles = tokens + -tokens % 64
+    positions = model.longest if isinstance(model, GPT) else model.config.max_positions
+    return min(whole_tiles, max(tokens, positions)) if model.config.positions == "learned" else whole_tiles
 
 
 class TransformerWriter(CachedWriter):
-    """The keys and values of a source are there once, for all its rows."""
+    """The writer of a Transformer. The keys and values of a source are cached once, for all its rows."""
 
     cache: TransformerCache
 
-    def __init__(self, model: Transformer, prompts: Sequence[Sequence[int]], room: int, beams: int) -> None:
-        ids, self.lengths = padded_right(prompts, model.embedding.weight.device)
-        mask = shown(self.lengths)
-        self.model = ready(model, rows=len(prompts) * beams, steps=room)
-        self.cache = self.model.cache(self.model.encode(ids, mask), mask, _aligned(model, room + 1, ids.device))
-        self.logits = self._after(_starts(model, ids))
+    def __init__(self, model: Transformer, prompts: Sequence[Sequence[int]], max_steps: int, beams: int) -> None:
+        ids, self.lengths = pad_right(prompts, model.embedding.weight.device)
+        mask = padding_mask(self.lengths)
+        self.model = inference_copy(model, rows=len(prompts) * beams, steps=max_steps)
+        self.cache = self.model.cache(self.model.encode(ids, mask), mask, _cache_size(model, max_steps + 1, ids.device))
+        self.logits = self._next_logits(_start_tokens(model, ids))
 
     def _hidden(self, ids: Int[Tensor, "rows n"]) -> Float[Tensor, "rows n d_model"]:
         hidden: Tensor = self.model.decode(ids, cache=self.cache)
         return hidden
 
-    def _keep(self, sources: Int[Tensor, " new_batch"]) -> None:
+    def _keep_sources(self, sources: Int[Tensor, " new_batch"]) -> None:
         self.cache.memory = [
             (keys.index_select(0, sources), values.index_select(0, sources)) for keys, values in self.cache.memory
         ]
         self.lengths = None if self.lengths is None else self.lengths[sources]
-        self.cache.memory_mask = shown(self.lengths)
+        self.cache.memory_mask = padding_mask(self.lengths)
 
 
 class LuongWriter(Writer):
-    """The states of a source are there once, for all its rows."""
+    """The writer of a LuongTranslator. The encoder's states of a source are kept once, for all its rows."""
 
     cache: LuongCache
 
-    def __init__(self, model: LuongTranslator, prompts: Sequence[Sequence[int]], room: int, beams: int) -> None:
-        ids, self.lengths = padded_right(prompts, model.embedding.weight.device)
-        mask = shown(self.lengths)
-        self.model = ready(model, rows=len(prompts) * beams, steps=room)
+    def __init__(self, model: LuongTranslator, prompts: Sequence[Sequence[int]], max_steps: int, beams: int) -> None:
+        ids, self.lengths = pad_right(prompts, model.embedding.weight.device)
+        mask = padding_mask(self.lengths)
+        self.model = inference_copy(model, rows=len(prompts) * beams, steps=max_steps)
         self.cache = self.model.cache(self.model.encode(ids, mask), mask)
-        self.logits = self._after(_starts(model, ids))
+        self.logits = self._next_logits(_start_tokens(model, ids))
 
     def _hidden(self, ids: Int[Tensor, "rows n"]) -> Float[Tensor, "rows n d_model"]:
         hidden: Tensor = self.model.decode(ids, cache=self.cache)
         return hidden
 
-    def _keep(self, sources: Int[Tensor, " new_batch"]) -> None:
+    def _keep_sources(self, sources: Int[Tensor, " new_batch"]) -> None:
         memory = self.cache.memory
         self.cache.memory = LuongMemory(
             memory.states.index_select(0, sources),
@@ -163,62 +172,64 @@ class LuongWriter(Writer):
             memory.cell.index_select(1, sources),
         )
         self.lengths = None if self.lengths is None else self.lengths[sources]
-        self.cache.memory_mask = shown(self.lengths)
+        self.cache.memory_mask = padding_mask(self.lengths)
 
 
-def _starts(model: Model, ids: Int[Tensor, "batch n"]) -> Int[Tensor, "batch 1"]:
-    return torch.full_like(ids[:, :1], must_start(model))
+def _start_tokens(model: Model, ids: Int[Tensor, "batch n"]) -> Int[Tensor, "batch 1"]:
+    return torch.full_like(ids[:, :1], start_token(model))
 
 
-def must_start(model: Model) -> int:
-    """The token with which a translation starts."""
+def start_token(model: Model) -> int:
+    """Return the id with which a translation starts; raise a ValueError if the model has none."""
     if model.special.start is None:
-        raise ValueError(
-            "the model does not say which token a text starts with; set model.special = ts.models.Special(start=...)"
-        )
+        raise ValueError("the model has no start token; set model.special = ts.models.Special(start=...)")
     return model.special.start
 
 
-# ------------------------------------------------------------------------------------------------------- which writer
+# -------------------------------------------------------------------------------------------------- choosing a writer
 
 
 @singledispatch
-def start(model: Model, prompts: Sequence[Sequence[int]], room: int, beams: int = 1) -> Writer:
-    """The writer that has read these prompts, with room for so many tokens behind each."""
-    must_write(model)
+def start_writer(model: Model, prompts: Sequence[Sequence[int]], max_steps: int, beams: int = 1) -> Writer:
+    """Return a writer that has read the prompts, with a cache for `max_steps` more tokens of each row."""
+    check_can_write(model)
     raise AssertionError
 
 
-def must_write(model: Model) -> None:
-    """Raise a TypeError if no writer is registered for it."""
-    if start.dispatch(type(model)) is start.dispatch(object):
-        kinds = ", ".join(kind.__name__ for kind in start.registry if kind is not object)
-        raise TypeError(f"{type(model).__name__} does not write; {kinds} do")
+def check_can_write(model: Model) -> None:
+    """Raise a TypeError if no writer is registered for the model."""
+    if start_writer.dispatch(type(model)) is start_writer.dispatch(object):
+        kinds = ", ".join(kind.__name__ for kind in start_writer.registry if kind is not object)
+        raise TypeError(f"{type(model).__name__} cannot generate text; {kinds} can")
 
 
-@start.register
-def _(model: GPT, prompts: Sequence[Sequence[int]], room: int, beams: int = 1) -> Writer:
-    return GPTWriter(model, prompts, room, beams)
+@start_writer.register
+def _(model: GPT, prompts: Sequence[Sequence[int]], max_steps: int, beams: int = 1) -> Writer:
+    return GPTWriter(model, prompts, max_steps, beams)
 
 
-@start.register
-def _(model: Transformer, prompts: Sequence[Sequence[int]], room: int, beams: int = 1) -> Writer:
-    return TransformerWriter(model, prompts, room, beams)
+@start_writer.register
+def _(model: Transformer, prompts: Sequence[Sequence[int]], max_steps: int, beams: int = 1) -> Writer:
+    return TransformerWriter(model, prompts, max_steps, beams)
 
 
-@start.register
-def _(model: LuongTranslator, prompts: Sequence[Sequence[int]], room: int, beams: int = 1) -> Writer:
-    return LuongWriter(model, prompts, room, beams)
+@start_writer.register
+def _(model: LuongTranslator, prompts: Sequence[Sequence[int]], max_steps: int, beams: int = 1) -> Writer:
+    return LuongWriter(model, prompts, max_steps, beams)
 
 
-def read(model: Model, prompts: Prompts, vocabulary: int, name: str = "prompt") -> list[list[int]]:
-    """One list of ids for each prompt. A text needs the model's tokenizer."""
+# ------------------------------------------------------------------------------------------------------------ prompts
+
+
+def read_prompts(model: Model, prompts: Prompts, vocabulary: int, name: str = "prompt") -> list[list[int]]:
+    """Return the ids of each prompt. A text needs the model's tokenizer. Errors call a prompt `name`."""
     given: Any = prompts.tolist() if isinstance(prompts, Tensor) else prompts
-    one = isinstance(given, str) or (len(given) > 0 and isinstance(given[0], int))
-    return [_ids(model, prompt, vocabulary, f"{name} {i}") for i, prompt in enumerate([given] if one else given)]
+    is_one = isinstance(given, str) or (len(given) > 0 and isinstance(given[0], int))
+    several = [given] if is_one else given
+    return [_read_prompt(model, prompt, vocabulary, f"{name} {i}") for i, prompt in enumerate(several)]
 
 
-def _ids(model: Model, prompt: Any, vocabulary: int, name: str) -> list[int]:
+def _read_prompt(model: Model, prompt: Any, vocabulary: int, name: str) -> list[int]:
     if isinstance(prompt, str):
         if model.tokenizer is None:
             raise ValueError(f"{name} is text, but the model has no tokenizer; give ids, or set model.tokenizer")
@@ -228,32 +239,31 @@ def _ids(model: Model, prompt: Any, vocabulary: int, name: str) -> list[int]:
         raise TypeError(f"{name} is {type(prompt).__name__}; a prompt is text, or whole numbers, one for each token")
     if not ids:
         start = model.special.start
-        way = "" if start is None else f"; this model starts a text with [{start}]"
-        raise ValueError(f"{name} is empty; there must be at least one token to go on from{way}")
+        advice = "" if start is None else f"; this model starts a text with [{start}]"
+        raise ValueError(f"{name} is empty; there must be at least one token to go on from{advice}")
     for i in (min(ids), max(ids)):
         if not 0 <= i < vocabulary:
             raise ValueError(f"{name} has the id {i}; the vocabulary is 0 to {vocabulary - 1}")
     return list(ids)
 
 
-def padded_left(
-    prompts: Sequence[Sequence[int]], device: torch.device
-) -> tuple[Int[Tensor, "batch n"], list[int] | None]:
-    """The prompts as one tensor, and how many of the first tokens of each are padding, if any are."""
+def pad_left(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Int[Tensor, "batch n"], list[int] | None]:
+    """Return the prompts as one tensor, and the number of padding tokens before each; None if no prompt is padded."""
     longest = max(map(len, prompts))
     pads = [longest - len(ids) for ids in prompts]
     ids = torch.tensor([[0] * pad + list(ids) for pad, ids in zip(pads, prompts, strict=True)], device=device)
     return ids, pads if any(pads) else None
 
 
-def padded_right(
+def pad_right(
     prompts: Sequence[Sequence[int]], device: torch.device
 ) -> tuple[Int[Tensor, "batch n"], Int[Tensor, " batch"] | None]:
-    """The prompts as one tensor, and how many tokens of each are real, if some are not."""
+    """Return the prompts as one tensor, and their lengths; None if no prompt is padded."""
     lengths = [len(ids) for ids in prompts]
     ids = torch.tensor([list(ids) + [0] * (max(lengths) - len(ids)) for ids in prompts], device=device)
     return ids, torch.tensor(lengths, device=device) if len(set(lengths)) > 1 else None
 
 
-def shown(lengths: Int[Tensor, " batch"] | None) -> Mask | None:
+def padding_mask(lengths: Int[Tensor, " batch"] | None) -> Mask | None:
+    """Return the mask that hides padding, or None if no source is padded."""
     return None if lengths is None else padding(lengths)

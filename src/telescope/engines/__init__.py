@@ -1,4 +1,8 @@
-"""The same answer, faster: `reference` is the law, `choose` picks the engine. Engines never import each other."""
+"""The same result, faster: `attend` runs a definition on the fastest engine that can, `plan` says which one and why.
+
+This room imports attention/ and words.py; engines never import each other. Read dispatch.py first, then reference.py,
+which defines the result that sdpa.py, flex.py and chunked.py must give.
+"""
 
 from .dispatch import Plan, attend, plan
 

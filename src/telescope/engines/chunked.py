@@ -1,6 +1,6 @@
-"""Plain PyTorch, a block of queries at a time: any definition, in memory that grows with the length, not its square.
+"""Plain PyTorch, one block of queries at a time: any definition, in memory that grows with the length, not its square.
 
-A block's scores are not kept for the backward pass: it computes them again.
+The scores of a block are not kept for the backward pass, which computes them again.
 """
 
 import torch
@@ -11,15 +11,16 @@ from torch.utils.checkpoint import checkpoint
 
 from ..attention import Attention, Pairs
 from ..attention.normalizers import ZeroSumError
+from ..attention.scores import grouped_matmul
 from . import exact, key_ranges, torch_modes
 
 # How many scores a block holds: on a CPU the best of 2**17 to 2**24 (two Neoverse cores, 8 heads, 512 to 4,096 tokens).
 SCORES = {"cpu": 2**22, "cuda": 2**26}
-FEW = 128  # a block of fewer rows is hardly worth its start, even where a row sees little
+MIN_ROWS = 128  # a block of fewer rows costs more to launch than it saves, even where a row sees few keys
 
 
 def cannot(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, dropout: float = 0.0) -> str | None:
-    """Why this engine cannot run it: there is nothing that it cannot."""
+    """Return None: this engine runs every definition."""
     return None
 
 
@@ -30,18 +31,23 @@ def attend(
     attention: Attention,
     dropout: float = 0.0,
 ) -> Float[Tensor, "batch heads query d_v"]:
-    looks = key_ranges.key_ranges(queries, keys, attention)
-    rows = _rows(queries, keys, attention, looks)
+    """Return the context in the dtype of `queries`, in smaller blocks each time memory runs out.
+
+    Raises:
+        torch.OutOfMemoryError: The scores of a single query do not fit.
+    """
+    ranges = key_ranges.find_key_ranges(queries, keys, attention)
+    rows = _choose_rows(queries, keys, attention, ranges)
     while True:
         try:
-            return _by_blocks(queries, keys, values, attention, dropout, looks, rows)
+            return _by_blocks(queries, keys, values, attention, dropout, ranges, rows)
         except torch.OutOfMemoryError:
             if rows == 1:
                 raise torch.OutOfMemoryError(
                     f"queries {tuple(queries.shape)}: the scores of a single position with {keys.shape[-2]} keys do "
-                    f"not fit into what is left on {queries.device}; give it a part of the batch at a time"
+                    f"not fit into what is left on {queries.device}; attend to a part of the batch at a time"
                 ) from None
-        rows = (rows + 1) // 2  # not within `except`, where the problem still holds on to its tensors
+        rows = (rows + 1) // 2  # not within `except`, where the exception still references the tensors
 
 
 def _by_blocks(
@@ -50,23 +56,24 @@ def _by_blocks(
     values: Float[Tensor, "batch key_heads key d_v"],
     attention: Attention,
     dropout: float,
-    looks: Int[Tensor, "query 2"] | None,
+    ranges: Int[Tensor, "query 2"] | None,
     rows: int,
 ) -> Float[Tensor, "batch heads query d_v"]:
-    q, k, v = exact.precise(queries), exact.precise(keys), exact.precise(values)
+    """Return the context, computed in blocks of `rows` queries, each with the keys in its ranges."""
+    q, k, v = exact.upcast_half(queries), exact.upcast_half(keys), exact.upcast_half(values)
     (batch, heads, count, _), of = q.shape, (q.shape[-2], k.shape[-2])
-    careful, again = exact.broken(q, k, v), torch_modes.can_checkpoint()
+    nan_safe, recompute = exact.may_be_nonfinite(q, k, v), torch_modes.can_checkpoint()
     contexts = []
-    for first, mine in zip(range(0, max(count, 1), rows), torch.split(q, rows, dim=2), strict=True):
+    for first, block_queries in zip(range(0, max(count, 1), rows), torch.split(q, rows, dim=2), strict=True):
         block = range(first, min(first + rows, count))
-        seen = key_ranges.range_of_block(looks, block, k.shape[-2])
+        seen = key_ranges.range_of_block(ranges, block, k.shape[-2])
         at = Pairs.block(block, seen, of=of, batch=batch, heads=heads, device=q.device)
-        inputs = mine, k[:, :, seen.start : seen.stop], v[:, :, seen.start : seen.stop]
-        block_of = (*inputs, at, attention, dropout, careful)
-        if again:
-            contexts.append(checkpoint(_block, *block_of, use_reentrant=False, preserve_rng_state=dropout > 0.0))
+        inputs = block_queries, k[:, :, seen.start : seen.stop], v[:, :, seen.start : seen.stop]
+        arguments = (*inputs, at, attention, dropout, nan_safe)
+        if recompute:
+            contexts.append(checkpoint(_block, *arguments, use_reentrant=False, preserve_rng_state=dropout > 0.0))
         else:
-            contexts.append(_block(*block_of))
+            contexts.append(_block(*arguments))
     return torch.cat(contexts, dim=2).to(queries.dtype)
 
 
@@ -77,21 +84,22 @@ def _block(
     at: Pairs,
     attention: Attention,
     dropout: float,
-    careful: bool,
+    nan_safe: bool,
 ) -> Float[Tensor, "batch heads query d_v"]:
-    scores = exact.score(attention.score, queries, keys) if careful else attention.score(queries, keys)
+    """Return the context of the pairs `at`; with `nan_safe` a hidden NaN changes nothing, at some cost."""
+    scores = exact.nan_safe_score(attention.score, queries, keys) if nan_safe else attention.score(queries, keys)
     capped = attention.capped(attention.scaled(scores, keys))
     masked = attention.masked(attention.biased(capped, at), at)
     try:
         weights = drop(attention.weights(masked), dropout)
     except ZeroSumError as problem:
-        raise problem.below(int(at.row.min())) from None
-    return exact.weigh(weights, values, masked) if careful else exact.times(weights, values)
+        raise problem.shifted(int(at.row.min())) from None
+    return exact.nan_safe_weigh(weights, values, masked) if nan_safe else grouped_matmul(weights, values)
 
 
-def _rows(queries: Tensor, keys: Tensor, attention: Attention, looks: Int[Tensor, "query 2"] | None) -> int:
-    """How many queries make a block. Where one sees little, the next ones see something else: then few."""
-    widest = keys.shape[-2] if looks is None else int((looks[:, 1] - looks[:, 0]).max())
-    row = queries.shape[0] * queries.shape[1] * widest * attention.score.size(queries, keys)
+def _choose_rows(queries: Tensor, keys: Tensor, attention: Attention, ranges: Int[Tensor, "query 2"] | None) -> int:
+    """Return how many queries make a block: few under a narrow mask, where large blocks cover many hidden pairs."""
+    widest = keys.shape[-2] if ranges is None else int((ranges[:, 1] - ranges[:, 0]).max())
+    row = queries.shape[0] * queries.shape[1] * widest * attention.score.numbers_per_score(queries, keys)
     most = SCORES.get(queries.device.type, SCORES["cuda"]) // max(1, row)
-    return max(1, min(most, queries.shape[-2], max(FEW, widest // 2)))
+    return max(1, min(most, queries.shape[-2], max(MIN_ROWS, widest // 2)))

@@ -1,4 +1,4 @@
-"""The one door to the engines: `attend` runs an attention, `plan` says on which engine and why."""
+"""Choose an engine: `attend` runs an attention on the fastest that can, `plan` says which one that is and why."""
 
 from dataclasses import dataclass
 from types import ModuleType
@@ -10,7 +10,7 @@ from ..attention import Attention, everyone
 from ..words import hint
 from . import chunked, flex, reference, sdpa, torch_modes
 from .check_inputs import check, check_dropout
-from .exact import broken
+from .exact import may_be_nonfinite
 
 ENGINES: dict[str, ModuleType] = {
     "sdpa": sdpa,
@@ -19,15 +19,26 @@ ENGINES: dict[str, ModuleType] = {
     "reference": reference,
 }  # fastest first
 
-# Up to so many scores, one block of `chunked`, keeping every step beats computing the steps again for the gradient. Two
-# Neoverse cores, 8 heads, forward and backward: 70 ms against 107 ms with 512 tokens, which is half of it, and
-# 1,037 ms against 982 ms with 2,048, causal.
+# Up to so many scores, one block of `chunked`, keeping every step for the gradient (`reference`) beats computing the
+# steps again (`chunked`). Two Neoverse cores, 8 heads, forward and backward: 70 ms against 107 ms with 512 tokens, half
+# as many scores as this, and 1,037 ms against 982 ms with 2,048 tokens, causal.
 SMALL = 2**22
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which engine runs an attention, and why, in one sentence."""
+    """Name the engine that runs an attention, and say why in one sentence. Returned by `plan`.
+
+    Args:
+        engine: "sdpa", "flex", "chunked" or "reference".
+        why: What the engine computes, and why faster engines cannot.
+
+    Example:
+        >>> import telescope as ts, torch
+        >>> x = torch.ones(1, 2, 3, 4)
+        >>> ts.plan(x, x, x).engine
+        'sdpa'
+    """
 
     engine: str
     why: str
@@ -45,10 +56,29 @@ def attend(
     dropout: float = 0.0,
     engine: str | None = None,
 ) -> Float[Tensor, "batch heads query d_v"]:
-    """The context of every query: normalise(mask(softcap(score · scale) + bias)) v, on the engine that fits.
+    """Return the context of every query, normalise(mask(softcap(score · scale) + bias)) v, on the fastest engine.
 
-    Fewer key heads than query heads are grouped queries. `dropout` is the probability with which a weight is dropped,
-    for training. `engine` forces one; where it cannot run, it says why. A query that may see nothing gets zeros.
+    Args:
+        queries: (batch, heads, query, d_q).
+        keys: (batch, key_heads, key, d_k). With fewer key heads than heads, neighbouring query heads share a key head.
+        values: (batch, key_heads, key, d_v).
+        attention: The definition.
+        dropout: The probability with which a weight is set to zero, for training.
+        engine: The engine to use, "sdpa", "flex", "chunked" or "reference"; None takes the fastest that can run.
+
+    Returns:
+        (batch, heads, query, d_v), in the dtype of `queries`, or of autocast where that is on. A query that may see
+        nothing gets zeros.
+
+    Raises:
+        TypeError, ValueError: The arguments do not fit together, or `engine` cannot run this definition.
+
+    Example:
+        >>> import telescope as ts, torch
+        >>> queries = keys = torch.zeros(1, 1, 2, 4)
+        >>> values = torch.tensor([[[[1.0], [3.0]]]])
+        >>> ts.attend(queries, keys, values, ts.Attention(mask=ts.causal)).flatten().tolist()
+        [1.0, 2.0]
     """
     check(queries, keys, values, attention)
     check_dropout(dropout)
@@ -62,12 +92,13 @@ def attend(
 def _attend(
     queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, dropout: float, engine: str | None
 ) -> Tensor:
-    if queries.shape[-2] == 1:  # as when decoding with a cache: there it is the last one
-        attention = attention.of_last_query()
+    """Run the chosen engine, and an exact one where the chosen one may have mishandled a NaN."""
+    if queries.shape[-2] == 1:  # a single query, as in decoding with a cache, is the last one
+        attention = attention.for_last_query()
     chosen, _ = _choose(queries, keys, values, attention, dropout, engine)
     context: Tensor = ENGINES[chosen].attend(queries, keys, values, attention, dropout)
-    if chosen in ("sdpa", "flex") and _mishandled(queries, keys, context, attention):
-        context = ENGINES[_exact(queries, keys)].attend(queries, keys, values, attention, dropout)
+    if chosen in ("sdpa", "flex") and _may_mishandle_nan(queries, keys, context, attention):
+        context = ENGINES[_choose_exact(queries, keys)].attend(queries, keys, values, attention, dropout)
     return context
 
 
@@ -80,13 +111,34 @@ def plan(
     dropout: float = 0.0,
     engine: str | None = None,
 ) -> Plan:
-    """Which engine `attend` takes for these, and why: print it."""
+    """Return the engine that `attend` takes for these arguments, and why, without running it.
+
+    Args:
+        queries: (batch, heads, query, d_q).
+        keys: (batch, key_heads, key, d_k).
+        values: (batch, key_heads, key, d_v).
+        attention: The definition.
+        dropout: As for `attend`.
+        engine: As for `attend`.
+
+    Returns:
+        A Plan with `.engine` and `.why`; print it.
+
+    Raises:
+        TypeError, ValueError: As for `attend`.
+
+    Example:
+        >>> import telescope as ts, torch
+        >>> x = torch.ones(1, 2, 3, 4)
+        >>> print(ts.plan(x, x, x, ts.Attention(mask=ts.causal)))
+        sdpa: torch's fused attention computes softmax(mask(q·k / √4)) v without forming the 3 x 3 weights
+    """
     check(queries, keys, values, attention)
     queries, keys, values = torch_modes.cast_for_autocast(queries, keys, values)
-    asked = attention.of_last_query() if queries.shape[-2] == 1 else attention
-    chosen, obstacles = _choose(queries, keys, values, asked, dropout, engine)
+    effective = attention.for_last_query() if queries.shape[-2] == 1 else attention
+    chosen, obstacles = _choose(queries, keys, values, effective, dropout, engine)
     formula, weights = attention.formula(keys.shape[-1]), f"{queries.shape[-2]} x {keys.shape[-2]}"
-    why = f"because {' and '.join(obstacles)}" if obstacles else "as asked for"
+    why = f"because {' and '.join(obstacles)}" if obstacles else "as requested"
     if chosen == "sdpa":
         return Plan(chosen, f"torch's fused attention computes {formula} without forming the {weights} weights")
     if chosen == "flex":
@@ -99,47 +151,49 @@ def plan(
 def _choose(
     queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, dropout: float, engine: str | None
 ) -> tuple[str, list[str]]:
-    """Return the engine that runs the call, and why faster ones do not."""
-    given = (queries, keys, values, attention, dropout)
+    """Return the engine that runs the call, and for each faster engine why it does not."""
+    call = (queries, keys, values, attention, dropout)
     if engine is not None:
         if engine not in ENGINES:
             raise ValueError(f'there is no engine "{engine}"; {hint(engine, ENGINES)}')
-        obstacle = ENGINES[engine].cannot(*given)
+        obstacle = ENGINES[engine].cannot(*call)
         if obstacle:
-            way = f'leave engine out, or use "{_exact(queries, keys)}"'
-            raise ValueError(f'engine="{engine}" cannot run {attention.formula(keys.shape[-1])}: {obstacle}; {way}')
+            fix = f'leave engine out, or use "{_choose_exact(queries, keys)}"'
+            raise ValueError(f'engine="{engine}" cannot run {attention.formula(keys.shape[-1])}: {obstacle}; {fix}')
         return engine, []
-    obstacle = sdpa.cannot(*given)
+    obstacle = sdpa.cannot(*call)
     if obstacle is None:
         return "sdpa", []
-    obstacles, last = [f"sdpa cannot: {obstacle}"], _exact(queries, keys)
+    obstacles, last = [f"sdpa cannot: {obstacle}"], _choose_exact(queries, keys)
     if last == "chunked":
-        obstacle = flex.cannot(*given)
+        obstacle = flex.cannot(*call)
         if obstacle is None and queries.device.type != "cpu":
             return "flex", obstacles
-        waits = 'flex, which compiles for half a minute on a CPU, waits for engine="flex"'
-        obstacles.append(f"flex cannot: {obstacle}" if obstacle else waits)
+        slow_start = 'flex, which compiles for half a minute on a CPU, waits for engine="flex"'
+        obstacles.append(f"flex cannot: {obstacle}" if obstacle else slow_start)
     return last, obstacles
 
 
-def _exact(queries: Tensor, keys: Tensor) -> str:
-    """The faster of the two engines that can run everything. Sizes that are not known yet cannot be cut into blocks."""
+def _choose_exact(queries: Tensor, keys: Tensor) -> str:
+    """Return the faster of the two engines that run everything. Symbolic sizes cannot be cut into blocks."""
     if torch_modes.sizes_are_open(queries, keys):
         return "reference"
     batch, heads, rows, _ = queries.shape
     return "reference" if batch * heads * rows * keys.shape[-2] <= SMALL else "chunked"
 
 
-def _mishandled(queries: Tensor, keys: Tensor, context: Tensor, attention: Attention) -> bool:
-    """Whether a NaN may have gone astray in a fused kernel: through the mask, since a hidden key's weight is zero and
-    0 · NaN = NaN, or away, since a row of nothing but NaN has no largest score and some kernels take it for empty.
+def _may_mishandle_nan(queries: Tensor, keys: Tensor, context: Tensor, attention: Attention) -> bool:
+    """Return whether a fused kernel may have mishandled a NaN, so that the call must be computed again.
 
-    Looking is cheap beside the attention on a CPU (one query and many keys apart: there the keys are most of the work).
-    On a GPU it would make every call wait, so there the kernel's answer stands.
+    A NaN can pass through the mask, since a hidden key's weight is zero and 0 · NaN = NaN. Or it can vanish: a row of
+    nothing but NaN has no largest score, and some kernels take such a row for an empty one.
+
+    On a CPU this test is cheap next to the attention, except for one query with many keys, where reading the keys is
+    most of the work; then the keys are not tested. On a GPU the test would make every call wait and is left out.
     """
     if context.device.type != "cpu":
         return False
     suspects = [queries] if queries.shape[-2] == 1 < keys.shape[-2] else [queries, keys]
     if attention.mask != everyone or attention.bias is not None:
         suspects.append(context)
-    return broken(*suspects)
+    return may_be_nonfinite(*suspects)

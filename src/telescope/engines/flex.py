@@ -1,4 +1,4 @@
-"""torch's FlexAttention: a definition compiled into one kernel, with whatever mask, bias, softcap and sink it has."""
+"""torch's FlexAttention: a definition with its mask, bias, softcap and sink, compiled into one kernel."""
 
 import os
 import shutil
@@ -14,19 +14,19 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 from torch.nn.functional import pad
 
 from ..attention import Attention, Mask, Pairs, everyone, softmax
-from ..attention.values import has_numbers, identity, moved, tensors
-from .torch_modes import exporting
+from ..attention.values import has_data, identity_key, tensors, to_device
+from .torch_modes import is_exporting
 
 TILE = 128  # queries and keys of a block, FlexAttention's own default
-NARROWEST = 16  # features; a smaller product does not fit a tensor core
-DEFINITIONS = 256  # that one process compiles; torch would stop at 8, and form the n x n weights from there on
-MASKS = 16  # that are remembered
+MIN_FEATURES = 16  # a narrower product does not fit a tensor core
+RECOMPILE_LIMIT = 256  # kernels of one process; torch stops compiling at 8, and then forms the n x n weights
+MAX_BLOCK_MASKS = 16  # in the cache
 
-_remembered: dict[Any, tuple[Mask, BlockMask]] = {}
+_block_masks: dict[Any, tuple[Mask, BlockMask]] = {}
 
 
-def _lacking(device: str) -> str | None:
-    """What has to be there before FlexAttention runs on such a device."""
+def _missing_requirement(device: str) -> str | None:
+    """Return what this machine lacks to run FlexAttention on a kind of device, or None."""
     compiler = os.environ.get("CXX", "g++")
     if device == "cuda":
         return None if find_spec("triton") else "it needs triton, pip install triton"
@@ -35,11 +35,12 @@ def _lacking(device: str) -> str | None:
     return None if shutil.which(compiler) else f"on a CPU it needs the C++ compiler {compiler}"
 
 
-LACKING = {device: _lacking(device) for device in ("cuda", "cpu")}  # asked once, not while torch.compile traces
+# computed at import, since torch.compile could not trace it
+MISSING_REQUIREMENTS = {device: _missing_requirement(device) for device in ("cuda", "cpu")}
 
 
 def cannot(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, dropout: float = 0.0) -> str | None:
-    """Why this engine cannot run it, or None."""
+    """Return why this engine cannot run the call, or None if it can."""
     if not attention.score.is_dot_product:
         return f"the score {attention.score.formula} is no dot product"
     if attention.normalize is not softmax:
@@ -50,17 +51,17 @@ def cannot(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, 
         return f"it has no {str(queries.dtype).removeprefix('torch.')}"
     if 0 in (*queries.shape, *keys.shape, values.shape[-1]):
         return "there is nothing to compute"
-    if queries.device.type not in LACKING:
-        return f"it does not know {queries.device.type} devices"
-    if not torch.compiler.is_compiling() and not has_numbers(queries):
-        return "without numbers it has nothing to compile for"
-    if exporting():
+    if queries.device.type not in MISSING_REQUIREMENTS:
+        return f"it does not run on {queries.device.type} devices"
+    if not torch.compiler.is_compiling() and not has_data(queries):
+        return "it needs tensors with data"
+    if is_exporting():
         return "torch.export cannot hold a kernel that is compiled for one size"
     elsewhere = next((tensor.device for tensor in tensors(attention) if tensor.device != queries.device), None)
     if elsewhere is not None and torch.compiler.is_compiling():
         return f"inside torch.compile it cannot move what is on {elsewhere}; attention.to({str(queries.device)!r}) can"
-    if LACKING[queries.device.type] or queries.device.type == "cuda":
-        return LACKING[queries.device.type]
+    if MISSING_REQUIREMENTS[queries.device.type] or queries.device.type == "cuda":
+        return MISSING_REQUIREMENTS[queries.device.type]
     inputs = (queries, keys, values, *tensors(attention))
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
         return "on a CPU it has no gradients"
@@ -74,13 +75,14 @@ def attend(
     attention: Attention,
     dropout: float = 0.0,
 ) -> Float[Tensor, "batch heads query d_v"]:
+    """Return the context, (batch, heads, query, d_v); the first call of each size compiles a kernel."""
     if attention.sink is None:
-        context: Tensor = _kernel(queries, keys, values, attention)
+        context: Tensor = _run_kernel(queries, keys, values, attention)
         return context
-    context, told = _kernel(queries, keys, values, attention, AuxRequest(lse=True))
-    sink = torch.as_tensor(attention.sink, dtype=told.lse.dtype, device=queries.device).reshape(-1, 1)
-    left = torch.sigmoid(told.lse - sink)  # e^lse / (e^lse + e^sink): the sink takes its part of the weight
-    return (context * left.unsqueeze(-1)).to(context.dtype)
+    context, outputs = _run_kernel(queries, keys, values, attention, AuxRequest(lse=True))
+    sink = torch.as_tensor(attention.sink, dtype=outputs.lse.dtype, device=queries.device).reshape(-1, 1)
+    remaining = torch.sigmoid(outputs.lse - sink)  # e^lse / (e^lse + e^sink): the weight that the sink leaves
+    return (context * remaining.unsqueeze(-1)).to(context.dtype)
 
 
 def lse(
@@ -89,126 +91,135 @@ def lse(
     values: Float[Tensor, "batch key_heads key d_v"],
     attention: Attention,
 ) -> Float[Tensor, "batch heads query"]:
-    """The logarithm of each query's sum of exponentials, without the sink, as the kernel tells it."""
-    _, told = _kernel(queries, keys, values, attention, AuxRequest(lse=True))
-    sums: Tensor = told.lse
-    return sums
+    """Return the natural log-sum-exp of each query's scores, without the sink, as computed by the kernel."""
+    _, outputs = _run_kernel(queries, keys, values, attention, AuxRequest(lse=True))
+    log_sum_exp: Tensor = outputs.lse
+    return log_sum_exp
 
 
-def _kernel(
-    queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, asked: AuxRequest | None = None
+def _run_kernel(
+    queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, request: AuxRequest | None = None
 ) -> Any:
-    """The context, and beside it what is asked for."""
-    here: Attention = moved(attention, queries.device)
+    """Return the context; with `request`, a pair of the context and the requested outputs."""
+    moved: Attention = to_device(attention, queries.device)
     d_v, scale = values.shape[-1], attention.scale_for(keys.shape[-1])
-    queries, keys = (features.to(values.dtype) for features in here.score.as_dot(queries, keys))
+    queries, keys = (features.to(values.dtype) for features in moved.score.as_dot(queries, keys))
     if not torch.is_grad_enabled():
-        queries, keys, values = queries.detach(), keys.detach(), values.detach()  # on a CPU it refuses what could learn
-    ahead = keys.shape[-2] - queries.shape[-2]  # how far the first query stands from the first key
+        # on a CPU FlexAttention refuses tensors that require a gradient, even under no_grad
+        queries, keys, values = queries.detach(), keys.detach(), values.detach()
+    ahead = keys.shape[-2] - queries.shape[-2]  # the position of the first query
 
     def score_mod(score: Tensor, batch: Tensor, head: Tensor, row: Tensor, key: Tensor) -> Tensor:
-        return here.biased(here.capped(score), Pairs(batch, head, row, row + ahead, key))
+        return moved.biased(moved.capped(score), Pairs(batch, head, row, row + ahead, key))
 
-    told = _fused(
-        _wide_enough(queries),
-        _wide_enough(keys),
-        _wide_enough(values),
-        score_mod=None if here.softcap is None and here.bias is None else score_mod,
-        block_mask=None if attention.mask == everyone else _blocks(attention.mask, queries, keys),
+    result = _run_compiled(
+        _pad_features(queries),
+        _pad_features(keys),
+        _pad_features(values),
+        score_mod=None if moved.softcap is None and moved.bias is None else score_mod,
+        block_mask=None if attention.mask == everyone else _block_mask(attention.mask, queries, keys),
         scale=scale,
         enable_gqa=queries.shape[1] != keys.shape[1],
-        kernel_options=_options(queries, here),
-        return_aux=asked,
+        kernel_options=_kernel_options(queries, moved),
+        return_aux=request,
     )
-    return told[..., :d_v] if asked is None else (told[0][..., :d_v], told[1])
+    return result[..., :d_v] if request is None else (result[0][..., :d_v], result[1])
 
 
-def _blocks(mask: Mask, queries: Tensor, keys: Tensor) -> BlockMask:
-    """Which blocks of the matrix are seen, in part or as a whole. Making it takes as long as the attention itself, so
-    the last ones are remembered: by the identity of their tensors, since comparing numbers would wait for the GPU."""
+def _block_mask(mask: Mask, queries: Tensor, keys: Tensor) -> BlockMask:
+    """Return which blocks of the matrix are visible, in part or fully.
+
+    Making a block mask takes as long as the attention itself, so the last ones are cached by the identity of their
+    tensors: comparing numbers would wait for the GPU.
+    """
     if torch.compiler.is_compiling():
-        return _made(mask, queries, keys)
+        return _make_block_mask(mask, queries, keys)
     sizes = queries.shape[:3], keys.shape[-2], queries.device
-    known = identity(mask), sizes
-    if known not in _remembered:
-        while len(_remembered) >= MASKS:
-            del _remembered[next(iter(_remembered))]
-        _remembered[known] = mask, _made(mask, queries, keys)  # kept, so that nothing else gets the mask's identity
-    return _remembered[known][1]
+    cache_key = identity_key(mask), sizes
+    if cache_key not in _block_masks:
+        while len(_block_masks) >= MAX_BLOCK_MASKS:
+            del _block_masks[next(iter(_block_masks))]
+        # the mask is kept too: its tensors' ids stay unique while they live
+        _block_masks[cache_key] = mask, _make_block_mask(mask, queries, keys)
+    return _block_masks[cache_key][1]
 
 
-def _made(mask: Mask, queries: Tensor, keys: Tensor) -> BlockMask:
-    """FlexAttention's create_block_mask, which forms the n x n mask, a row of blocks at a time."""
+def _make_block_mask(mask: Mask, queries: Tensor, keys: Tensor) -> BlockMask:
+    """Make the block mask one row of blocks at a time; FlexAttention's create_block_mask forms the n x n mask."""
     (batch, heads, rows, _), columns, device = queries.shape, keys.shape[-2], queries.device
-    here: Mask = moved(mask, device)
+    moved: Mask = to_device(mask, device)
     ahead = columns - rows
-    step = rows if torch.compiler.is_compiling() else TILE  # the compiler fuses it by itself, and would unroll a loop
-    some, every = [], []
+    step = rows if torch.compiler.is_compiling() else TILE  # torch.compile fuses one step, and would unroll a loop
+    any_visible, all_visible = [], []
     for start in range(0, rows, step):
         block = range(start, min(start + step, rows))
         at = Pairs.block(block, range(columns), of=(rows, columns), batch=batch, heads=heads, device=device)
-        seen = here.sees(at)
+        seen = moved.sees(at)
         seen = seen.expand(*seen.shape[:2], len(block), columns)
-        whole = pad(seen, (0, -columns % TILE, 0, -len(block) % TILE))
-        tiles = whole.reshape(*whole.shape[:2], -1, TILE, whole.shape[-1] // TILE, TILE)
-        some.append(tiles.any(-1).any(3))
-        every.append(tiles.all(-1).all(3))
-    full = torch.cat(every, dim=2)
-    partial = torch.cat(some, dim=2) & ~full
+        padded = pad(seen, (0, -columns % TILE, 0, -len(block) % TILE))
+        tiles = padded.reshape(*padded.shape[:2], -1, TILE, padded.shape[-1] // TILE, TILE)
+        any_visible.append(tiles.any(-1).any(3))
+        all_visible.append(tiles.all(-1).all(3))
+    full = torch.cat(all_visible, dim=2)
+    partial = torch.cat(any_visible, dim=2) & ~full
 
     def mask_mod(batch: Tensor, head: Tensor, row: Tensor, key: Tensor) -> Tensor:
-        return here.sees(Pairs(batch, head, row, row + ahead, key))
+        return moved.sees(Pairs(batch, head, row, row + ahead, key))
 
     return BlockMask.from_kv_blocks(
-        *_listed(partial), *_listed(full), BLOCK_SIZE=TILE, mask_mod=mask_mod, seq_lengths=(rows, columns)
+        *_list_blocks(partial), *_list_blocks(full), BLOCK_SIZE=TILE, mask_mod=mask_mod, seq_lengths=(rows, columns)
     )
 
 
-def _listed(blocks: Bool[Tensor, "batch head rows columns"]) -> tuple[Tensor, Tensor]:
-    """How many blocks of each row there are, and which: those first."""
+def _list_blocks(blocks: Bool[Tensor, "batch head rows columns"]) -> tuple[Tensor, Tensor]:
+    """Return the number of True blocks in each row, and the columns of each row with the True ones first."""
     return blocks.sum(-1, dtype=torch.int32), blocks.int().argsort(dim=-1, descending=True, stable=True).int()
 
 
-def _flex(*inputs: Tensor, **how: Any) -> Any:
-    """FlexAttention under a name of our own: torch counts compilations by function, and whoever else compiles it too
-    often would take ours along to the n x n weights."""
+def _flex_attention(*inputs: Tensor, **options: Any) -> Any:
+    """Call FlexAttention from a function of our own.
+
+    torch counts compilations by function: other code that compiles flex_attention too often would otherwise push our
+    calls over the limit too, to the n x n weights.
+    """
     flex: Callable[..., Any] = flex_attention
-    return flex(*inputs, **how)
+    return flex(*inputs, **options)
 
 
 @cache
 def _compiled() -> Callable[..., Any]:
-    """Once for each size: with sizes and numbers left open, torch 2.11 finds no kernel for some definitions."""
-    return torch.compile(_flex, fullgraph=True, dynamic=False)
+    """Return the compiled function. Each size compiles anew: torch 2.11 has no dynamic kernel for some definitions."""
+    return torch.compile(_flex_attention, fullgraph=True, dynamic=False)
 
 
-def _fused(*inputs: Tensor, **how: Any) -> Any:
+def _run_compiled(*inputs: Tensor, **options: Any) -> Any:
+    """Run FlexAttention compiled, by torch.compile around the call where there is one."""
     if torch.compiler.is_compiling():
-        return _flex(*inputs, **how)
-    with torch._dynamo.config.patch(recompile_limit=DEFINITIONS):
-        return _compiled()(*inputs, **how)
+        return _flex_attention(*inputs, **options)
+    with torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT):
+        return _compiled()(*inputs, **options)
 
 
-def _options(queries: Tensor, attention: Attention) -> dict[str, Any] | None:
-    """What torch would choose otherwise, and wrongly."""
+def _kernel_options(queries: Tensor, attention: Attention) -> dict[str, Any] | None:
+    """Return the kernel options for which torch's own choice fails or is imprecise."""
     if queries.device.type != "cuda":
         return None
     options: dict[str, Any] = {}
-    if queries.shape[-2] > 1:  # for few queries in groups of heads its decoding kernel has no size that fits
+    if queries.shape[-2] > 1:  # torch's decoding kernel has no block size for few queries in groups of heads
         options["BACKEND"] = "TRITON"
     if queries.dtype != torch.float32 and any(True for _ in tensors(attention.bias)):
-        options |= {"BLOCK_N": 64, "num_stages": 2}  # a bias that is read takes as much room as the scores themselves
-    if queries.dtype == torch.float32 and not _less_precise():
+        options |= {"BLOCK_N": 64, "num_stages": 2}  # a bias read from memory takes as much shared memory as the scores
+    if queries.dtype == torch.float32 and not _tf32_allowed():
         options["FLOAT32_PRECISION"] = "'ieee'"
     return options
 
 
-def _less_precise() -> bool:
-    """float32 is float32, unless the user allows less: torch 2.9 to 2.12 take TF32 unasked (pytorch#161022)."""
+def _tf32_allowed() -> bool:
+    """Return whether the user allows less than float32; torch 2.9 to 2.12 would take TF32 unasked (pytorch#161022)."""
     return not torch.compiler.is_compiling() and torch.get_float32_matmul_precision() != "highest"
 
 
-def _wide_enough(tensor: Float[Tensor, "batch heads position d"]) -> Float[Tensor, "batch heads position width"]:
-    """Zeros change neither q·k nor the first d_v features of the context."""
-    missing = NARROWEST - tensor.shape[-1]
+def _pad_features(tensor: Float[Tensor, "batch heads position d"]) -> Float[Tensor, "batch heads position width"]:
+    """Return `tensor` with at least `MIN_FEATURES` features; zeros change neither q·k nor the context's first d_v."""
+    missing = MIN_FEATURES - tensor.shape[-1]
     return pad(tensor, (0, missing)) if missing > 0 else tensor

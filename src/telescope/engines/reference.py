@@ -1,4 +1,4 @@
-"""The law: every step formed, in plain PyTorch. All other engines mean this, and are tested against it in float64."""
+"""The engine that defines the result: every step in plain PyTorch. Other engines are tested against it in float64."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ from torch import Tensor
 from torch.nn.functional import dropout as drop
 
 from ..attention import Attention, Pairs
-from .exact import precise, score, weigh
+from .exact import nan_safe_score, nan_safe_weigh, upcast_half
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionSteps:
-    """Everything an attention computes on its way, in order."""
+    """The inputs, every intermediate result and the context of an attention, in the order of computation."""
 
     queries: Float[Tensor, "batch heads query d_q"]
     keys: Float[Tensor, "batch key_heads key d_k"]
@@ -27,7 +27,7 @@ class AttentionSteps:
 
 
 def cannot(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, dropout: float = 0.0) -> str | None:
-    """Why this engine cannot run it: there is nothing that it cannot."""
+    """Return None: this engine runs every definition."""
     return None
 
 
@@ -38,6 +38,7 @@ def attend(
     attention: Attention,
     dropout: float = 0.0,
 ) -> Float[Tensor, "batch heads query d_v"]:
+    """Return the context in the dtype of `queries`; half precision is computed in float32."""
     return steps(queries, keys, values, attention, dropout).context.to(queries.dtype)
 
 
@@ -48,14 +49,17 @@ def steps(
     attention: Attention,
     dropout: float = 0.0,
 ) -> AttentionSteps:
-    """normalise(mask(softcap(score(q, k) · scale) + bias)) v. Half-precision inputs are computed in float32."""
-    q, k, v = precise(queries), precise(keys), precise(values)
-    scores = score(attention.score, q, k)
+    """Return every step of normalise(mask(softcap(score(q, k) · scale) + bias)) v.
+
+    Half-precision inputs are computed in float32. Dropout changes the context, not the weights that are returned.
+    """
+    q, k, v = upcast_half(queries), upcast_half(keys), upcast_half(values)
+    scores = nan_safe_score(attention.score, q, k)
     scaled = attention.scaled(scores, k)
     capped = attention.capped(scaled)
     at = Pairs.all(scores)
     biased = attention.biased(capped, at)
     masked = attention.masked(biased, at)
     weights = attention.weights(masked)
-    context = weigh(drop(weights, dropout), v, masked)
+    context = nan_safe_weigh(drop(weights, dropout), v, masked)
     return AttentionSteps(queries, keys, values, scores, scaled, capped, biased, masked, weights, context)

@@ -1,7 +1,7 @@
-"""torch's fused attention, for every definition it can express without an n x n mask.
+"""torch's fused attention, for every definition that it can express without an n x n mask.
 
-On a CPU, a mask that differs from query to query, or a bias, goes to it a block of queries at a time; a GPU wants
-larger pieces.
+On a CPU, a mask that differs from query to query, or a bias, is passed for one block of queries at a time. On a GPU
+such blocks are too small to be fast, and other engines run these definitions.
 """
 
 from functools import partial
@@ -17,19 +17,22 @@ from torch.utils.checkpoint import checkpoint
 from ..attention import Attention, causal, softmax
 from ..attention.values import tensors
 from . import key_ranges, torch_modes
-from .tables import ScoreTable, table
+from .tables import ScoreTable, score_table
 
-SMALL = 2**14  # pairs of a query and a key, beyond which it pays to ask where queries look
-WHOLE = 2**23  # scores up to which one table for all of them, of 32 MiB at most, is better than many small ones
-ROWS = 128  # of a block: the best of 64 to 512 (two Neoverse cores, 8 heads, 1,024 and 4,096 tokens, three masks)
+SMALL = 2**14  # pairs of a query and a key up to which finding the key ranges costs more than it saves
+WHOLE = 2**23  # scores up to which one table, of 32 MiB at most, beats one table per block
+ROWS = (
+    128  # queries of a block: the best of 64 to 512 (two Neoverse cores, 8 heads, 1,024 and 4,096 tokens, three masks)
+)
 
-# Since torch 2.11 cuDNN's gradient of a masked attention can be NaN, of 64 keys for one, where a query's scores are all
-# below -88 (pytorch/pytorch#196678). A translator's training went NaN by cuDNN after some thousand steps, not by these.
+# Since torch 2.11 cuDNN's gradient of a masked attention can be NaN where all scores of a query are below -88, such as
+# with 64 keys (pytorch/pytorch#196678). The loss of a translator became NaN with cuDNN after some thousand steps; with
+# these backends it did not.
 SOUND_GRADIENTS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def cannot(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, dropout: float = 0.0) -> str | None:
-    """Why this engine cannot run it, or None."""
+    """Return why this engine cannot run the call, or None if it can."""
     rows, columns = queries.shape[-2], keys.shape[-2]
     if not attention.score.is_dot_product:
         return f"the score {attention.score.formula} is no dot product"
@@ -43,7 +46,7 @@ def cannot(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, 
         return "there is nothing to compute"
     if attention.bias is not None and queries.device.type != "cpu":
         return "it has no bias"
-    if queries.device.type == "cpu" or _one_mask(queries, keys, attention):
+    if queries.device.type == "cpu" or _fits_one_call(queries, keys, attention):
         return torch_modes.transform_obstacle()
     return f"the mask {attention.mask!r} would be a {rows} x {columns} tensor"
 
@@ -55,28 +58,29 @@ def attend(
     attention: Attention,
     dropout: float = 0.0,
 ) -> Float[Tensor, "batch heads query d_v"]:
+    """Return the context, (batch, heads, query, d_v)."""
     scale, d_v, rows, columns = attention.scale_for(keys.shape[-1]), values.shape[-1], queries.shape[-2], keys.shape[-2]
     queries, keys = attention.score.as_dot(queries, keys)
     if scale <= 0.0:
-        queries, scale = queries * scale, 1.0  # a kernel scales its -inf too, which must stay -inf
+        queries, scale = queries * scale, 1.0  # the kernel would scale the mask's -inf too
     width = max(keys.shape[-1], d_v)
     if not queries.shape[-1] == values.shape[-1] == width:
-        queries, keys, values = _widen(queries, width), _widen(keys, width), _widen(values, width)
+        queries, keys, values = _pad_features(queries, width), _pad_features(keys, width), _pad_features(values, width)
 
-    if _one_mask(queries, keys, attention) or torch_modes.sizes_are_open(queries, keys) or rows * columns <= SMALL:
+    if _fits_one_call(queries, keys, attention) or torch_modes.sizes_are_open(queries, keys) or rows * columns <= SMALL:
         context = _fused(queries, keys, values, rows, columns, (rows, columns), attention, scale, dropout)
     else:
         context = _by_blocks(queries, keys, values, attention, scale, dropout)
     return context if d_v == width else context[..., :d_v]
 
 
-def _one_mask(queries: Tensor, keys: Tensor, attention: Attention) -> bool:
-    """Whether the kernel knows the mask, or one row of it does for all queries."""
+def _fits_one_call(queries: Tensor, keys: Tensor, attention: Attention) -> bool:
+    """Return whether one kernel call does: the kernel has the mask built in, or all queries share one row of it."""
     if queries.shape[-2] == 1:
         return True
     if attention.bias is not None:
         return False
-    return attention.mask.keys_alone or (attention.mask == causal and queries.shape[-2] == keys.shape[-2])
+    return attention.mask.same_for_all_queries or (attention.mask == causal and queries.shape[-2] == keys.shape[-2])
 
 
 def _by_blocks(
@@ -87,25 +91,25 @@ def _by_blocks(
     scale: float,
     dropout: float,
 ) -> Float[Tensor, "batch heads query width"]:
-    """Each block with the keys it looks at, or all at once where that is not much more. Unless there are few scores,
-    the table of a block is not kept for the backward pass, but made again."""
+    """Run each block of queries with the keys it sees, or all at once where few keys would be skipped.
+
+    With many scores the table of a block is not kept for the backward pass, but made again.
+    """
     (batch, heads, count, _), columns = queries.shape, keys.shape[-2]
-    of, looks, scores = (
-        (count, columns),
-        key_ranges.key_ranges(queries, keys, attention),
-        batch * heads * count * columns,
-    )
+    of, scores = (count, columns), batch * heads * count * columns
+    ranges = key_ranges.find_key_ranges(queries, keys, attention)
     blocks = [range(first, min(first + ROWS, count)) for first in range(0, count, ROWS)]
-    # of nothing the kernel makes nothing: it gets a hidden key
-    seen = [key_ranges.range_of_block(looks, block, columns) or range(1) for block in blocks]
+    # the kernel needs at least one key: a block that sees nothing gets a hidden one
+    seen = [key_ranges.range_of_block(ranges, block, columns) or range(1) for block in blocks]
     if scores <= WHOLE and sum(map(len, seen)) * 4 > len(blocks) * columns * 3:
         return _fused(queries, keys, values, range(count), range(columns), of, attention, scale, dropout)
-    again = scores > WHOLE and _learns(queries, keys, values, attention) and torch_modes.can_checkpoint()
+    recompute = scores > WHOLE and _needs_gradient(queries, keys, values, attention) and torch_modes.can_checkpoint()
     contexts = []
-    for mine, rows, some in zip(torch.split(queries, ROWS, dim=2), blocks, seen, strict=True):
-        inputs = mine, keys[:, :, some.start : some.stop], values[:, :, some.start : some.stop]
-        run = partial(_fused, rows=rows, columns=some, of=of, attention=attention, scale=scale, dropout=dropout)
-        if again:
+    for block_queries, rows, columns_seen in zip(torch.split(queries, ROWS, dim=2), blocks, seen, strict=True):
+        part = slice(columns_seen.start, columns_seen.stop)
+        inputs = block_queries, keys[:, :, part], values[:, :, part]
+        run = partial(_fused, rows=rows, columns=columns_seen, of=of, attention=attention, scale=scale, dropout=dropout)
+        if recompute:
             contexts.append(checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=dropout > 0.0))
         else:
             contexts.append(run(*inputs))
@@ -123,34 +127,46 @@ def _fused(
     scale: float,
     dropout: float,
 ) -> Float[Tensor, "batch heads query width"]:
-    """`rows` of all queries, `of` how many queries and keys there are; a number stands for all of them."""
+    """Call torch's kernel for the given rows and columns of a matrix of size `of` = (queries, keys).
+
+    `rows` and `columns` are ranges, or numbers that stand for all. `queries`, `keys` and `values` are cut to them.
+    """
     square = not isinstance(rows, range) and attention.bias is None and attention.mask == causal and of[0] == of[1]
-    added, blind, broken, far = ScoreTable(None, None) if square else table(queries, rows, columns, of, attention)
+    added, empty_rows, nonfinite, far = (
+        ScoreTable(None, None) if square else score_table(queries, rows, columns, of, attention)
+    )
     if added is not None and queries.device.type != "cpu":
-        added = added.expand(*queries.shape[:3], keys.shape[-2])  # as GPU kernels want it
-    how: dict[str, Any] = {
+        added = added.expand(*queries.shape[:3], keys.shape[-2])  # GPU kernels take no broadcast mask
+    options: dict[str, Any] = {
         "attn_mask": added,
         "dropout_p": dropout,
-        "is_causal": bool(square and of[0] != 1),  # it knows no other alignment
+        "is_causal": bool(square and of[0] != 1),  # which in torch aligns the first query with the first key
         "scale": scale,
         "enable_gqa": queries.shape[1] != keys.shape[1],
     }
-    if queries.is_cuda and not square and _learns(queries, keys, values, attention):
+    if queries.is_cuda and not square and _needs_gradient(queries, keys, values, attention):
         with sdpa_kernel(SOUND_GRADIENTS):
-            context = scaled_dot_product_attention(queries, keys, values, **how)
+            context = scaled_dot_product_attention(queries, keys, values, **options)
     else:
-        context = scaled_dot_product_attention(queries, keys, values, **how)
-    if broken or (far and _learns(queries, keys, values, attention)):  # the caller sees the NaN and recomputes
+        context = scaled_dot_product_attention(queries, keys, values, **options)
+    if nonfinite or (
+        far and _needs_gradient(queries, keys, values, attention)
+    ):  # the caller sees the NaN and recomputes
         return torch.full_like(context, torch.nan)
-    return context if blind is None else context.masked_fill(blind, 0.0)
+    return context if empty_rows is None else context.masked_fill(empty_rows, 0.0)
 
 
-def _learns(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention) -> bool:
-    """Whether a gradient is wanted, of one of these or of a learned bias."""
+def _needs_gradient(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention) -> bool:
+    """Return whether autograd needs a gradient of an input or of a learned bias."""
     inputs = (queries, keys, values, *tensors(attention.bias))
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
 
 
-def _widen(tensor: Float[Tensor, "batch heads position d"], width: int) -> Float[Tensor, "batch heads position width"]:
-    """Fused kernels want one width. Zeros change neither q·k nor the first d_v features of the context."""
+def _pad_features(
+    tensor: Float[Tensor, "batch heads position d"], width: int
+) -> Float[Tensor, "batch heads position width"]:
+    """Return `tensor` padded with zeros to `width` features: fused kernels need queries, keys and values equally wide.
+
+    Zeros change neither q·k nor the first d_v features of the context.
+    """
     return tensor if tensor.shape[-1] == width else pad(tensor, (0, width - tensor.shape[-1]))

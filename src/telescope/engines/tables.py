@@ -1,7 +1,7 @@
-"""Masks and biases as a fused kernel takes them: one table that is added to the scores.
+"""Turn masks and biases into what a fused kernel takes: one table that is added to the scores.
 
-Every layer and step needs the same tables of positions and small tensors again. Those are cached under their content,
-not under the object that holds it, so that writing to a tensor never leaves a stale table behind.
+All layers and steps need the same tables of positions and small tensors. These are cached by content, not by the object
+that holds it, so that writing to a tensor never leaves a stale table behind.
 """
 
 import threading
@@ -16,168 +16,185 @@ from ..attention import Attention, Bias, Pairs, everyone
 from ..attention.biases import Alibi, Relative
 from ..attention.mask import Both, Either, Everyone, Opposite
 from ..attention.masks import Causal, Left, Lengths, Prefix, Window
-from ..attention.pairs import traced
+from ..attention.pairs import is_tracing
 from ..attention.restrict import WrittenMask
-from ..attention.values import Value, contents, has_numbers, readable
+from ..attention.values import Value, field_values, has_data, is_cheap_to_read
 
-LARGEST = 2**21  # numbers of a table that is remembered, at most
-BYTES = 2**25  # of all that are remembered
-NEAR = 8.0  # a row whose largest number is beyond that is shifted to zero, which softmax does not feel
-FAR = 2.0**24  # beyond that it is left alone: float32 has lost the scores anyhow, and all keys of the row are alike
-FEW = 1024  # numbers of a tensor that is read to know it again
-PURE = (Everyone, Causal, Window, Prefix, Lengths, Left, Both, Either, Opposite, Alibi, Relative)
+MAX_CACHED_NUMBERS = 2**21  # numbers of a table that is cached, at most
+CACHE_BYTES = 2**25  # of all cached tables together
+NEAR = 8.0  # a row whose largest number is beyond ±NEAR is shifted to zero, which leaves softmax unchanged
+FAR = 2.0**24  # beyond ±FAR it is not shifted: float32 has lost the scores anyhow, and all keys weigh the same
+MAX_KEY_NUMBERS = 1024  # numbers of a tensor that is read to make a cache key, at most
+CACHEABLE = (Everyone, Causal, Window, Prefix, Lengths, Left, Both, Either, Opposite, Alibi, Relative)
 
 
 class ScoreTable(NamedTuple):
-    """What is added to the scores of a block, or a bool mask; and what the kernel must not be trusted with.
+    """A table for the scores of a block, and the rows and values that the kernel cannot be trusted with.
 
-    blind   queries that see nothing. They are shown everything, and zeroed afterwards: kernels differ in what they make
-            of an empty row and of its gradient.
-    broken  whether there is a NaN or an infinity, of which kernels make this or that
-    far     whether a row's largest number is beyond `FAR`: the kernel, which keeps that number and the logarithm of the
-            sum as one, has lost the sum when it computes gradients
+    added       what is added to the scores, or a bool mask with True = may attend; None changes nothing
+    empty_rows  queries that see nothing. Their rows show every key, and the caller sets the result to zero: kernels
+                differ in the result and the gradient of an empty row
+    nonfinite   whether the table holds a NaN or +inf, which kernels handle differently
+    far         whether a row's largest number is beyond `FAR`: the kernel keeps that number and the logarithm of the
+                row's sum as one number, and has lost the sum when it computes gradients
     """
 
     added: Shaped[Tensor, "#batch #heads #query #key"] | None
-    blind: Bool[Tensor, "#batch #heads #query 1"] | None
-    broken: bool = False
+    empty_rows: Bool[Tensor, "#batch #heads #query 1"] | None
+    nonfinite: bool = False
     far: bool = False
 
 
-def table(
-    queries: Float[Tensor, "batch heads some d_k"],
+def score_table(
+    queries: Float[Tensor, "batch heads row d_k"],
     rows: int | range,
     columns: int | range,
     of: tuple[int, int],
     attention: Attention,
 ) -> ScoreTable:
-    """Return the table of these rows and columns. Axes on which nothing depends have size one."""
+    """Return the table of these rows and columns of a matrix of size `of`, from the cache where possible.
+
+    Axes without influence have size 1. The table is shared: do not write to it.
+    """
     if attention.mask == everyone and attention.bias is None:
         return ScoreTable(None, None)
-    if torch.compiler.is_compiling() or not has_numbers(queries):
-        return _new(queries, rows, columns, of, attention)
-    asked = (*queries.shape[:2], rows, columns, of, queries.dtype, queries.device)
-    if isinstance(attention.mask, WrittenMask):  # of a cache of fixed size: made for one step, it serves all layers
-        known = attention.mask.known
-        if asked not in known or known[asked][0] is not attention.bias:
-            known[asked] = attention.bias, _added(_new(queries, rows, columns, of, attention), queries)
-        made: ScoreTable = known[asked][1]
-        return made
-    if queries.device.type != "cpu" or traced():
-        return _new(queries, rows, columns, of, attention)
-    name = _name(attention.mask), _name(attention.bias)
-    if None in name:
-        return _new(queries, rows, columns, of, attention)
-    found = _remembered.get((name, asked))
+    if torch.compiler.is_compiling() or not has_data(queries):
+        return _make_table(queries, rows, columns, of, attention)
+    size_key = (*queries.shape[:2], rows, columns, of, queries.dtype, queries.device)
+    if isinstance(attention.mask, WrittenMask):  # made for one step of decoding: all layers share its cache
+        cache = attention.mask.cache
+        if size_key not in cache or cache[size_key][0] is not attention.bias:
+            cache[size_key] = attention.bias, _as_additive(_make_table(queries, rows, columns, of, attention), queries)
+        table: ScoreTable = cache[size_key][1]
+        return table
+    if queries.device.type != "cpu" or is_tracing():
+        return _make_table(queries, rows, columns, of, attention)
+    definition_key = _cache_key(attention.mask), _cache_key(attention.bias)
+    if None in definition_key:
+        return _make_table(queries, rows, columns, of, attention)
+    found = _table_cache.get((definition_key, size_key))
     if found is None:
         with torch.inference_mode(False), torch.no_grad():  # an inference tensor could not be saved for a gradient
-            found = _remembered.put((name, asked), _added(_new(queries, rows, columns, of, attention), queries))
+            found = _table_cache.put(
+                (definition_key, size_key), _as_additive(_make_table(queries, rows, columns, of, attention), queries)
+            )
     return found
 
 
-def _new(
+def _make_table(
     queries: Tensor, rows: int | range, columns: int | range, of: tuple[int, int], attention: Attention
 ) -> ScoreTable:
+    """Compute the table of these rows and columns."""
     batch, heads = queries.shape[:2]
     mask, bias = attention.mask, attention.bias
-    if bias is None and mask.keys_alone:
-        rows = range(1)  # one row does for all
+    if bias is None and mask.same_for_all_queries:
+        rows = range(1)  # one row stands for all
     at = Pairs.block(rows, columns, of=of, batch=batch, heads=heads, device=queries.device)
     if bias is None:
         seen = mask.sees(at)
-        sighted = seen.any(-1, keepdim=True)
-        if readable(sighted) and bool(sighted.all()):
+        nonempty = seen.any(-1, keepdim=True)
+        if is_cheap_to_read(nonempty) and bool(nonempty.all()):
             return ScoreTable(seen, None)
-        return ScoreTable(seen | ~sighted, ~sighted)
+        return ScoreTable(seen | ~nonempty, ~nonempty)
     assert isinstance(bias, Bias)
-    added = bias.added(at, torch.float32 if queries.element_size() < 4 else queries.dtype)  # halves round too much
+    added = bias.added(
+        at, torch.float32 if queries.element_size() < 4 else queries.dtype
+    )  # half precision rounds too much
     if mask != everyone:
         added = torch.where(mask.sees(at), added, -torch.inf)
-    if readable(added) and mask == everyone and _within(added, NEAR):
+    if is_cheap_to_read(added) and mask == everyone and _within(added, NEAR):
         return ScoreTable(added, None)
-    most = added.detach().amax(-1, keepdim=True)
-    if readable(most) and _within(most, NEAR):
+    largest = added.detach().amax(-1, keepdim=True)
+    if is_cheap_to_read(largest) and _within(largest, NEAR):
         return ScoreTable(added, None)
-    blind, shift = most == -torch.inf, torch.where(most.abs() <= FAR, most, 0.0)
-    added = (added - shift).masked_fill(blind, 0.0)
-    if not readable(most):
-        return ScoreTable(added, blind)
-    far = not bool((blind | (most.abs() <= FAR)).all())
-    return ScoreTable(added, blind if bool(blind.any()) else None, broken=not bool((most < torch.inf).all()), far=far)
+    empty_rows, shift = largest == -torch.inf, torch.where(largest.abs() <= FAR, largest, 0.0)
+    added = (added - shift).masked_fill(empty_rows, 0.0)
+    if not is_cheap_to_read(largest):
+        return ScoreTable(added, empty_rows)
+    nonfinite = not bool((largest < torch.inf).all())
+    far = not bool((empty_rows | (largest.abs() <= FAR)).all())
+    return ScoreTable(added, empty_rows if bool(empty_rows.any()) else None, nonfinite, far)
 
 
 def _within(numbers: Tensor, bound: float) -> bool:
-    """Whether all numbers are nearer to zero than `bound`; a NaN is not."""
+    """Return whether all numbers are nearer to zero than `bound`; a NaN is not."""
     low, high = numbers.detach().aminmax()
     return -bound < low.item() and high.item() < bound
 
 
-def _added(made: ScoreTable, queries: Tensor) -> ScoreTable:
-    """The same with a mask as numbers, which the kernel otherwise makes of it in every call."""
-    if made.added is None or made.added.dtype != torch.bool:
-        return made
-    zeros = torch.zeros_like(made.added, dtype=queries.dtype)
-    return made._replace(added=zeros.masked_fill(~made.added, -torch.inf))
+def _as_additive(table: ScoreTable, queries: Tensor) -> ScoreTable:
+    """Return the table with a bool mask turned into 0 and -inf, which the kernel would do in every call."""
+    if table.added is None or table.added.dtype != torch.bool:
+        return table
+    zeros = torch.zeros_like(table.added, dtype=queries.dtype)
+    return table._replace(added=zeros.masked_fill(~table.added, -torch.inf))
 
 
-def _name(value: Any) -> Any:
-    """Return what a mask or bias says as something that can be looked up, or None where that is not known for sure."""
+def _cache_key(value: Any) -> Any:
+    """Return a hashable key for the content of a mask or bias, or None if its kind is not known to be cacheable."""
     if value is None:
         return "none"
-    if type(value) not in PURE:
+    if type(value) not in CACHEABLE:
         return None
-    parts = [type(value), *(_part(content) for content in contents(value))]
+    parts = [type(value), *(_cache_key_part(content) for content in field_values(value))]
     return None if None in parts else tuple(parts)
 
 
-def _part(content: Any) -> Any:
+def _cache_key_part(content: Any) -> Any:
+    """Return the key of one field: a small CPU tensor counts by its numbers, a large or learned one gives None."""
     if isinstance(content, Value):
-        return _name(content)
+        return _cache_key(content)
     if isinstance(content, tuple):
-        parts = tuple(map(_name, content))
+        parts = tuple(map(_cache_key, content))
         return None if None in parts else parts
     if not isinstance(content, Tensor):
         return content
-    plain = content.device.type == "cpu" and not content.requires_grad and has_numbers(content)
-    return (content.dtype, content.shape, *content.flatten().tolist()) if plain and content.numel() <= FEW else None
+    plain = content.device.type == "cpu" and not content.requires_grad and has_data(content)
+    return (
+        (content.dtype, content.shape, *content.flatten().tolist())
+        if plain and content.numel() <= MAX_KEY_NUMBERS
+        else None
+    )
 
 
-class _Remembered:
-    """The tables used last, as many as fit into `BYTES`. Threads may ask at once."""
+class _TableCache:
+    """The most recently used tables, as many as fit into `CACHE_BYTES`. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self.tables: OrderedDict[Any, tuple[ScoreTable, int]] = OrderedDict()
         self.bytes = 0
         self.lock = threading.Lock()
 
-    def get(self, asked: Any) -> ScoreTable | None:
+    def get(self, key: Any) -> ScoreTable | None:
+        """Return the cached table, or None; a table that was written to is dropped."""
         with self.lock:
-            found = self.tables.get(asked)
+            found = self.tables.get(key)
             if found is None:
                 return None
-            made, version = found
-            if made.added is not None and made.added._version != version:  # the table was written to
-                self._drop(asked)
+            table, version = found
+            if table.added is not None and table.added._version != version:  # the table was written to
+                self._drop(key)
                 return None
-            self.tables.move_to_end(asked)
-            return made
+            self.tables.move_to_end(key)
+            return table
 
-    def put(self, asked: Any, made: ScoreTable) -> ScoreTable:
-        added = made.added
-        if added is None or type(added) is not Tensor or added.numel() > LARGEST:
-            return made
+    def put(self, key: Any, table: ScoreTable) -> ScoreTable:
+        """Keep the table unless it is too large, drop the least recently used ones, and return the table."""
+        added = table.added
+        if added is None or type(added) is not Tensor or added.numel() > MAX_CACHED_NUMBERS:
+            return table
         with self.lock:
-            if asked not in self.tables:
-                self.tables[asked] = made, added._version
+            if key not in self.tables:
+                self.tables[key] = table, added._version
                 self.bytes += added.untyped_storage().nbytes()
-            while self.bytes > BYTES:
+            while self.bytes > CACHE_BYTES:
                 self._drop(next(iter(self.tables)))
-        return made
+        return table
 
-    def _drop(self, asked: Any) -> None:
-        made, _ = self.tables.pop(asked)
-        assert made.added is not None
-        self.bytes -= made.added.untyped_storage().nbytes()
+    def _drop(self, key: Any) -> None:
+        table, _ = self.tables.pop(key)
+        assert table.added is not None
+        self.bytes -= table.added.untyped_storage().nbytes()
 
 
-_remembered = _Remembered()
+_table_cache = _TableCache()

@@ -1,4 +1,4 @@
-"""Autocast says in which dtype an attention comes in; inside, each engine knows best."""
+"""Query and set torch's modes: autocast, inference mode, torch.func transforms, torch.export."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -9,11 +9,12 @@ from torch.autograd import forward_ad
 
 
 def autocast_enabled(device: torch.device) -> bool:
-    return device.type != "meta" and torch.is_autocast_enabled(device.type)  # which meta does not know
+    """Return whether autocast is on for this device; torch has no autocast on meta."""
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
 
 
 def cast_for_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """What torch's own fused attention takes under autocast: its dtype, except for float64."""
+    """Return the tensors as torch's own fused attention takes them: in autocast's dtype if it is on, except float64."""
     device = tensors[0].device
     if not autocast_enabled(device):
         return tensors
@@ -22,54 +23,54 @@ def cast_for_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """A block in which nothing is cast behind the back."""
+    """Return a context in which autocast is off."""
     return torch.autocast(device.type, enabled=False) if autocast_enabled(device) else nullcontext()
 
 
 def recording_mode(device: torch.device) -> AbstractContextManager[object]:
-    """A block in which numbers are made to be kept, however a model is run: without gradients, and nothing is cast."""
-    in_the_way = torch.is_grad_enabled() or torch.is_inference_mode_enabled() or autocast_enabled(device)
-    return _to_keep(device) if in_the_way else nullcontext()
+    """Return a context for results that outlive the model's run: no gradients, no inference tensors, no autocast."""
+    needed = torch.is_grad_enabled() or torch.is_inference_mode_enabled() or autocast_enabled(device)
+    return _recording_mode(device) if needed else nullcontext()
 
 
 @contextmanager
-def _to_keep(device: torch.device) -> Iterator[None]:
+def _recording_mode(device: torch.device) -> Iterator[None]:
     with torch.inference_mode(False), torch.no_grad(), without_autocast(device):
         yield
 
 
 def transform_obstacle() -> str | None:
-    """Return what keeps a fused kernel from running here, or None. torch.compile traces it all; then nothing does."""
+    """Return why a fused kernel cannot run under the current transform, or None; torch.compile traces all of them."""
     if torch.compiler.is_compiling():
         return None
     if forward_ad._current_level >= 0:
         return "it has no forward-mode gradient"
-    levels = _levels()
+    levels = _transform_levels()
     if not levels or levels == ["Grad"]:
         return None
     return "torch.func has no batching rule and no second derivative for it"
 
 
 def can_checkpoint() -> bool:
-    """Whether a block may be computed again for its gradient, which takes hooks that torch.func does not know."""
-    return torch.compiler.is_compiling() or not _levels()
+    """Return whether torch.utils.checkpoint works here: it needs hooks that torch.func does not have."""
+    return torch.compiler.is_compiling() or not _transform_levels()
 
 
-def exporting() -> bool:
-    """Whether torch.export runs. torch.compiler.is_exporting() is also true in every torch.compile by torch 2.11."""
+def is_exporting() -> bool:
+    """Return whether torch.export runs. In torch 2.11, torch.compiler.is_exporting() is True in torch.compile too."""
     return torch.compiler._is_exporting_flag
 
 
 def sizes_are_open(*tensors: Tensor) -> bool:
-    """Whether sizes are not known yet, so that nothing can be cut into blocks: torch.export leaves them open."""
-    if exporting():
+    """Return whether sizes may be symbolic, as in torch.export, so that tensors cannot be cut into blocks."""
+    if is_exporting():
         return True
     if type(tensors[0]) is Tensor:  # while tracing, tensors are of a subclass
         return False
     return not all(isinstance(size, int) for tensor in tensors for size in tensor.shape)
 
 
-def _levels() -> list[str]:
-    """The transforms of torch.func around this call, the outermost first."""
+def _transform_levels() -> list[str]:
+    """Return the names of the torch.func transforms around this call, the outermost first."""
     stack = torch._C._functorch.get_interpreter_stack()
     return [level.key().name for level in stack] if stack else []

@@ -1,4 +1,8 @@
-"""The explorer: a web server for this machine, and the page it serves, through which a recording is looked at."""
+"""The explorer: a local web server and its page, for looking into recordings and sentences in a browser or a notebook.
+
+May import every room below it (tasks, watch, recording, tiles, trace, ...); only cli imports this room.
+Read api.py first: it lists every request and its answer; web/ holds the page that sends them.
+"""
 
 from .notebook import show
 

@@ -1,16 +1,16 @@
-"""What can be asked of the explorer, and what it answers. HTTP, a notebook and an exported file ask in the same words.
+"""The explorer's API: its requests and answers, the same over HTTP, in a notebook and in an exported file.
 
-Everything below stands under /api/v1. Numbers that JSON does not have are the strings "-inf", "inf" and "nan". Those of
-trace, cells and geometry are computed in float64 of what was recorded; of heads and alignment as `survey` does it, in
-the precision of the model. All are sent with all their digits. Tiles and tracks are pictures, of fewer digits.
+All paths are under /api/v1. Numbers that JSON lacks are the strings "-inf", "inf" and "nan". The numbers of trace,
+cells and geometry are computed in float64 from the recorded tensors; those of heads and alignment by `survey`, in the
+model's precision. Both are sent with all digits. Tiles and tracks are binary and have fewer digits.
 
-    l   the number of an attention in the run's list `attentions`        h   a head, by its number in the model
-    b   a sequence of the batch, 0 unless given                          i, j   a query and a key, from 0
+    l   index of an attention in the run's list `attentions`             h   number of a head in the model
+    b   sequence of the batch, 0 by default                              i, j   query and key, from 0
 
 GET  /models                    {"models": ["translator-en-de"], "default": "translator-en-de" | null, "longest": 4096}
 GET  /runs                      {"runs": [RUN, …]}, the latest first
-POST /runs                      {"text": "…", "model": "…"?, "target": "…"?} → 201 RUN. `target` is what a translator is
-                                made to write; without it, what it writes by itself
+POST /runs                      {"text": "…", "model": "…"?, "target": "…"?} → 201 RUN. `target` is the translation that
+                                the decoder is forced to write; without it the model decodes its own
 GET  /runs/{run}                RUN = {"run": "r1", "rev": "…", "kind": "sentence" | "recording", "title": "…",
                                 "model": "…", "text": "…" | null, "written": "…" | null, "keep": "steps",
                                 "attentions": [{"l": 0, "name": "encoder.0.self", "kind": "encoder" | "decoder" |
@@ -18,66 +18,67 @@ GET  /runs/{run}                RUN = {"run": "r1", "rev": "…", "kind": "sente
                                 "d_v": 16 | null, "formula": "softmax(mask(q·k / √16)) v", "mask": "causal",
                                 "has": {"trace": true, "context": true, "map": true, "geometry": true,
                                 "alignment": true, "tokens": true}}, …]}
-                                what is not `has` would answer 409, and `why` says so: {"why": {"map": "…"}}
+                                what `has` lacks answers 409; `why` gives the reason: {"why": {"map": "…"}}
 GET  /runs/{run}/tokens         ?l&axis=q|k&start&stop&b (at most 4,096)
                                 {"l", "axis", "start", "stop", "n": 9, "tokens": ["The", "·s", …], "words": [0, 0, …] |
-                                null, "names": ["Thes", …] | null}: `words` numbers the word of each token, counted
-                                over the whole axis, `names` are those that begin in the range, from words[0] on.
-                                A token without a text is its name, such as </s>, or its number. Of "cross", q is the
-                                token that is written by the look, "…" the last one, where nobody has read it.
-GET  /runs/{run}/trace          ?l&h&i&b   one query, every step
+                                null, "names": ["Thes", …] | null}: `words` is the index of each token's word, over the
+                                whole axis; `names` are the texts of the words in the range, from words[0] on.
+                                A token without text is its name, such as </s>, or its id. For "cross", a query is
+                                named by the token that it predicts: "…" for the last one if it was never read.
+GET  /runs/{run}/trace          ?l&h&i&b   every step of one query
                                 {"l", "h", "i", "b", "token": "saw", "n_k": 9, "keys": [0, 1, …], "tokens": ["The", …],
                                 "formula": "softmax(q·k / √16) v", "score": "q·k", "scale": 0.25,
                                 "stream": {"before": [d_model], "after": [d_model]} | null,
                                 "query": [d_q], "key": [[d_k], …], "value": [[d_v], …] | null,
-                                "factors": {"query": [m], "key": [[m], …]} | null,  their products are `terms`
-                                "terms": [[m], …],                                  which sum to the scores
+                                "factors": {"query": [m], "key": [[m], …]} | null,  their products are the `terms`
+                                "terms": [[m], …],                                  and these sum to the scores
                                 "steps": [{"name": "scores", "formula": "q·k", "numbers": [key]}, {"name": "scaled", …},
-                                "capped", "biased", "masked", "weights"], only those that this definition has,
+                                "capped", "biased", "masked", "weights"], those that the definition has,
                                 "lse": 3.2 | null, "sink": 0.5 | null, "context": [d_v] | null,
                                 "rest": {"keys": 0, "weight": 0.0, "context": [d_v] | null}}
-                                All keys where there are at most 512; else the 64 with the largest weights, by place,
-                                and all others together are the `rest`. context = Σ weight · value + rest.context.
-GET  /runs/{run}/heads          ?l&b (&h: that one alone)
+                                All keys if there are at most 512; else the 64 with the largest weights, by position,
+                                and the sum over all others in `rest`. context = Σ weight · value + rest.context.
+GET  /runs/{run}/heads          ?l&b (&h: that head alone)
                                 {"l", "rows": 9, "columns": 9, "exact": true, "samples": 9, "maps": [{"h": 0,
                                 "share": [[…]]}, …], "habits": [{"h": 0, "kind": "previous", "itself": 0.1, …,
                                 "spread": 3.1}, …] | null}: matrices of at most 48 x 48, pooled
-                                where there are more tokens; habits null where that would take a pass over a long text
+                                where there are more tokens; habits is null where it would need a pass over a long text
 GET  /runs/{run}/geometry       ?l&b&start&stop (at most 512 tokens)
                                 {"l", "start", "stop", "n", "tokens": […], "before": [[x, y], …], "after": [[x, y], …],
                                 "explained": [0.41, 0.22], "moved": [cos(before, after), …],
                                 "cosines": {"before": [[…]], "after": [[…]]} | null (of at most 64 tokens)}
-GET  /runs/{run}/alignment      ?l&h=3|mean&b   between words where they are known, otherwise tokens; at most 512
+GET  /runs/{run}/alignment      ?l&h=3|mean&b   weights between words, or tokens where words are unknown; at most 512
                                 {"l", "h", "rows": ["Der", …], "columns": ["The", …], "weights": [[…]],
-                                "real_rows": [0, 1, …], "real_columns": […]}: the real ones are words of the text
-GET  /runs/{run}/sharpest       ?b   where words align the most sharply, among the "cross" ones if there are any:
-                                {"l": 4, "mean": 0.71, "h": 2, "head": 0.93, "of": 2}: of each word the largest share
-                                that goes to a word, in the mean over words; highest for the mean of all heads of l,
-                                compared with `of` attentions, and in it for the head h
+                                "real_rows": [0, 1, …], "real_columns": […]}: indices of words of the text, without
+                                special tokens
+GET  /runs/{run}/sharpest       ?b   the attention that aligns words most sharply, of the "cross" ones if there are any:
+                                {"l": 4, "mean": 0.71, "h": 2, "head": 0.93, "of": 2}. Sharpness is each word's largest
+                                weight on a word, averaged over words: `mean` for the mean of the heads of l, the
+                                highest of `of` attentions; `head` for h, the sharpest head of l
 GET  /runs/{run}/cell           ?l&h&i&j&b   {"l", "h", "i", "j", "b", "query": "saw", "key": "man", "visible": true,
                                 "dot", "scaled", "capped", "biased", "masked", "lse": … | null, "p"}
-GET  /runs/{run}/cells          ?l&h&i&j&b   the weights of query i and 32 keys, from j on, or as many as there are:
-                                {"l", "h", "i", "j", "b", "p": [… | null]}, null where the key may not be seen
+GET  /runs/{run}/cells          ?l&h&i&j&b   the weights of query i on keys j to j + 31, or to the last key:
+                                {"l", "h", "i", "j", "b", "p": [… | null]}, null where the key is masked
 GET  /runs/{run}/map            ?l&h&b   {"l", "h", "n_q", "n_k", "tile": 256, "max_zoom": 9, "aggs": ["share", "max"],
                                 "value": "log2", "dtype": "f16", "known": 0.25}
-                                `known` is the share of rows whose sum is known: it grows with every tile and effort
+                                `known` is the share of queries whose softmax sum is known; every tile adds to it
 GET  /runs/{run}/tiles/{z}/{x}/{y}   ?l&h&agg=share|max&fmt=f16|u8&effort=1|4|16&b
-                                256 x 256 numbers, row by row, a row is a query. With more effort a tile that was
-                                sampled may become exact, or better; 1 takes a fraction of a second.
-                                f16: little-endian log2 of the weight; -inf is masked, NaN outside of the matrix.
+                                256 x 256 numbers in row-major order; rows are queries. More effort reads more queries,
+                                up to an exact tile; 1 takes a fraction of a second.
+                                f16: little-endian log2 of the weight; -inf is masked, NaN is outside of the matrix.
                                 u8: 0 outside, 1 masked, v ≥ 2 is log2 = (v - 255) / 8
-                                X-Exact: 0 | 1, X-Samples: how many of each pixel's queries were looked at (2^k);
-                                below one, neighbouring rows of pixels share a query. Server-Timing.
-                                Level z has 2^(max_zoom - z) queries and keys in a pixel; x counts keys, y queries.
+                                X-Exact: 0 | 1, X-Samples: how many of each pixel's queries were read (2^k); below 1,
+                                neighbouring rows of pixels share a query. Server-Timing.
+                                At level z a pixel covers 2^(max_zoom - z) queries and keys; x counts keys, y queries.
 GET  /runs/{run}/tracks/{z}/{x}      ?l&h&kind=entropy|received&b   256 float32, little-endian; NaN outside. Entropy in
-                                nats, the mean of a pixel's queries; received is the share of all weight that falls
-                                on a pixel's keys. X-Exact and X-Samples as above.
-GET  /runs/{run}/export         ?l&h&i&b&format=html|json   a file with everything about an attention of a short run,
-                                and as much about the others as there is room for. Cells are in the traces.
+                                nats, the mean over a pixel's queries; received is the share of all weight on a
+                                pixel's keys. X-Exact and X-Samples as above.
+GET  /runs/{run}/export         ?l&h&i&b&format=html|json   one file with all answers about an attention of a short run
+                                and as many traces of the others as fit. Cells are part of the traces.
                                 json: {"version": 1, "start": "/s/r1/walk?…", "answers": {"/runs/r1": RUN,
                                 "/runs/r1/trace?h=0&i=0&l=0": …, "/runs/r1/tiles/0/0/0?agg=share&h=0&l=0":
                                 {"base64": "…", "exact": 1, "samples": 1}}}: paths without /api/v1, parameters sorted,
-                                b=0 and fmt=f16 left out. tokens and geometry are whole, without start and stop.
+                                b=0 and fmt=f16 left out. tokens and geometry are complete, without start and stop.
                                 html: the same in <script type="application/json" id="telescope-answers">
 
 Errors are {"error": {"code": "unknown-run", "message": "one sentence"}}:
@@ -94,7 +95,7 @@ from time import perf_counter
 from typing import Any
 
 from ..models import LoadError
-from .export import exported, page
+from .export import export_answers, html_page
 from .library import Library
 from .maps import Maps, Picture
 from .requests import Refusal, RequestParams
@@ -109,6 +110,8 @@ JSON, BINARY = "application/json", "application/octet-stream"
 
 @dataclass(frozen=True)
 class Answer:
+    """An HTTP answer; `kind` is the media type of the body."""
+
     status: int
     body: bytes
     kind: str = JSON
@@ -116,11 +119,11 @@ class Answer:
 
 
 class Api:
-    """answer("GET", "/runs/r1/trace", {"l": "0", "h": "3", "i": "2"})"""
+    """Answer API requests about a library: `api.answer("GET", "/runs/r1/trace", {"l": "0", "h": "3", "i": "2"})`."""
 
     def __init__(self, library: Library) -> None:
         self.library, self.maps = library, Maps()
-        self.of_attention: dict[str, Resource] = {
+        self.resources: dict[str, Resource] = {
             "tokens": tokens,
             "trace": trace,
             "heads": heads,
@@ -128,33 +131,31 @@ class Api:
             "alignment": alignment,
             "cell": cell,
             "cells": cells,
-            "map": self.maps.told,
+            "map": self.maps.describe,
         }
 
     def answer(self, method: str, path: str, parameters: Mapping[str, str], body: bytes = b"") -> Answer:
-        """What stands at this path, under /api/v1; whatever goes wrong is an answer too."""
-        began = perf_counter()
+        """Return the answer to a request for a path under /api/v1. Errors are answers too; nothing is raised."""
+        started = perf_counter()
         try:
             answered = self._answer(method, path, parameters, body)
         except LoadError as problem:
-            said = {"error": {"code": "damaged", "message": str(problem)}}
-            return Answer(409, _json(said))
+            return Answer(409, _json({"error": {"code": "damaged", "message": str(problem)}}))
         except Refusal as refusal:
-            said = {"error": {"code": refusal.code, "message": refusal.message}}
-            return Answer(refusal.status, _json(said))
-        timing = {"Server-Timing": f"made;dur={(perf_counter() - began) * 1000:.1f}"}
+            return Answer(refusal.status, _json({"error": {"code": refusal.code, "message": refusal.message}}))
+        timing = {"Server-Timing": f"made;dur={(perf_counter() - started) * 1000:.1f}"}
         return Answer(answered.status, answered.body, answered.kind, answered.headers | timing)
 
     def ask(self, path: str, **parameters: object) -> Any:
-        """The same for who wants to have it as Python: JSON, or a Picture."""
+        """Return the answer to GET /runs/... as a Python object: what JSON would hold, or a Picture."""
         run, resource, *place = path.removeprefix("/runs/").split("/")
-        return self._asked(self.library.run(run), resource, place, {k: str(v) for k, v in parameters.items()})
+        return self._resource(self.library.run(run), resource, place, {k: str(v) for k, v in parameters.items()})
 
     def _answer(self, method: str, path: str, parameters: Mapping[str, str], body: bytes) -> Answer:
         if method == "POST":
-            return self._posted(path, body)
+            return self._post(path, body)
         if method != "GET":
-            raise Refusal(405, "method", f"{method[:20]} is not answered; GET is, and POST of /runs")
+            raise Refusal(405, "method", f"{method[:20]} is not supported; GET is, and POST of /runs")
         match path.strip("/").split("/"):
             case ["models"]:
                 return Answer(200, _json(self.library.to_json(LONGEST)))
@@ -164,51 +165,51 @@ class Api:
                 run = self.library.run(name)
                 return Answer(200, _json(run.to_json()), headers=_tag(run))
             case ["runs", name, "export"]:
-                return self._exported(self.library.run(name), parameters)
+                return self._export(self.library.run(name), parameters)
             case ["runs", name, resource, *place]:
                 run = self.library.run(name)
-                found = self._asked(run, resource, place, parameters)
+                found = self._resource(run, resource, place, parameters)
                 if not isinstance(found, Picture):
                     return Answer(200, _json(found), headers=_tag(run))
                 labels = {"X-Exact": str(int(found.exact)), "X-Samples": f"{found.samples:g}"}
                 return Answer(200, found.numbers, BINARY, labels | (_tag(run) if found.exact else {}))
-        raise Refusal(404, "unknown", f"nothing can be asked at /{path.strip('/')[:60]}")
+        raise Refusal(404, "unknown", f"there is nothing at /{path.strip('/')[:60]}")
 
-    def _asked(self, run: Run, resource: str, place: list[str], parameters: Mapping[str, str]) -> Any:
-        asked = RequestParams(parameters)
+    def _resource(self, run: Run, resource: str, place: list[str], parameters: Mapping[str, str]) -> Any:
+        params = RequestParams(parameters)
         if resource == "sharpest" and not place:
-            return sharpest(run, asked)
+            return sharpest(run, params)
         pictures = {("tiles", 3): self.maps.tile, ("tracks", 2): self.maps.track}
         picture = pictures.get((resource, len(place)))
-        if picture is None and (place or resource not in self.of_attention):
-            raise Refusal(
-                404, "unknown", f"nothing can be asked at /runs/{run.name}/{'/'.join([resource, *place])[:60]}"
-            )
-        layer = asked.index("l", len(run.looked), "attention")
-        looked: AttentionView = run.looked[layer]
-        return picture(looked, asked, *place) if picture else self.of_attention[resource](looked, asked, layer)
+        if picture is None and (place or resource not in self.resources):
+            raise Refusal(404, "unknown", f"there is nothing at /runs/{run.name}/{'/'.join([resource, *place])[:60]}")
+        layer = params.index("l", len(run.views), "attention")
+        view: AttentionView = run.views[layer]
+        return picture(view, params, *place) if picture else self.resources[resource](view, params, layer)
 
-    def _posted(self, path: str, body: bytes) -> Answer:
+    def _post(self, path: str, body: bytes) -> Answer:
         if path.strip("/") != "runs":
             raise Refusal(405, "method", "only /runs takes a POST")
         try:
-            said = json.loads(body)
+            request = json.loads(body)
         except (ValueError, RecursionError):
-            raise Refusal(400, "bad-json", "the body is no JSON") from None
-        known = (
-            isinstance(said, dict) and set(said) <= {"text", "model", "target"} and isinstance(said.get("text"), str)
-        )
-        if known and all(it is None or isinstance(it, str) for it in said.values()):
-            run = self.library.read(said["text"], said.get("model"), said.get("target"))
+            raise Refusal(400, "bad-json", "the body is not JSON") from None
+        fits = isinstance(request, dict) and isinstance(request.get("text"), str)
+        fits = fits and set(request) <= {"text", "model", "target"}
+        if fits and all(value is None or isinstance(value, str) for value in request.values()):
+            run = self.library.read(request["text"], request.get("model"), request.get("target"))
             return Answer(201, _json(run.to_json()), headers={"Location": f"/api/v1/runs/{run.name}"})
-        raise Refusal(400, "bad-json", 'the body takes {"text": "…"}, and "model" and "target" if you like, all texts')
+        raise Refusal(
+            400, "bad-json", 'the body must be {"text": "…"}, with "model" and "target" if wanted, all of them strings'
+        )
 
-    def _exported(self, run: Run, parameters: Mapping[str, str]) -> Answer:
-        how = RequestParams(parameters).word("format", ("html", "json"))
-        file = exported(self.ask, run, RequestParams(parameters))
-        if how == "json":
-            return Answer(200, _json(file), headers=_saved(run, "json"))
-        return Answer(200, page(file), "text/html; charset=utf-8", _saved(run, "html"))
+    def _export(self, run: Run, parameters: Mapping[str, str]) -> Answer:
+        params = RequestParams(parameters)
+        format = params.word("format", ("html", "json"))
+        file = export_answers(self.ask, run, params)
+        if format == "json":
+            return Answer(200, _json(file), headers=_as_attachment(run, "json"))
+        return Answer(200, html_page(file), "text/html; charset=utf-8", _as_attachment(run, "html"))
 
 
 def _json(contents: object) -> bytes:
@@ -219,5 +220,5 @@ def _tag(run: Run) -> dict[str, str]:
     return {"ETag": f'"{run.rev}"'}
 
 
-def _saved(run: Run, ending: str) -> dict[str, str]:
+def _as_attachment(run: Run, ending: str) -> dict[str, str]:
     return {"Content-Disposition": f'attachment; filename="{re.sub("[^A-Za-z0-9_-]", "-", run.name)}.{ending}"'}

@@ -1,4 +1,4 @@
-"""One file with everything about one head of a short run: it opens from a disk, and asks nobody."""
+"""Export a short run as one file with all answers about one head; the file opens from disk without a server."""
 
 import json
 from base64 import b64encode
@@ -8,33 +8,33 @@ from html import escape
 from typing import Any
 from urllib.parse import urlencode
 
-from ..recording.row_in_float64 import closely
+from ..recording.row_in_float64 import row_in_float64
 from .maps import Picture
-from .pages import files
+from .pages import page_files
 from .requests import Refusal, RequestParams
 from .run import Run
-from .walk import head, sequence, told_trace
+from .walk import head, sequence, trace_json
 
-LONGEST = 256  # tokens: one tile, and as many walks
-LARGEST = 2_000_000  # characters of walks; those of the attention in view come first
-USUAL = {"b": "0", "fmt": "f16"}
+LONGEST = 256  # tokens: one tile of the map, and one trace each
+LARGEST = 2_000_000  # characters of the traces of other attentions than the shown one
+DEFAULTS = {"b": "0", "fmt": "f16"}
 POLICY = (
     "default-src 'none'; script-src {scripts}; style-src {styles}; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
 )
 
 
-def exported(ask: Callable[..., Any], run: Run, asked: RequestParams) -> dict[str, Any]:
-    """Every answer that a page with this head in view may want: ask("/runs/r1/heads", l=0) as an `Api` is asked."""
-    layer = asked.index("l", len(run.looked), "attention", 0)
-    looked = run.looked[layer]
-    h = head(looked, asked) if "h" in asked.parameters else looked.call.heads[0]
-    b, i = sequence(looked, asked), asked.index("i", looked.size[0], "query", 0)
-    if max(looked.size) > LONGEST:
+def export_answers(ask: Callable[..., Any], run: Run, params: RequestParams) -> dict[str, Any]:
+    """Return every answer that the page may request while it shows this head. `ask` is `Api.ask`."""
+    layer = params.index("l", len(run.views), "attention", 0)
+    view = run.views[layer]
+    h = head(view, params) if "h" in params.parameters else view.call.heads[0]
+    b, i = sequence(view, params), params.index("i", view.size[0], "query", 0)
+    if max(view.size) > LONGEST:
         raise Refusal(
             409,
             "too-long",
-            f"a file holds {LONGEST} tokens, and there are {max(looked.size):,}; a picture can be saved",
+            f"the run has {max(view.size):,} tokens and a file holds at most {LONGEST}; save a picture instead",
         )
     answers: dict[str, Any] = {f"/runs/{run.name}": run.to_json(), "/runs": {"runs": [run.to_json()]}}
     answers["/models"] = {"models": [], "default": None, "longest": 0}
@@ -46,25 +46,25 @@ def exported(ask: Callable[..., Any], run: Run, asked: RequestParams) -> dict[st
             found = ask(path, **given)
         except Refusal as refusal:
             found = {"error": {"code": refusal.code, "message": refusal.message}}
-        answers[key(path, given)] = _told(found)
+        answers[key(path, given)] = _as_json(found)
 
     put("sharpest", b=b)
-    for number, other in enumerate(run.looked):
+    for number, other in enumerate(run.views):
         for axis in "qk":
             put("tokens", l=number, axis=axis, b=b)
         for what in ("heads", "geometry"):
             put(what, l=number, b=b)
         for which in ("mean", *other.call.heads):
             put("alignment", l=number, h=which, b=b)
-    taken = 0
-    for number in sorted(range(len(run.looked)), key=lambda number: number != layer):
-        for which in run.looked[number].call.heads:
-            for path, found in _walks(run, number, which, b):
-                taken += len(json.dumps(found)) if number != layer else 0
-                if taken <= LARGEST:
+    size = 0
+    for number in sorted(range(len(run.views)), key=lambda number: number != layer):
+        for which in run.views[number].call.heads:
+            for path, found in _traces(run, number, which, b):
+                size += len(json.dumps(found)) if number != layer else 0
+                if size <= LARGEST:
                     answers[path] = found
-    for how in ("share", "max"):
-        put("tiles/0/0/0", l=layer, h=h, agg=how, b=b)
+    for aggregate in ("share", "max"):
+        put("tiles/0/0/0", l=layer, h=h, agg=aggregate, b=b)
     for kind in ("entropy", "received"):
         put("tracks/0/0", l=layer, h=h, kind=kind, b=b)
     put("map", l=layer, h=h, b=b)
@@ -72,15 +72,15 @@ def exported(ask: Callable[..., Any], run: Run, asked: RequestParams) -> dict[st
     return {"version": 1, "start": start, "answers": answers}
 
 
-def _walks(run: Run, layer: int, h: int, b: int) -> Iterator[tuple[str, Any]]:
-    """Every query of a head. Its cells are in there too."""
-    looked = run.looked[layer]
-    if "trace" in looked.why_not or max(looked.size) > LONGEST:
+def _traces(run: Run, layer: int, h: int, b: int) -> Iterator[tuple[str, Any]]:
+    """Yield the trace of every query of a head, with its key; the page reads cells from the traces."""
+    view = run.views[layer]
+    if "trace" in view.missing or max(view.size) > LONGEST:
         return
-    one = looked.head(h, b)
-    for i in range(looked.size[0]):
+    one = view.head(h, b)
+    for i in range(view.size[0]):
         place = {"l": layer, "h": h, "i": i, "b": b}
-        yield _key(run, "trace", place), told_trace(looked, one, closely(one, i), place)
+        yield _key(run, "trace", place), trace_json(view, one, row_in_float64(one, i), place)
 
 
 def _key(run: Run, what: str, place: dict[str, int]) -> str:
@@ -88,15 +88,15 @@ def _key(run: Run, what: str, place: dict[str, int]) -> str:
 
 
 def key(path: str, parameters: dict[str, str]) -> str:
-    """By which an answer is found: parameters sorted, those left out that have their usual value."""
-    told = sorted((name, said) for name, said in parameters.items() if USUAL.get(name) != said)
-    return f"{path}?{urlencode(told)}" if told else path
+    """Return the key of an answer in the file: path and sorted parameters, without those at their default."""
+    query = sorted((name, text) for name, text in parameters.items() if DEFAULTS.get(name) != text)
+    return f"{path}?{urlencode(query)}" if query else path
 
 
-def page(file: dict[str, Any]) -> bytes:
-    """The page and its data as one HTML file. Nothing in it runs but the script whose hash stands in its policy."""
-    there = files()
-    script, style = (_only(there, ending) for ending in (".js", ".css"))
+def html_page(file: dict[str, Any]) -> bytes:
+    """Return the page and its data as one HTML file; its policy allows only the script and style with these hashes."""
+    files = page_files()
+    script, style = (_joined(files, ending) for ending in (".js", ".css"))
     script = script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
     policy = POLICY.format(scripts=_hash(script), styles=_hash(style))
     title = escape(file["answers"]["/runs"]["runs"][0]["title"])
@@ -106,27 +106,28 @@ def page(file: dict[str, Any]) -> bytes:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{title} · Telescope</title><style>{style}</style></head>"
         '<body><div class="telescope" id="telescope"></div>'
-        f'<script type="application/json" id="telescope-answers">{safe(file)}</script>'
+        f'<script type="application/json" id="telescope-answers">{json_for_html(file)}</script>'
         f'<script type="module">{script}</script></body></html>\n'
     ).encode("utf-8", "replace")
 
 
-def safe(contents: object) -> str:
-    """JSON that cannot end the element it stands in, whatever a token says."""
+def json_for_html(contents: object) -> str:
+    """Return JSON that cannot end the HTML element around it, whatever text a token holds."""
     text = json.dumps(contents, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 
 
-def _told(found: Any) -> Any:
+def _as_json(found: Any) -> Any:
+    """Return an answer as JSON: pictures in base64."""
     if not isinstance(found, Picture):
         return found
     return {"base64": b64encode(found.numbers).decode(), "exact": int(found.exact), "samples": found.samples}
 
 
-def _only(there: dict[str, bytes], ending: str) -> str:
-    return "\n".join(body.decode() for name, body in sorted(there.items()) if name.endswith(ending))
+def _joined(files: dict[str, bytes], ending: str) -> str:
+    return "\n".join(body.decode() for name, body in sorted(files.items()) if name.endswith(ending))
 
 
 def _hash(text: str) -> str:

@@ -1,8 +1,9 @@
-"""Who may ask: only a browser on this machine that was given the key, and no page of anybody else through it.
+"""Access control: only a browser that was given the token may send requests, and no other site's page through it.
 
-Host is compared to what was bound, so that a foreign name that resolves to this machine (DNS rebinding) gets nothing.
-Origin, where it comes, must be ours; "null" is not. The token comes once in a link, and is then a cookie that scripts
-do not see and other sites do not send; its name has the port in it, since cookies do not care for ports.
+Host is compared with the bound address, so that a foreign name that resolves to this machine (DNS rebinding) is
+refused. Origin, where sent, must be this server; "null" is refused. The token arrives once, in a link, and is then kept
+in a cookie that is hidden from scripts (HttpOnly) and not sent by other sites (SameSite=Strict). The cookie's name
+contains the port, because browsers share cookies between the ports of a host.
 """
 
 import hmac
@@ -18,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .requests import Refusal
 
-LARGEST = 1_000_000  # bytes of a body
+LARGEST = 1_000_000  # bytes of a request's body
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -37,7 +38,7 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class Guard:
-    """`hosts` are the names by which it may be called, with the port."""
+    """The token, and the values of the Host header that are accepted: names with the port."""
 
     token: str = field(repr=False)
     port: int
@@ -45,6 +46,7 @@ class Guard:
 
     @classmethod
     def at(cls, token: str, port: int, names: Iterable[str]) -> "Guard":
+        """Return the guard of a server that is reached under these names, at this port."""
         return cls(token, port, frozenset(f"{name}:{port}" for name in names))
 
     @property
@@ -52,75 +54,79 @@ class Guard:
         return f"telescope-{self.port}"
 
     def around(self, app: ASGIApp) -> ASGIApp:
+        """Return the application with every request checked first, and the security headers on every response."""
+
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "lifespan":
                 await app(scope, receive, send)
                 return
-            if scope["type"] != "http":  # nothing here speaks websocket
+            if scope["type"] != "http":  # there are no websockets
                 await send({"type": "websocket.close", "code": 1008})
                 return
             try:
-                self._must_be_allowed(scope)
-                redirect = self._entering(scope)
+                self._check_host_and_origin(scope)
+                redirect = self._redirect_with_cookie(scope)
                 if redirect is None:
-                    self._must_have_the_key(scope)
-                    await app(scope, _counted(scope, receive), _with_headers(send))
+                    self._check_token(scope)
+                    await app(scope, _limit_body(scope, receive), _with_headers(send))
                     return
                 response = redirect
             except Refusal as refusal:
-                response = refused(refusal)
+                response = error_response(refusal)
             await response(scope, receive, _with_headers(send))
 
         return guarded
 
-    def _must_be_allowed(self, scope: Scope) -> None:
+    def _check_host_and_origin(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or hosts[0].lower() not in self.hosts:
-            raise Refusal(403, "bad-host", "this server answers only to the name under which it was started")
+            raise Refusal(403, "bad-host", "the Host header is not the address at which this server was started")
         for origin in headers.getlist("origin"):
             if origin.lower() not in {f"http://{host}" for host in self.hosts}:
-                raise Refusal(403, "bad-origin", "no page of another site may ask here")
+                raise Refusal(403, "bad-origin", "pages of other sites may not send requests to this server")
 
-    def _entering(self, scope: Scope) -> Response | None:
-        """A link with the token leads to the same page without it, and leaves a cookie."""
+    def _redirect_with_cookie(self, scope: Scope) -> Response | None:
+        """Return a redirect that moves the token from the link into a cookie, or None where the link has no token."""
         given = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         tokens = [value for name, value in given if name == "token"]
         if scope["method"] != "GET" or not tokens or scope["path"].startswith("/api/"):
             return None
-        if not self._fits(tokens[-1]):
+        if not self._is_token(tokens[-1]):
             raise _no_token()
         rest = urlencode([(name, value) for name, value in given if name != "token"])
         path = quote(scope["path"], safe="/:@!$&'()*+,;=-._~")
-        clean = "/" + path.lstrip("/") + (f"?{rest}" if rest else "")  # "//host" would lead away
+        clean = "/" + path.lstrip("/") + (f"?{rest}" if rest else "")  # "//host" would redirect to another site
         response = Response(status_code=303, headers={"Location": clean, "Cache-Control": "no-store"})
         response.set_cookie(self.cookie, self.token, httponly=True, samesite="strict", path="/")
         return response
 
-    def _must_have_the_key(self, scope: Scope) -> None:
+    def _check_token(self, scope: Scope) -> None:
         if scope["path"] == "/healthz":
             return
         headers = Headers(scope=scope)
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self._fits(bearer.strip()):
+        if scheme.lower() == "bearer" and self._is_token(bearer.strip()):
             return
         for line in headers.getlist("cookie"):
             try:
                 cookie = SimpleCookie(line).get(self.cookie)
             except CookieError:
                 continue
-            if cookie is not None and self._fits(cookie.value):
+            if cookie is not None and self._is_token(cookie.value):
                 return
         raise _no_token()
 
-    def _fits(self, given: str) -> bool:
+    def _is_token(self, given: str) -> bool:
+        """Compare in constant time."""
         return hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode())
 
 
-def refused(refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
-    said = json.dumps({"error": {"code": refusal.code, "message": refusal.message}}, ensure_ascii=False)
+def error_response(refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
+    """Return a refusal as a JSON response that is not cached."""
+    body = json.dumps({"error": {"code": refusal.code, "message": refusal.message}}, ensure_ascii=False)
     return Response(
-        said.encode("utf-8", "replace"),
+        body.encode("utf-8", "replace"),
         refusal.status,
         {"Cache-Control": "no-store", **(headers or {})},
         "application/json",
@@ -128,32 +134,34 @@ def refused(refusal: Refusal, headers: dict[str, str] | None = None) -> Response
 
 
 def _no_token() -> Refusal:
-    return Refusal(401, "no-token", "open the link that `telescope serve` printed; it has the key to this server")
+    return Refusal(401, "no-token", "the access token is missing; open the link that `telescope serve` printed")
 
 
-def _counted(scope: Scope, receive: Receive) -> Receive:
-    """A body that is too large is refused by what it says of itself, or as soon as so much has come."""
-    said = Headers(scope=scope).get("content-length", "")
-    if said and (not said.isdecimal() or int(said) > LARGEST):
+def _limit_body(scope: Scope, receive: Receive) -> Receive:
+    """Return `receive`, raising Refusal 413 if Content-Length, or the bytes received so far, exceed LARGEST."""
+    length = Headers(scope=scope).get("content-length", "")
+    if length and (not length.isdecimal() or int(length) > LARGEST):
         raise _too_large()
-    come = 0
+    received = 0
 
-    async def counting() -> Message:
-        nonlocal come
+    async def counted() -> Message:
+        nonlocal received
         message = await receive()
-        come += len(message.get("body", b""))
-        if come > LARGEST:
+        received += len(message.get("body", b""))
+        if received > LARGEST:
             raise _too_large()
         return message
 
-    return counting
+    return counted
 
 
 def _too_large() -> Refusal:
-    return Refusal(413, "too-large", f"a body of more than {LARGEST:,} bytes is not read")
+    return Refusal(413, "too-large", f"the body is larger than {LARGEST:,} bytes")
 
 
 def _with_headers(send: Send) -> Send:
+    """Return `send`, adding the security headers to every response."""
+
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)

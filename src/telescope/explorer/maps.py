@@ -1,4 +1,4 @@
-"""The map: tiles and tracks of a head, made when they are asked for; the exact ones are kept."""
+"""Tiles and tracks of the map of one head, computed on request; exact tiles are cached."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from ..tiles import BUDGET, TILE, Tile, Tiles, Track
 from .lru_cache import LruCache
-from .requests import Refusal, RequestParams, whole
+from .requests import Refusal, RequestParams, parse_int
 from .run import AttentionView
 from .walk import head, sequence
 
-HEADS, TILES = 8, 512  # how many are kept; a tile takes half a megabyte
+HEADS, TILES = 8, 512  # how many are cached; a tile takes half a megabyte
 EFFORTS = ("1", "4", "16")
 DTYPES = ("f16", "u8")
 
@@ -22,7 +22,7 @@ Key = tuple[AttentionView, int, int]  # attention, head, sequence
 
 @dataclass(frozen=True)
 class Picture:
-    """Numbers as they are sent, and how they were made."""
+    """A binary answer: little-endian numbers, whether they are exact, and how many queries a pixel samples."""
 
     numbers: bytes
     exact: bool
@@ -30,65 +30,67 @@ class Picture:
 
 
 class Maps:
+    """Answer requests for the map, its tiles and its tracks, with a cache of heads and one of exact tiles."""
+
     def __init__(self) -> None:
         self.heads: LruCache[Key, Tiles] = LruCache(HEADS)
         self.tiles: LruCache[tuple[Key, int, int, int], Tile] = LruCache(TILES)
 
-    def told(self, looked: AttentionView, asked: RequestParams, layer: int) -> dict[str, Any]:
-        """What a page has to know before it asks for tiles."""
-        looked.must_have("map")
-        h, b = head(looked, asked), sequence(looked, asked)
-        tiles = self._of((looked, h, b))
+    def describe(self, view: AttentionView, params: RequestParams, layer: int) -> dict[str, Any]:
+        """Answer GET /runs/{run}/map: what the page needs before it requests tiles."""
+        view.require("map")
+        h, b = head(view, params), sequence(view, params)
+        tiles = self._tiles((view, h, b))
         return {
             "l": layer,
             "h": h,
             "b": b,
-            "n_q": looked.size[0],
-            "n_k": looked.size[1],
+            "n_q": view.size[0],
+            "n_k": view.size[1],
             "tile": TILE,
             "max_zoom": tiles.pyramid.max_zoom,
             "aggs": ["share", "max"],
             "value": "log2",
             "dtype": "f16",
-            "known": tiles.learnt_share,
+            "known": tiles.summed_fraction,
         }
 
-    def tile(self, looked: AttentionView, asked: RequestParams, *place: str) -> Picture:
-        looked.must_have("map")
-        z, x, y = (whole(name, said) for name, said in zip("zxy", place, strict=True))
-        how, kind, effort = (
-            asked.word("agg", ("share", "max")),
-            asked.word("fmt", DTYPES),
-            asked.word("effort", EFFORTS),
-        )
-        tile = self._tile((looked, head(looked, asked), sequence(looked, asked)), z, x, y, int(effort))
-        numbers = tile.share if how == "share" else tile.max
-        return Picture(_f16(numbers) if kind == "f16" else _u8(numbers), tile.exact, tile.samples)
+    def tile(self, view: AttentionView, params: RequestParams, *place: str) -> Picture:
+        """Answer GET /runs/{run}/tiles/{z}/{x}/{y}."""
+        view.require("map")
+        z, x, y = (parse_int(name, text) for name, text in zip("zxy", place, strict=True))
+        aggregate, dtype = params.word("agg", ("share", "max")), params.word("fmt", DTYPES)
+        effort = params.word("effort", EFFORTS)
+        tile = self._tile((view, head(view, params), sequence(view, params)), z, x, y, int(effort))
+        numbers = tile.share if aggregate == "share" else tile.max
+        return Picture(_f16(numbers) if dtype == "f16" else _u8(numbers), tile.exact, tile.samples)
 
-    def track(self, looked: AttentionView, asked: RequestParams, *place: str) -> Picture:
-        looked.must_have("map")
-        z, x = (whole(name, said) for name, said in zip("zx", place, strict=True))
-        kind = asked.word("kind", ("entropy", "received"))
-        tiles = self._of((looked, head(looked, asked), sequence(looked, asked)))
+    def track(self, view: AttentionView, params: RequestParams, *place: str) -> Picture:
+        """Answer GET /runs/{run}/tracks/{z}/{x}."""
+        view.require("map")
+        z, x = (parse_int(name, text) for name, text in zip("zx", place, strict=True))
+        kind = params.word("kind", ("entropy", "received"))
+        tiles = self._tiles((view, head(view, params), sequence(view, params)))
         try:
             track: Track = tiles.entropies(z, x) if kind == "entropy" else tiles.received(z, x)
         except ValueError as problem:
             raise _no_tile(problem) from None
         return Picture(track.numbers.numpy().astype("<f4").tobytes(), track.exact, track.samples)
 
-    def _of(self, key: Key) -> Tiles:
-        looked, h, b = key
-        return self.heads.get_or(key, lambda: Tiles(looked.head(h, b)))
+    def _tiles(self, key: Key) -> Tiles:
+        view, h, b = key
+        return self.heads.get_or_make(key, lambda: Tiles(view.head(h, b)))
 
     def _tile(self, key: Key, z: int, x: int, y: int, effort: int) -> Tile:
-        made = self.tiles.get((key, z, x, y))
-        if made is not None:
-            return made
+        """Return a tile, from the cache if it is exact there; more effort reads more queries."""
+        tile = self.tiles.get((key, z, x, y))
+        if tile is not None:
+            return tile
         try:
-            made = self._of(key).tile(z, x, y, effort * BUDGET)
+            tile = self._tiles(key).tile(z, x, y, effort * BUDGET)
         except ValueError as problem:
             raise _no_tile(problem) from None
-        return self.tiles.put((key, z, x, y), made) if made.exact else made
+        return self.tiles.put((key, z, x, y), tile) if tile.exact else tile
 
 
 def _no_tile(problem: ValueError) -> Refusal:
@@ -96,14 +98,14 @@ def _no_tile(problem: ValueError) -> Refusal:
 
 
 def _f16(log2: Float[Tensor, "side side"]) -> bytes:
-    """A weight that is too small for float16 is the smallest that it has: -inf means masked."""
+    """Encode as float16. Finite values below its range become its lowest number, because -inf means masked."""
     lowest = torch.finfo(torch.float16).min
     kept = torch.where(log2 == -torch.inf, log2, log2.clamp(min=lowest))
     return kept.to(torch.float16).numpy().astype("<f2").tobytes()
 
 
 def _u8(log2: Float[Tensor, "side side"]) -> bytes:
-    """An eighth of a bit to the step, for a line that is slow."""
+    """Encode as bytes in steps of 1/8 of log2, half the size of float16, for slow connections."""
     steps = (255 + 8 * log2).round().clamp(2, 255)
     steps = torch.where(log2 == -torch.inf, 1.0, steps).masked_fill(log2.isnan(), 0.0)
     return steps.to(torch.uint8).numpy().tobytes()

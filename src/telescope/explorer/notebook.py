@@ -1,4 +1,4 @@
-"""The explorer in a notebook: the same page in a cell, which asks the kernel instead of a server."""
+"""The explorer in a notebook cell: the same page, with the kernel in place of the server."""
 
 import json
 import os
@@ -11,9 +11,9 @@ from uuid import uuid4
 from ..models import Model
 from ..recording.recording import Recording
 from .api import JSON, Api
-from .export import exported, page
+from .export import export_answers, html_page
 from .library import Library
-from .pages import files
+from .pages import page_files
 from .requests import Refusal, RequestParams
 from .run import Run
 
@@ -25,12 +25,27 @@ def show(
     screen: str = "walk",
     layer: int = 0,
 ) -> Any:
-    """Look at a recording, at one that was saved, or at what a model makes of a text: show(model, "Good morning").
+    """Return the explorer for a notebook cell: of a recording, of a saved one, or of a model that reads a text.
 
-    Without anywidget it is a page that cannot ask further: all about one attention of a short text.
+    what      a `Recording`, the folder of a saved one, or a model with a tokenizer
+    text      the text that the model reads; only with a model
+    screen    the first screen: "walk", "heads", "geometry", "alignment" or "map"
+    layer     the first attention, by its index in the recording, from 0
+
+    Returns a widget that asks the kernel for what the reader opens. Without anywidget it returns a static page about
+    one attention, for at most 256 tokens. Raises ValueError for a model without a text, a recording with one, and a
+    text that the model cannot read, and TypeError for any other `what`.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> from telescope.models import GPT, GPTConfig
+        >>> model = GPT(GPTConfig(vocabulary=16, d_model=8, heads=2, blocks=1))
+        >>> with ts.watch(model, keep="steps") as recording:
+        ...     logits = model(torch.tensor([[1, 5, 2]]))
+        >>> cell = ts.explorer.show(recording, screen="heads")
     """
     library = Library({})
-    run = _opened(library, what, text)
+    run = _add_run(library, what, text)
     start = {"run": run.name, "screen": screen, "l": layer}
     api = Api(library)
     try:
@@ -40,25 +55,24 @@ def show(
         return StaticPage(api, run, layer)
 
     class Explorer(anywidget.AnyWidget):  # type: ignore[misc]
-        _esm = files().get("explorer.js", b"export default {}").decode()
-        _css = files().get("explorer.css", b"").decode()
+        _esm = page_files().get("explorer.js", b"export default {}").decode()
+        _css = page_files().get("explorer.css", b"").decode()
         start = traitlets.Unicode("{}").tag(sync=True)
 
         def __repr__(self) -> str:
-            return (
-                f'Telescope: {run.title}. Run this cell to look at it; what its "save" makes opens without a notebook.'
-            )
+            hint = 'Run this cell to see it; a file from its "save" menu opens without a notebook.'
+            return f"Telescope: {run.title}. {hint}"
 
     widget = Explorer(start=json.dumps(start))
-    widget.on_msg(lambda _, message, buffers: _answered(api, widget, message))
+    widget.on_msg(lambda _, message, buffers: _reply(api, widget, message))
     return widget
 
 
 class StaticPage:
-    """A page with its answers inside, in a frame of its own in which nothing reaches the notebook around it."""
+    """A page that holds its answers, shown in a sandboxed frame that cannot reach the notebook around it."""
 
     def __init__(self, api: Api, run: Run, layer: int) -> None:
-        self.html = page(exported(api.ask, run, RequestParams({"l": str(layer)}))).decode()
+        self.html = html_page(export_answers(api.ask, run, RequestParams({"l": str(layer)}))).decode()
 
     def _repr_html_(self) -> str:
         return (
@@ -67,10 +81,11 @@ class StaticPage:
         )
 
 
-def _opened(library: Library, what: object, text: str | None) -> Run:
+def _add_run(library: Library, what: object, text: str | None) -> Run:
+    """Add what `show` was given to the library and return its run."""
     if isinstance(what, Model):
         if text is None:
-            raise ValueError('a model needs something to read: show(model, "Good morning")')
+            raise ValueError('a model needs a text to read: show(model, "Good morning")')
         name = type(what).__name__
         library.models[name] = what
         try:
@@ -78,7 +93,7 @@ def _opened(library: Library, what: object, text: str | None) -> Run:
         except Refusal as refusal:
             raise ValueError(refusal.message) from None
     if text is not None:
-        raise ValueError("a recording has its text already; show(recording) takes nothing else")
+        raise ValueError("a recording has its text already; show(recording) takes no text")
     if isinstance(what, Recording):
         return library.add(what, what.model, uuid4().hex)
     if isinstance(what, str | os.PathLike):
@@ -86,18 +101,19 @@ def _opened(library: Library, what: object, text: str | None) -> Run:
     raise TypeError(f"show takes a recording, the folder of one, or a model and a text, not {type(what).__name__}")
 
 
-def _answered(api: Api, widget: Any, message: Any) -> None:
-    """A question has a number; its answer has the same, and what is binary lies beside it."""
+def _reply(api: Api, widget: Any, message: Any) -> None:
+    """Answer a message of the page. The reply repeats the message's id; binary answers travel in a buffer."""
     match message:
         case {"id": int(number), "method": str(method), "path": str(path)}:
             query, body = message.get("query") or {}, message.get("body")
         case _:
             return
-    made = api.answer(method, f"/{path.lstrip('/')}", query, json.dumps(body).encode())
-    if made.kind != JSON:
-        samples = float(made.headers.get("X-Samples", 0))  # of a picture; a file has none
-        told = {"id": number, "exact": made.headers.get("X-Exact") == "1", "samples": samples}
-        widget.send(told, buffers=[made.body])
+    answer = api.answer(method, f"/{path.lstrip('/')}", query, json.dumps(body).encode())
+    if answer.kind != JSON:
+        samples = float(answer.headers.get("X-Samples", 0))  # an exported file has none
+        header = {"id": number, "exact": answer.headers.get("X-Exact") == "1", "samples": samples}
+        widget.send(header, buffers=[answer.body])
         return
-    said = json.loads(made.body)
-    widget.send({"id": number, "error": said["error"]} if made.status >= 400 else {"id": number, "body": said})
+    contents = json.loads(answer.body)
+    key, value = ("error", contents["error"]) if answer.status >= 400 else ("body", contents)
+    widget.send({"id": number, key: value})

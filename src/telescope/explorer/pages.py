@@ -1,4 +1,4 @@
-"""The files of the page: a fixed list, read once. Nothing else on the disk has a way out."""
+"""The page's files, read once into memory. No other file on the disk can be requested."""
 
 from functools import cache
 from importlib.resources import files as resources
@@ -10,14 +10,14 @@ KINDS = {
     "svg": "image/svg+xml",
 }
 MISSING = b"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Telescope</title></head>
-<body><p>The page was not built into this copy of Telescope: <code>make page</code>. The numbers are under /api/v1.</p>
+<body><p>This copy of Telescope has no page yet; <code>make page</code> builds it. The numbers are under /api/v1.</p>
 </body></html>
 """
 
 
 @cache
-def files() -> dict[str, bytes]:
-    """By name."""
+def page_files() -> dict[str, bytes]:
+    """Return the contents of the page's files, by name."""
     folder = resources(__package__).joinpath("page")
     found = {
         file.name: file.read_bytes()
@@ -27,5 +27,6 @@ def files() -> dict[str, bytes]:
     return {"index.html": MISSING} | found
 
 
-def kind_of(name: str) -> str:
+def media_type(name: str) -> str:
+    """Return the media type of a page's file, by the ending of its name."""
     return KINDS[name.rpartition(".")[2]]

@@ -1,4 +1,4 @@
-"""What was asked: the parameters of a question, each a whole number or one of some words."""
+"""Parse the parameters of API requests: each is an integer or one of a few words. Errors are refusals."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from ..words import one_line
 
 
-class Refusal(Exception):  # noqa: N818  it is no fault of the program
+class Refusal(Exception):  # noqa: N818  an answer to a bad request, not an error of the program
+    """An HTTP error answer: status, a short code for programs, and one sentence for people."""
+
     def __init__(self, status: int, code: str, message: str) -> None:
-        """`message` is put on one line: it may quote what was asked."""
+        """Store the error. `message` is reduced to one line, because it may quote a parameter."""
         super().__init__(message)
         self.status, self.code, self.message = status, code, one_line(message)
 
 
-def bad(message: str) -> Refusal:
+def bad_parameter(message: str) -> Refusal:
     return Refusal(400, "bad-parameter", message)
 
 
@@ -29,43 +31,47 @@ NUMBER = re.compile(r"-?[0-9]{1,12}", re.ASCII)
 
 
 class RequestParams:
+    """The query parameters of one request, as text; the methods parse them or raise Refusal."""
+
     def __init__(self, parameters: Mapping[str, str]) -> None:
         self.parameters = parameters
 
-    def number(self, name: str, usual: int | None = None) -> int:
-        said = self.parameters.get(name)
-        if said is None:
-            if usual is None:
-                raise bad(f"{name}= is missing; it takes a whole number")
-            return usual
-        return whole(name, said)
+    def number(self, name: str, default: int | None = None) -> int:
+        """Return an integer parameter; without a default the parameter is required."""
+        text = self.parameters.get(name)
+        if text is None:
+            if default is None:
+                raise bad_parameter(f"{name}= is missing; it takes a whole number")
+            return default
+        return parse_int(name, text)
 
-    def index(self, name: str, of: int, what: str, usual: int | None = None) -> int:
-        """A number from 0 on, of so many things that there are."""
-        number = self.number(name, usual)
-        if not 0 <= number < of:
-            raise unknown(f"there is no {what} {number}; there are {of:,}, counted from 0")
+    def index(self, name: str, count: int, what: str, default: int | None = None) -> int:
+        """Return a parameter that is an index into `count` things, 0 <= index < count."""
+        number = self.number(name, default)
+        if not 0 <= number < count:
+            raise unknown(f"there is no {what} {number}; there are {count:,}, counted from 0")
         return number
 
-    def stretch(self, of: int, most: int) -> range:
-        """start= up to stop=, as far as there is something; without them, as many as can be."""
+    def span(self, count: int, most: int) -> range:
+        """Return the range start= to stop=, clipped to `count`; by default as many as `most`, from 0."""
         start = self.number("start", 0)
-        stop = min(self.number("stop", min(of, start + most)), of)
-        if not 0 <= start < max(of, 1) or stop < start:
-            raise bad(f"start={start}, stop={stop} is no stretch of {of:,}")
+        stop = min(self.number("stop", min(count, start + most)), count)
+        if not 0 <= start < max(count, 1) or stop < start:
+            raise bad_parameter(f"start={start}, stop={stop} is not a range within {count:,}")
         if stop - start > most:
-            raise bad(f"start={start}, stop={stop} are {stop - start:,} at once; at most {most:,} can be asked for")
+            raise bad_parameter(f"start={start}, stop={stop} spans {stop - start:,}; one answer holds {most:,}")
         return range(start, stop)
 
     def word(self, name: str, known: Sequence[str]) -> str:
-        """The first of those that are known, unless another is said."""
-        said = self.parameters.get(name, known[0])
-        if said not in known:
-            raise bad(f'{name}="{said[:40]}" is none of {", ".join(known)}')
-        return said
+        """Return a parameter that is one of the known words; the first of them is the default."""
+        word = self.parameters.get(name, known[0])
+        if word not in known:
+            raise bad_parameter(f'{name}="{word[:40]}" is not known; known: {", ".join(known)}')
+        return word
 
 
-def whole(name: str, said: str) -> int:
-    if not NUMBER.fullmatch(said):
-        raise bad(f'{name}="{said[:40]}" is no whole number')
-    return int(said)
+def parse_int(name: str, text: str) -> int:
+    """Return the integer that a parameter's text holds, of at most 12 digits."""
+    if not NUMBER.fullmatch(text):
+        raise bad_parameter(f'{name}="{text[:40]}" is not a whole number of at most 12 digits')
+    return int(text)

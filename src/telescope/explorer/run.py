@@ -1,4 +1,4 @@
-"""A run: what every attention of a model did with one text, under a name, as the page knows it."""
+"""A run: every attention of a model on one text or recording, with the name and the facts that the page shows."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..attention import Pairs, softmax
-from ..recording.kept import Call, StepsCall, SummariesCall
+from ..recording.kept import RecordedCall, StepsCall, SummariesCall
 from ..recording.one_head import one_head
 from ..recording.recording import Recording
 from ..tiles.head_scores import OneHead
@@ -17,17 +17,17 @@ from ..trace.whole_words import Words
 from ..words import hint
 from .requests import not_kept
 
-ALIGNED = 512  # words each way of an alignment, of twice as many tokens
-UNREAD = "…"  # what was written last: no query has read it, so that no recording has its id
+ALIGNED = 512  # most words on each side of an alignment, and half of the most tokens
+UNREAD = "…"  # the last written token: no query reads it, so a recording does not hold its id
 Decode = Callable[[list[int]], str]
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionView:
-    """One attention of a run: one call of it. `rows` and `columns` are its words, where a text was read as words."""
+    """One call of one attention. `rows` and `columns` are the words of queries and keys, where the text has words."""
 
     name: str
-    call: Call
+    call: RecordedCall
     decode: Decode | None = None
     rows: Words | None = None
     columns: Words | None = None
@@ -35,10 +35,11 @@ class AttentionView:
 
     @property
     def kind(self) -> str:
+        """Return "cross", "encoder", "decoder", or "self" where the model has one stack."""
         if self.call.across:
             return "cross"
-        where = self.name.split(" ")[0].split(".")[:-1]
-        return next((stack for stack in ("encoder", "decoder") if stack in where), "self")
+        parts = self.name.split(" ")[0].split(".")[:-1]
+        return next((stack for stack in ("encoder", "decoder") if stack in parts), "self")
 
     @property
     def batch(self) -> int:
@@ -46,94 +47,103 @@ class AttentionView:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Queries that were kept, and keys."""
+        """Return the number of queries that were kept, and of keys."""
         rows = self.call.facts.rows
         return self.call.size[0] if rows is None else len(rows), self.call.size[1]
 
     def head(self, number: int, sequence: int) -> OneHead:
+        """Return one head of one sequence; `number` is the head's number in the model."""
         return one_head(self.call, number, sequence)
 
     def words(self, axis: str) -> Words | None:
+        """Return the words of an axis, "q" or "k", or None where they are unknown."""
         return self.rows if axis == "q" else self.columns
 
-    def tokens(self, axis: str, sequence: int, which: range | list[int]) -> list[str]:
-        """The texts of these queries or keys; of one that has no text, its name or its number.
+    def tokens(self, axis: str, sequence: int, indices: range | list[int]) -> list[str]:
+        """Return the texts of some queries ("q") or keys ("k"); a token without text has its name or its number.
 
-        A query that looks at another text is called by the token that it writes, the one after that which it read.
+        In cross-attention a query is labelled with the token that it predicts, the one after the token that it read.
         """
         words = self.words(axis)
         if words is not None:
-            return [words.pieces[place] for place in which]
-        places = self._places(axis, which)
+            return [words.pieces[index] for index in indices]
+        positions = self._positions(axis, indices)
         if self.ids(axis) is None or self.decode is None:
-            return [str(place) for place in places]
-        return [self._called(token) for token in self._tokens(axis, sequence, places)]
+            return [str(position) for position in positions]
+        return [self._label(token) for token in self._token_ids(axis, sequence, positions)]
 
     def real(self, axis: str, sequence: int) -> list[int]:
-        """The queries or keys that are words of a text; all, where none is known to be."""
-        there = range(self.size[0 if axis == "q" else 1])
+        """Return the indices of queries or keys whose token has text; all indices where no token is known to."""
+        indices = range(self.size[0 if axis == "q" else 1])
         if self.ids(axis) is None or self.decode is None:
-            return list(there)
-        decode, tokens = self.decode, self._tokens(axis, sequence, self._places(axis, there))
-        found = [place for place, token in zip(there, tokens, strict=True) if token is not None and decode([token])]
-        return found or list(there)
+            return list(indices)
+        decode, tokens = self.decode, self._token_ids(axis, sequence, self._positions(axis, indices))
+        found = [index for index, token in zip(indices, tokens, strict=True) if token is not None and decode([token])]
+        return found or list(indices)
 
-    def _tokens(self, axis: str, sequence: int, places: Iterable[int]) -> list[int | None]:
-        """Their ids; None is not known."""
+    def _token_ids(self, axis: str, sequence: int, positions: Iterable[int]) -> list[int | None]:
+        """Return the token ids at positions of the text; None where the id is unknown."""
         ids = self.ids(axis)
         assert ids is not None
         ahead = int(axis == "q" and self.kind == "cross")
-        where, last = torch.tensor(list(places), dtype=torch.long) + ahead, ids.shape[1] - 1
-        found: list[int] = ids[sequence, where.clamp(max=last).to(ids.device)].tolist() if len(where) else []
-        return [token if place <= last else None for token, place in zip(found, where.tolist(), strict=True)]
+        shifted, last = torch.tensor(list(positions), dtype=torch.long) + ahead, ids.shape[1] - 1
+        found: list[int] = ids[sequence, shifted.clamp(max=last).to(ids.device)].tolist() if len(shifted) else []
+        return [token if position <= last else None for token, position in zip(found, shifted.tolist(), strict=True)]
 
-    def _called(self, token: int | None) -> str:
+    def _label(self, token: int | None) -> str:
+        """Return the text of a token id, else its name, else its number."""
         if token is None or self.decode is None:
             return UNREAD
         name = None if self.token_name is None else self.token_name(token)
         return self.decode([token]) or name or str(token)
 
     def ids(self, axis: str) -> Tensor | None:
+        """Return the token ids of an axis, (batch, position), or None where the model was not given tokens."""
         return self.call.query_ids if axis == "q" else self.call.key_ids
 
-    def _places(self, axis: str, which: range | list[int]) -> range | list[int]:
+    def _positions(self, axis: str, indices: range | list[int]) -> range | list[int]:
+        """Return positions in the text: queries may have been recorded for some rows only."""
         rows = self.call.facts.rows
-        return which if axis == "k" or rows is None else [rows[place] for place in which]
+        return indices if axis == "k" or rows is None else [rows[index] for index in indices]
 
     @cached_property
-    def why_not(self) -> dict[str, str]:
-        """What cannot be asked of it, and why."""
-        lacking: dict[str, str] = {}
+    def missing(self) -> dict[str, str]:
+        """Return the answers that this attention cannot give, each with the reason."""
+        missing: dict[str, str] = {}
         everything = ("trace", "context", "map", "alignment")
         if isinstance(self.call, SummariesCall):
-            said = f'"{self.name}" was kept as a summary alone; keep="queries-keys" or "steps" has more'
-            lacking |= dict.fromkeys(everything, said)
-        elif (problem := _untold(self.call)) is not None:
-            lacking |= dict.fromkeys(everything, f'"{self.name}": {problem}')
+            reason = f'"{self.name}" was kept as a summary only; keep="queries-keys" or "steps" keeps more'
+            missing |= dict.fromkeys(everything, reason)
+        elif (problem := _unusable_definition(self.call)) is not None:
+            missing |= dict.fromkeys(everything, f'"{self.name}": {problem}')
         elif not isinstance(self.call, StepsCall):
-            lacking["context"] = f'"{self.name}" was kept without values; keep="steps" has them'
-        if "map" not in lacking and self.call.attention.normalize is not softmax:
-            lacking["map"] = "a map of log weights is one of softmax, and this attention has another normaliser"
+            missing["context"] = f'"{self.name}" was kept without values; keep="steps" keeps them'
+        if "map" not in missing and self.call.attention.normalize is not softmax:
+            missing["map"] = "the map shows log weights of softmax, and this attention has another normaliser"
         rows, columns = (
-            there if words is None else len(words.names)
-            for words, there in zip((self.rows, self.columns), self.size, strict=True)
+            count if words is None else len(words.names)
+            for words, count in zip((self.rows, self.columns), self.size, strict=True)
         )
         if max(self.size) > 2 * ALIGNED or max(rows, columns) > ALIGNED:
-            lacking.setdefault("alignment", f"{rows:,} x {columns:,} words are too many for ribbons; see the map")
+            missing.setdefault(
+                "alignment", f"{rows:,} x {columns:,} words are too many for ribbons; the map shows them"
+            )
         stream = self.call.parts.get("before")
         if stream is None or stream.shape[1] != self.call.size[0]:
-            lacking["geometry"] = (
-                f'the residual stream around "{self.name}" was not kept; keep="steps" has it of our models'
+            missing["geometry"] = (
+                f'the residual stream around "{self.name}" was not kept; keep="steps" keeps it for models of Telescope'
             )
         if self.ids("k") is None and self.columns is None:
-            lacking["tokens"] = "the model was not given tokens, so that places are numbers"
-        return lacking
+            missing["tokens"] = "the model was not given tokens, so positions are shown as numbers"
+        return missing
 
-    def must_have(self, what: str) -> None:
-        if what in self.why_not:
-            raise not_kept(self.why_not[what])
+    def require(self, what: str) -> None:
+        """Raise Refusal 409, with the reason, if this attention cannot give an answer of this kind."""
+        if what in self.missing:
+            raise not_kept(self.missing[what])
 
     def to_json(self, number: int) -> dict[str, Any]:
+        """Return an entry of the list "attentions" in a run's JSON."""
         facts, (queries, keys) = self.call.facts, self.size
         has = ("trace", "context", "map", "geometry", "alignment", "tokens")
         return {
@@ -148,34 +158,37 @@ class AttentionView:
             "d_v": self.call.parts["values"].shape[-1] if isinstance(self.call, StepsCall) else None,
             "formula": self.call.attention.formula(facts.shape[3]),
             "mask": repr(self.call.attention.mask),
-            "has": {what: what not in self.why_not for what in has},
-            "why": self.why_not,
+            "has": {what: what not in self.missing for what in has},
+            "why": self.missing,
         }
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
+    """All attentions of a model on one text; `rev` changes with the contents and `keep` says what was recorded."""
+
     name: str
     rev: str
     kind: str
     title: str
     model: str
     keep: str
-    looked: tuple[AttentionView, ...]
+    views: tuple[AttentionView, ...]
     text: str | None = None
     written: str | None = None
 
     def place(self, word: str | None) -> int:
-        """Where the walk begins: at the last token of this word, or of the last one in the text."""
-        words = self.looked[0].rows
-        if words is None or not words.real:
+        """Return the query at which the walk starts: the last token of this word, or of the text's last word."""
+        words = self.views[0].rows
+        if words is None or not words.text_words:
             return 0
-        number = words.real[-1] if word is None else words.find(word)
+        number = words.text_words[-1] if word is None else words.find(word)
         if number is None:
             raise ValueError(f'no word is "{word}"; {hint(str(word), words.names)}')
-        return words.tokens(number)[-1]
+        return words.positions(number)[-1]
 
     def to_json(self) -> dict[str, Any]:
+        """Return the answer to GET /runs/{run}."""
         return {
             "run": self.name,
             "rev": self.rev,
@@ -185,13 +198,13 @@ class Run:
             "text": self.text,
             "written": self.written,
             "keep": self.keep,
-            "attentions": [looked.to_json(number) for number, looked in enumerate(self.looked)],
+            "attentions": [view.to_json(number) for number, view in enumerate(self.views)],
         }
 
 
-def of_recording(recording: Recording, name: str, rev: str) -> Run:
-    """Everything that was recorded; an attention that was called several times is there once for each call."""
-    looked = [
+def run_of_recording(recording: Recording, name: str, rev: str) -> Run:
+    """Return a recording as a run; an attention that was called several times has one view for each call."""
+    views = [
         AttentionView(
             named if len(watched.calls) == 1 else f"{named} call {number}",
             call,
@@ -201,11 +214,11 @@ def of_recording(recording: Recording, name: str, rev: str) -> Run:
         for named, watched in recording.items()
         for number, call in enumerate(watched.calls)
     ]
-    return Run(name, rev, "recording", name, recording.model, recording.keep, tuple(looked))
+    return Run(name, rev, "recording", name, recording.model, recording.keep, tuple(views))
 
 
-def _untold(call: Call) -> str | None:
-    """Why its definition cannot be used, if a part of it was a function, which is not saved with a recording."""
+def _unusable_definition(call: RecordedCall) -> str | None:
+    """Return why a definition cannot be evaluated, or None: functions inside a mask or bias are not saved."""
     at = Pairs.block(range(1), range(1), of=call.size, batch=call.facts.shape[0], heads=len(call.heads))
     attention = call.attention
     try:

@@ -1,4 +1,4 @@
-"""`telescope serve`: a server for one person on this machine, until Ctrl-C."""
+"""Run the explorer's server for one person on this machine, until Ctrl-C: `telescope serve`."""
 
 import asyncio
 import os
@@ -27,8 +27,8 @@ from .requests import Refusal
 
 __all__ = ["Library", "Refusal", "recordings", "serve"]
 
-AT_ONCE = 8  # answers that are computed side by side, where there are as many cores
-HERE = ("127.0.0.1", "localhost", "[::1]")
+AT_ONCE = 8  # most answers computed in parallel; never more than there are cores
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
 def serve(
@@ -40,39 +40,38 @@ def serve(
     browse: bool = False,
     say: Callable[[str], object] = print,
 ) -> None:
-    """Serve until Ctrl-C. The link that is said has the key in it; port 0 is any that is free."""
-    bound = _bound(host, port)
-    port = bound.getsockname()[1]
+    """Serve a library until Ctrl-C; port 0 takes a free port. Passes the link, with the access token, to `say`."""
+    listener = _listen(host, port)
+    port = listener.getsockname()[1]
     token = secrets.token_urlsafe(24)
-    named = f"[{host}]" if ":" in host else host
-    guard = Guard.at(token, port, {*HERE, named} if _loopback(host) else {named})
-    link = f"http://{named}:{port}{path}{'&' if '?' in path else '?'}token={quote(token)}"
-    if not _loopback(host):
+    url_host = f"[{host}]" if ":" in host else host
+    guard = Guard.at(token, port, {*LOOPBACK_NAMES, url_host} if _is_loopback(host) else {url_host})
+    link = f"http://{url_host}:{port}{path}{'&' if '?' in path else '?'}token={quote(token)}"
+    if not _is_loopback(host):
         print(
-            f"telescope: --host {host} is open to the network: who has the link sees everything, unencrypted",
+            f"telescope: --host {host} is open to the network: anyone with the link can read everything, unencrypted",
             file=sys.stderr,
         )
     at_once = min(AT_ONCE, os.cpu_count() or 1)
-    torch.set_num_threads(
-        max(1, (os.cpu_count() or 1) // at_once)
-    )  # tiles side by side: threads of one wait for others
-    config = configured(app(Api(library), guard, at_once))
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // at_once))  # so that parallel tiles do not oversubscribe cores
+    config = uvicorn_config(app(Api(library), guard, at_once))
     say(link)
     if browse:
         webbrowser.open(link)
     try:
-        uvicorn.Server(config).run(sockets=[bound])
+        uvicorn.Server(config).run(sockets=[listener])
     except KeyboardInterrupt:
         pass
     finally:
-        bound.close()
+        listener.close()
 
 
-def configured(served: ASGIApp) -> uvicorn.Config:
+def uvicorn_config(application: ASGIApp) -> uvicorn.Config:
+    """Return uvicorn's settings for the explorer: HTTP only, no access log, quick shutdown."""
     return uvicorn.Config(
-        served,
+        application,
         http=Connection,
-        log_config=None,  # to set up logging would close what others have set up for theirs
+        log_config=None,  # uvicorn's own set-up would close the handlers of the program around it
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -84,31 +83,33 @@ def configured(served: ASGIApp) -> uvicorn.Config:
 
 
 def recordings(place: Path) -> list[Path]:
-    """The folder itself where it is a recording; otherwise those in it. Hidden ones are skipped."""
-    there = paths.existing(place)
-    if not there.is_dir() or (there / FILE).is_file():
-        return [there]
-    found = sorted(name for name in there.iterdir() if name.name[0] != "." and (name / FILE).is_file())
+    """Return the folder if it is a recording, otherwise the recordings directly in it, without hidden ones."""
+    folder = paths.check_exists(place)
+    if not folder.is_dir() or (folder / FILE).is_file():
+        return [folder]
+    found = sorted(child for child in folder.iterdir() if child.name[0] != "." and (child / FILE).is_file())
     if not found:
         raise ValueError(
-            f"{place} is no recording and holds none; telescope watch --out {place}/run.telescope makes one"
+            f"{place} is not a recording and contains none; telescope watch --out {place}/run.telescope makes one"
         )
     return found
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a socket bound to the host and port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        bound.bind((host, port))
+        listener.bind((host, port))
     except (OSError, OverflowError) as problem:
-        bound.close()
-        raise ValueError(f"port {port} of {host} cannot be used: {problem}; --port 0 takes one that is free") from None
-    return bound
+        listener.close()
+        raise ValueError(f"port {port} of {host} cannot be used: {problem}; --port 0 takes a free one") from None
+    return listener
 
 
-def _loopback(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
+    """Return whether a host name or address is reachable from this machine alone."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
@@ -119,28 +120,28 @@ IDLE = 60.0  # seconds
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """Close a connection without a whole request, or with an answer that nobody reads, within IDLE seconds.
+    """Close, within IDLE seconds, a connection that sends no complete request or does not read its answer.
 
-    uvicorn closes those that are idle after an answer. Those that never sent a request, or all of its headers, would
-    stay for as long as they like, and each takes one of the files that a process may have open.
+    uvicorn itself closes connections that are idle after an answer. A connection that never sends a request, or not
+    all of its headers, would stay open without limit, and each takes one of the process's file descriptors.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        self._seen: Any = None
-        self._look()
+        self._last_state: Any = None
+        self._close_if_idle()
 
     def connection_lost(self, problem: Exception | None) -> None:
-        self._again.cancel()
+        self._timer.cancel()
         super().connection_lost(problem)
 
-    def _look(self) -> None:
-        """Twice in IDLE seconds: what waits for the client, and is the same as before, has waited for half of them."""
+    def _close_if_idle(self) -> None:
+        """Close the connection if it has waited for its client, unchanged, since the check IDLE / 2 seconds ago."""
         unsent = self.transport.get_write_buffer_size()
-        waits = self.cycle is None or self.cycle.response_complete or unsent > 0
-        seen = (self.cycle, unsent) if waits else None
-        if seen is not None and seen == self._seen:
+        waits_for_client = self.cycle is None or self.cycle.response_complete or unsent > 0
+        state = (self.cycle, unsent) if waits_for_client else None
+        if state is not None and state == self._last_state:
             self.transport.abort() if unsent else self.transport.close()
             return
-        self._seen = seen
-        self._again = asyncio.get_running_loop().call_later(IDLE / 2, self._look)
+        self._last_state = state
+        self._timer = asyncio.get_running_loop().call_later(IDLE / 2, self._close_if_idle)

@@ -1,4 +1,4 @@
-"""Reading and writing files safely: checked paths, safetensors, atomic replacement, definitions as JSON, errors.
+"""Safe reading and writing of files: checked paths, safetensors, atomic replacement, definitions as JSON, errors.
 
-Imports attention and words. Read atomic.py for how a folder is replaced as a whole, paths.py for what may be opened.
+May import attention and words. Read paths.py first for reading, atomic.py for writing.
 """

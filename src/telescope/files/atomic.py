@@ -1,4 +1,4 @@
-"""Writing a folder whole or not at all: it is filled beside its place, and takes it only when everything is on disk."""
+"""Atomic writes of folders: a new folder is filled next to its destination and renamed once everything is on disk."""
 
 import ctypes
 import json
@@ -15,43 +15,52 @@ from time import time
 
 from safetensors import SafetensorError, safe_open
 
-from .safetensors import SINGLE
+from .safetensors import WEIGHTS_FILE
 
-# In the header of the weights, by which a folder of ours is known. Of a "format" older versions of transformers ask.
+# The metadata in the header of our weights, by which a folder that Telescope wrote is recognised. "format" is needed by
+# older versions of transformers.
 WRITTEN_BY = {"format": "pt", "written_by": "telescope"}
-OUR_FILES = {SINGLE, "config.json", "tokenizer.json", "tokenizer_config.json"}
+OUR_FILES = {WEIGHTS_FILE, "config.json", "tokenizer.json", "tokenizer_config.json"}
 DAY = 24 * 60 * 60  # seconds
 
 
 @contextmanager
-def written_whole(path: str | os.PathLike[str], must_be_ours: Callable[[Path], None] | None = None) -> Iterator[Path]:
-    """A new folder to write into; when the block ends it becomes `path`, and after an error it is gone.
+def atomic_folder(
+    path: str | os.PathLike[str], check_replaceable: Callable[[Path], None] | None = None
+) -> Iterator[Path]:
+    """Yield a new folder to write into; rename it to `path` when the block ends, remove it after an error.
 
-    A folder that was written this way before is replaced, in one step where the system can exchange two names: a reader
-    always finds one of the two, whenever this process is killed. Anything else that is there is left alone: a
-    ValueError. What earlier processes were killed before they could remove is removed.
+    A folder that was written this way before is replaced, in one step where the system can exchange two names: even if
+    this process is killed, a reader finds either the old or the new folder. Leftovers of processes that were killed
+    are removed first.
+
+    check_replaceable  is called with the resolved path, and raises a ValueError where what exists there must not be
+                       replaced; by default, anything but a model that Telescope saved
     """
-    place = resolved(path)
+    place = resolve_path(path)
     recover(place)
-    (must_be_ours or _must_be_ours)(place)
+    (check_replaceable or _check_is_saved_model)(place)
     place.parent.mkdir(parents=True, exist_ok=True)
-    beside, lock = _new_folder(place)
+    new, lock = _create_locked_folder(place)
     try:
-        yield beside
-        _onto_disk(beside)
-        _put_in_place(beside, place)
+        yield new
+        _sync_folder(new)
+        _put_in_place(new, place)
     except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(new, ignore_errors=True)
         raise
     finally:
         if lock is not None:
             os.close(lock)
 
 
-def _new_folder(place: Path) -> tuple[Path, int | None]:
-    """An empty folder beside a place, and its lock, until which another process may take it for abandoned."""
+def _create_locked_folder(place: Path) -> tuple[Path, int | None]:
+    """Return an empty folder next to `place`, and its lock (a file descriptor, or None).
+
+    Until the folder is locked, another process may take it for abandoned and remove it: then try again.
+    """
     while True:
-        folder = _beside(place, "new")
+        folder = _hidden_sibling(place, "new")
         folder.mkdir()
         try:
             lock = _lock(folder)
@@ -61,24 +70,24 @@ def _new_folder(place: Path) -> tuple[Path, int | None]:
             return folder, lock
 
 
-def resolved(path: str | os.PathLike[str]) -> Path:
-    """The place that a path names, through links, so that they stay."""
+def resolve_path(path: str | os.PathLike[str]) -> Path:
+    """Return the absolute path behind all symbolic links, so that writing to it keeps the links."""
     try:
         return Path(path).resolve()
     except (OSError, RuntimeError):
         raise ValueError(f"{path} cannot be written: its links go in a circle") from None
 
 
-# ------------------------------------------------------------------------------------------------------ taking a place
+# ------------------------------------------------------------------------------------------------------------ renaming
 
 
 def _put_in_place(new: Path, place: Path) -> None:
-    """Give the folder `new` the name `place`, and remove the folder that had this name before."""
+    """Rename the folder `new` to `place`, and remove the folder that had this name before."""
     old = new
     if not place.exists():
         new.rename(place)
     elif not _exchange(new, place):
-        old = _beside(place, "replaced")
+        old = _hidden_sibling(place, "replaced")
         place.rename(old)
         try:
             new.rename(place)
@@ -91,40 +100,42 @@ def _put_in_place(new: Path, place: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two folders in one step; False where this system or this disk cannot."""
+    """Exchange the names of two folders in one step; return False where the system or the disk cannot."""
     names = os.fsencode(one), os.fsencode(other)
     try:
         if sys.platform == "linux":
-            here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-            return bool(ctypes.CDLL(None).renameat2(here, names[0], here, names[1], exchange) == 0)
+            at_fdcwd, rename_exchange = -100, 2  # the C constants AT_FDCWD and RENAME_EXCHANGE
+            return bool(ctypes.CDLL(None).renameat2(at_fdcwd, names[0], at_fdcwd, names[1], rename_exchange) == 0)
         if sys.platform == "darwin":
             return bool(ctypes.CDLL(None).renamex_np(*names, 2) == 0)  # RENAME_SWAP
-    except (AttributeError, OSError):  # a C library that does not have it
+    except (AttributeError, OSError):  # a C library without this function
         pass
     return False
 
 
-def _beside(place: Path, use: str) -> Path:
-    """Return a hidden name in the same folder that does not exist yet."""
+def _hidden_sibling(place: Path, use: str) -> Path:
+    """Return a new hidden name in the parent folder of `place`; `use` is "new" or "replaced"."""
     return place.with_name(f".{place.name}.{use}-{token_hex(4)}")
 
 
-# ---------------------------------------------------------------------------------- what a killed process leaves behind
+# --------------------------------------------------------------------------------------- leftovers of killed processes
 
 
 def recover(place: Path) -> None:
-    """Remove what killed processes left beside a place; if one was killed between two renames, undo the first.
+    """Remove what killed processes left next to `place`; if one was killed between two renames, undo the first.
 
-    What another process is writing at this moment is left alone.
+    Folders that another process is writing at this moment are left alone.
     """
-    left = re.compile(rf"\.{re.escape(place.name)}\.(new|replaced)-[0-9a-f]{{8}}")
+    leftover = re.compile(rf"\.{re.escape(place.name)}\.(new|replaced)-[0-9a-f]{{8}}")
     try:
         found = [
-            (match[1], place.with_name(name)) for name in os.listdir(place.parent) if (match := left.fullmatch(name))
+            (match[1], place.with_name(name))
+            for name in os.listdir(place.parent)
+            if (match := leftover.fullmatch(name))
         ]
-    except OSError:  # there is no such folder yet
+    except OSError:  # the parent folder does not exist yet
         return
-    for use, folder in sorted(found, reverse=True):  # what was replaced first
+    for use, folder in sorted(found, reverse=True):  # "replaced" before "new"
         if use == "replaced" and not place.exists():
             folder.rename(place)
         else:
@@ -132,7 +143,7 @@ def recover(place: Path) -> None:
 
 
 def _remove_if_abandoned(folder: Path) -> None:
-    """Return whether no process writes there: its lock is free or, where folders cannot be locked, it is a day old."""
+    """Remove a folder that no process is writing: its lock is free or, where locks do not exist, it is a day old."""
     try:
         lock = _lock(folder)
         old = time() - folder.stat().st_mtime > DAY
@@ -145,9 +156,10 @@ def _remove_if_abandoned(folder: Path) -> None:
 
 
 def _lock(folder: Path) -> int | None:
-    """The file descriptor that keeps a folder locked until it is closed, at the latest when the process ends.
+    """Lock a folder and return the file descriptor that holds the lock until it is closed or the process ends.
 
-    None where this system or this disk cannot lock folders, a BlockingIOError where another process has the lock.
+    Returns None where the system or the disk cannot lock folders; raises a BlockingIOError where another process has
+    the lock.
     """
     try:
         fcntl = import_module("fcntl")
@@ -159,7 +171,7 @@ def _lock(folder: Path) -> int | None:
     except BlockingIOError:
         os.close(opened)
         raise
-    except OSError:  # a disk over the network
+    except OSError:  # a network disk without locks
         os.close(opened)
         return None
     return opened
@@ -169,27 +181,32 @@ def _lock(folder: Path) -> int | None:
 
 
 def write_json(file: Path, contents: object) -> None:
-    """Half of a character, which UTF-8 cannot have and a token may be, is written as JSON's own \\ud800."""
+    """Write `contents` as indented JSON in UTF-8.
+
+    A lone surrogate, which a token may hold and UTF-8 cannot encode, is written as a JSON escape such as \\ud800.
+    """
     text = json.dumps(contents, indent=2, ensure_ascii=False) + "\n"
     file.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
-def _must_be_ours(place: Path) -> None:
+def _check_is_saved_model(place: Path) -> None:
+    """Raise a ValueError where `place` exists and is anything but an empty folder or a model that Telescope saved."""
     if place.is_dir():
-        there = sorted(os.listdir(place))
-        strange = [name for name in there if name not in OUR_FILES]
-        if strange:
+        names = sorted(os.listdir(place))
+        unknown = [name for name in names if name not in OUR_FILES]
+        if unknown:
             raise ValueError(
-                f"{place} holds {strange[0]}, which would be lost; a model is saved into a new folder, "
+                f"{place} holds {unknown[0]}, which would be lost; a model is saved into a new folder, "
                 "or over one that holds nothing but a saved model"
             )
-        if there and not _written_by_us(place / SINGLE):
+        if names and not _is_written_by_us(place / WEIGHTS_FILE):
             raise ValueError(f"{place} holds a model that Telescope did not write; save into another folder")
     elif place.exists():
         raise ValueError(f"{place} is a file; a model is saved as a folder")
 
 
-def _written_by_us(weights: Path) -> bool:
+def _is_written_by_us(weights: Path) -> bool:
+    """Return whether the metadata of a safetensors file says that Telescope wrote the file."""
     try:
         with safe_open(weights, "pt") as opened:
             return (opened.metadata() or {}).get("written_by") == WRITTEN_BY["written_by"]
@@ -197,17 +214,22 @@ def _written_by_us(weights: Path) -> bool:
         return False
 
 
-def _onto_disk(folder: Path) -> None:
-    """Every file and the folder itself, with the rights that a file here usually has."""
-    usual = folder.stat().st_mode & 0o666  # the safetensors library makes its files private
+def _sync_folder(folder: Path) -> None:
+    """Flush every file and the folder itself to disk, after giving the files the folder's permissions.
+
+    The safetensors library makes its files readable by their owner only.
+    """
+    permissions = folder.stat().st_mode & 0o666
     for file in folder.iterdir():
-        file.chmod(usual)
+        file.chmod(permissions)
         _sync(file)
     _sync(folder)
 
 
 def _sync(path: Path) -> None:
-    if os.name == "nt":  # Windows syncs no folder, and no file that is open for reading
+    """Flush a file or a folder to disk; on Windows, which can flush neither a folder nor a file open for reading, do
+    nothing."""
+    if os.name == "nt":
         return
     opened = os.open(path, os.O_RDONLY)
     try:

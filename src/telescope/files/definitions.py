@@ -1,4 +1,4 @@
-"""A definition of an attention as JSON, its tensors beside it, and back."""
+"""Definitions of attention as JSON plus named tensors, and back. Functions are saved by name only, never as code."""
 
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
@@ -29,74 +29,46 @@ from ..attention.values import Value
 from ..words import hint
 from .errors import LoadError
 
-_PARTS = (mask, masks, biases, scores, restrict, padding_queries)
-KINDS: dict[str, type[Value]] = {
+# Abstract base classes, and the class that wraps a function: a definition in a file cannot be one of these.
+_NOT_SAVED = {"Mask", "Combination", "Bias", "Score", "Restriction", "OfPositions"}
+VALUE_CLASSES: dict[str, type[Value]] = {
     kind.__name__: kind
-    for module in _PARTS
+    for module in (mask, masks, biases, scores, restrict, padding_queries)
     for kind in vars(module).values()
-    if isinstance(kind, type) and issubclass(kind, Value) and kind.__module__ == module.__name__
+    if isinstance(kind, type)
+    and issubclass(kind, Value)
+    and kind.__module__ == module.__name__
+    and kind.__name__ not in _NOT_SAVED
 } | {"Attention": Attention}
-for _ in (
-    "Mask",
-    "Combination",
-    "Bias",
-    "Score",
-    "Restriction",
-    "OfPositions",
-):  # bases, and what a function is put into
-    del KINDS[_]
 NORMALIZERS = {"softmax": softmax, "by_sum": by_sum}
-DEEPEST = 32  # levels of a definition; what is saved has a handful
-LARGEST = 2**62  # of a whole number: two of them still add up to one that a tensor can hold
+MAX_DEPTH = 32  # levels of nesting that are read; definitions that are saved have a handful
+MAX_INT = 2**62  # whole numbers must be smaller, so that the sum of two still fits into a tensor's int64
 
 
-@dataclass(frozen=True, eq=False)
-class UntoldMask(Mask):
-    """A mask that was a function. Its name was saved, and the function was not."""
-
-    name: str
-
-    def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
-        raise _untold("mask", self.name)
-
-    def __repr__(self) -> str:
-        return self.name
+# ------------------------------------------------------------------------------------------------------------- to JSON
 
 
-@dataclass(frozen=True, eq=False)
-class UntoldBias(Bias):
-    """A bias that was a function. Its name was saved, and the function was not."""
+def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """Return a definition, or a part of one, as JSON; add its tensors to `tensors`, each once, under new names.
 
-    name: str
-
-    def __call__(self, at: Pairs) -> Float[Tensor, "#batch #head #query #key"]:
-        raise _untold("bias", self.name)
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-def _untold(what: str, name: str) -> ValueError:
-    return ValueError(f"its {what} was a function, {name}, which is not saved; what was kept as a summary is there")
-
-
-def told(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """As JSON; the tensors it is made of are put to `tensors`, each once."""
+    A mask or bias that is a function, or of a class outside this library, is represented by its repr alone. Any other
+    unknown object raises a ValueError.
+    """
     if isinstance(value, Tensor):
-        known = (name for name, tensor in tensors.items() if tensor is value)
-        name = next(known, f"attention.{len(tensors)}")
+        existing = (name for name, tensor in tensors.items() if tensor is value)
+        name = next(existing, f"attention.{len(tensors)}")
         tensors[name] = value
         return {"tensor": name} | ({"parameter": True} if isinstance(value, nn.Parameter) else {})
     if isinstance(value, tuple):
-        return [told(part, tensors) for part in value]
+        return [to_json(part, tensors) for part in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if type(value).__name__ in KINDS and KINDS[type(value).__name__] is type(value):
+    if type(value).__name__ in VALUE_CLASSES and VALUE_CLASSES[type(value).__name__] is type(value):
         parts = {field.name: getattr(value, field.name) for field in fields(value)}  # type: ignore[arg-type]
         functions = [part for part in parts.values() if callable(part) and not isinstance(part, Value)]
         if not functions or isinstance(value, Attention):
-            return {"is": type(value).__name__} | {name: told(part, tensors) for name, part in parts.items()}
-    names = [name for name, known in NORMALIZERS.items() if known is value]
+            return {"is": type(value).__name__} | {name: to_json(part, tensors) for name, part in parts.items()}
+    names = [name for name, normalizer in NORMALIZERS.items() if normalizer is value]
     if names:
         return {"normalizer": names[0]}
     for kind, what in ((Mask, "mask"), (Bias, "bias")):
@@ -105,37 +77,48 @@ def told(value: Any, tensors: dict[str, Tensor]) -> Any:
     raise ValueError(f"{value!r} in a definition is a function or of a class of your own, which cannot be saved")
 
 
-def must_be_savable(name: str, attention: Attention) -> None:
-    """Raise a ValueError where a part of a definition is a function: a folder holds numbers, and nothing executable."""
+def check_savable(name: str, attention: Attention) -> None:
+    """Raise a ValueError where a part of a definition is a function: files hold numbers, and nothing executable."""
     try:
-        unknown = _unsaid(told(attention, {}))
+        unsaved = _find_unsaved(to_json(attention, {}))
     except ValueError as problem:
-        unknown = str(problem)
-    if unknown is not None:
+        unsaved = str(problem)
+    if unsaved is not None:
         raise ValueError(
-            f"{name}: {unknown}, so the model could not be saved; a tensor can be: ts.from_additive(tensor), "
+            f"{name}: {unsaved}, so the model could not be saved; a tensor can be: ts.from_additive(tensor), "
             "ts.relative(table), mask=ts.from_tensor(tensor)"
         )
 
 
-def _unsaid(said: Any) -> str | None:
-    """The first part of which only the name was written."""
-    match said:
+def _find_unsaved(parsed: Any) -> str | None:
+    """Describe the first part of a definition in JSON of which only the name is saved; None where there is none."""
+    match parsed:
         case {"untold": what, "name": name}:
             return f"its {what} is {name}, a function or of a class of your own"
         case dict() | list():
-            parts = map(_unsaid, said.values() if isinstance(said, dict) else said)
+            parts = map(_find_unsaved, parsed.values() if isinstance(parsed, dict) else parsed)
             return next((part for part in parts if part is not None), None)
     return None
 
 
-def meant(said: Any, tensors: dict[str, Tensor], where: str, depth: int = 0) -> Any:
-    """What the JSON says: every field of it is of the type that its class declares."""
-    if depth > DEEPEST:
-        raise LoadError(f"{where}: its definition is nested more than {DEEPEST} deep")
-    match said:
+# ----------------------------------------------------------------------------------------------------------- from JSON
+
+
+def from_json(parsed: Any, tensors: dict[str, Tensor], where: str, depth: int = 0) -> Any:
+    """Return the definition, or the part of one, that `to_json` wrote; every field has the type its class declares.
+
+    parsed   JSON, parsed; may be hostile
+    tensors  the tensors by name; those that are parameters are replaced by nn.Parameters in this dict
+    where    the name of the file, for errors
+    depth    how deep `parsed` is nested in the whole definition
+
+    Raises a LoadError where `parsed` is not a definition.
+    """
+    if depth > MAX_DEPTH:
+        raise LoadError(f"{where}: its definition is nested more than {MAX_DEPTH} deep")
+    match parsed:
         case {"tensor": str(name), "parameter": True} if name in tensors:
-            if not isinstance(tensors[name], nn.Parameter):  # the next one of this name is the same parameter
+            if not isinstance(tensors[name], nn.Parameter):  # a second reference gets the same parameter
                 if not tensors[name].is_floating_point():
                     raise LoadError(f'{where}: its tensor "{name}" is {tensors[name].dtype}, which cannot be learnt')
                 tensors[name] = nn.Parameter(tensors[name])
@@ -145,56 +128,98 @@ def meant(said: Any, tensors: dict[str, Tensor], where: str, depth: int = 0) -> 
         case {"normalizer": str(name)} if name in NORMALIZERS:
             return NORMALIZERS[name]
         case {"untold": "mask", "name": str(name)}:
-            return UntoldMask(name)
+            return UnsavedMask(name)
         case {"untold": "bias", "name": str(name)}:
-            return UntoldBias(name)
-        case {"is": str(name)} if name in KINDS:
-            kind: Any = KINDS[name]
-            kinds = _fields_of(kind)
-            given = {part: meant(it, tensors, where, depth + 1) for part, it in said.items() if part != "is"}
-            for part, value in given.items():
-                if part not in kinds:
-                    raise LoadError(f'{where}: {name} has no field "{part}"; {hint(part, kinds)}')
-                if not _is(value, kinds[part]):
-                    raise LoadError(f'{where}: field "{part}" of {name} is {_short(value)}, which is of another type')
-            needed = (it.name for it in fields(kind) if it.default is MISSING and it.default_factory is MISSING)
-            lacking = [part for part in needed if part not in given]
-            if lacking:
-                raise LoadError(f'{where}: {name} lacks its field "{lacking[0]}"')
-            try:
-                made = kind(**given)
-            except (TypeError, ValueError) as problem:
-                raise LoadError(f"{where}: its {name} is none: {problem}") from None
-            if isinstance(made, Restriction):
-                _must_be_numbers_of_the_whole(made, where)
-            return made
+            return UnsavedBias(name)
+        case {"is": str(name)} if name in VALUE_CLASSES:
+            given = {
+                part: from_json(value, tensors, where, depth + 1) for part, value in parsed.items() if part != "is"
+            }
+            return _construct(name, given, where)
         case list():
-            return tuple(meant(part, tensors, where, depth + 1) for part in said)
+            return tuple(from_json(part, tensors, where, depth + 1) for part in parsed)
         case None | bool() | int() | float() | str():
-            return said
-    raise LoadError(f"{where}: its definition holds {str(said)[:80]}, which is no part of one")
+            return parsed
+    raise LoadError(f"{where}: its definition holds {str(parsed)[:80]}, which is no part of one")
+
+
+def _construct(name: str, given: dict[str, Any], where: str) -> Value:
+    """Return the value of class `name` with these fields, after checking the fields' names and types."""
+    kind: Any = VALUE_CLASSES[name]
+    types = _field_types(kind)
+    for part, value in given.items():
+        if part not in types:
+            raise LoadError(f'{where}: {name} has no field "{part}"; {hint(part, types)}')
+        if not _matches_type(value, types[part]):
+            raise LoadError(f'{where}: field "{part}" of {name} is {_describe(value)}, which is of another type')
+    needed = (field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING)
+    lacking = [part for part in needed if part not in given]
+    if lacking:
+        raise LoadError(f'{where}: {name} lacks its field "{lacking[0]}"')
+    try:
+        value = kind(**given)
+    except (TypeError, ValueError) as problem:
+        raise LoadError(f"{where}: {name} refuses its fields: {problem}") from None
+    if isinstance(value, Restriction):
+        _check_restriction(value, where)
+    constructed: Value = value
+    return constructed
+
+
+@dataclass(frozen=True, eq=False)
+class UnsavedMask(Mask):
+    """Stands for a mask that was a function: its name was saved, the function was not. Using it raises a ValueError."""
+
+    name: str
+
+    def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
+        raise _unsaved_error("mask", self.name)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, eq=False)
+class UnsavedBias(Bias):
+    """Stands for a bias that was a function: its name was saved, the function was not. Using it raises a ValueError."""
+
+    name: str
+
+    def __call__(self, at: Pairs) -> Float[Tensor, "#batch #head #query #key"]:
+        raise _unsaved_error("bias", self.name)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def _unsaved_error(what: str, name: str) -> ValueError:
+    return ValueError(f"its {what} was a function, {name}, which was not saved; only saved summaries can be read")
+
+
+# ------------------------------------------------------------------------------------------------- types of the fields
 
 
 @cache
-def _fields_of(kind: Any) -> dict[str, Any]:
-    """The fields of a class, and the type of each."""
+def _field_types(kind: Any) -> dict[str, Any]:
+    """Return the declared type of each field of a dataclass."""
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in fields(kind)}
 
 
-def _is(value: Any, kind: Any) -> bool:
-    """Whether a value is of the type that a field declares. A function is none but where nothing else is possible."""
-    options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    return any(_is_one(value, option, alone=len(options) == 1) for option in options)
+def _matches_type(value: Any, declared: Any) -> bool:
+    """Return whether a value is of a declared type. A function matches only a field that takes nothing else."""
+    options = get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)
+    return any(_matches_option(value, option, alone=len(options) == 1) for option in options)
 
 
-def _is_one(value: Any, kind: Any, alone: bool) -> bool:
+def _matches_option(value: Any, kind: Any, alone: bool) -> bool:
+    """Return whether a value is of one type of a union; `alone` where the union has no other."""
     if kind in (int, float) and type(value) is int:
-        return abs(value) < LARGEST
+        return abs(value) < MAX_INT
     if get_origin(kind) is tuple:
         kinds = get_args(kind)
         kinds = kinds[:1] * len(value) if kinds[1:] == (...,) and isinstance(value, tuple) else kinds
-        return type(value) is tuple and len(value) == len(kinds) and all(map(_is, value, kinds))
+        return type(value) is tuple and len(value) == len(kinds) and all(map(_matches_type, value, kinds))
     if get_origin(kind) is Callable:
         return alone and value in NORMALIZERS.values()
     if kind is NoneType or not issubclass(kind, AbstractArray):
@@ -202,18 +227,19 @@ def _is_one(value: Any, kind: Any, alone: bool) -> bool:
     if not isinstance(value, Tensor):
         return False
     whole = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
-    with jaxtyped("context"):  # the axes of other tensors may be named alike
-        return isinstance(value.long() if whole else value, kind)  # unsigned ones are whole numbers too
+    with jaxtyped("context"):  # a scope of its own: other tensors may use the same names for their axes
+        return isinstance(value.long() if whole else value, kind)  # jaxtyping's Int does not include unsigned dtypes
 
 
-def _must_be_numbers_of_the_whole(numbering: Restriction, where: str) -> None:
-    """What is taken from a whole is a part of it."""
-    of, which = getattr(numbering, "of", None), getattr(numbering, "which", None)
-    whole = of[0] if isinstance(of, tuple) else of
-    right = which is None or whole is None or not which.numel() or (which.min() >= 0 and which.max() < whole)
-    if not right or getattr(numbering, "gone", 0) < 0:
-        raise LoadError(f"{where}: its {type(numbering).__name__} numbers what is not in the whole")
+def _check_restriction(restriction: Restriction, where: str) -> None:
+    """Raise a LoadError where a restriction selects heads, queries, sequences or keys that the whole does not have."""
+    of, which = getattr(restriction, "of", None), getattr(restriction, "which", None)
+    size = of[0] if isinstance(of, tuple) else of
+    inside = which is None or size is None or not which.numel() or (which.min() >= 0 and which.max() < size)
+    if not inside or getattr(restriction, "gone", 0) < 0:
+        raise LoadError(f"{where}: {type(restriction).__name__} selects indices outside of the whole")
 
 
-def _short(value: Any) -> str:
+def _describe(value: Any) -> str:
+    """Return a value for an error message: a tensor by its dtype and shape, anything else by at most 80 characters."""
     return f"a tensor of {value.dtype}, {list(value.shape)}" if isinstance(value, Tensor) else repr(value)[:80]

@@ -1,4 +1,4 @@
-"""The files of a folder: there and readable, or one sentence why not."""
+"""Paths and JSON files from outside: each function returns what it checked, or raises a LoadError of one sentence."""
 
 import json
 import os
@@ -7,28 +7,28 @@ from errno import ELOOP
 from pathlib import Path
 from typing import Any
 
-from ..words import near
+from ..words import closest_name
 from .errors import LoadError
 
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
-def existing(path: str | os.PathLike[str]) -> Path:
-    """The path, if something is there."""
+def check_exists(path: str | os.PathLike[str]) -> Path:
+    """Return the path, if a file or folder exists there; else raise a LoadError that suggests a similar name."""
     place = Path(path)
     try:
         place.stat()
     except FileNotFoundError:
         if place.is_symlink():
-            raise LoadError(f"{place} is a link to {os.readlink(place)}, and nothing is there") from None
-        raise LoadError(f"{place} does not exist{_meant(place)}") from None
+            raise LoadError(f"{place} is a link to {os.readlink(place)}, which does not exist") from None
+        raise LoadError(f"{place} does not exist{_suggestion(place)}") from None
     except (OSError, ValueError) as error:
-        raise LoadError(f"{place} cannot be read: {reason(error)}") from None
+        raise LoadError(f"{place} cannot be read: {describe_error(error)}") from None
     return place
 
 
-def missing(path: str) -> bool:
-    """Whether nothing has this name, not even a link."""
+def is_missing(path: str) -> bool:
+    """Return whether the path does not exist, not even as a broken link."""
     try:
         os.lstat(path)
     except FileNotFoundError:
@@ -39,40 +39,44 @@ def missing(path: str) -> bool:
 
 
 def is_folder(place: Path) -> bool:
+    """Return whether an existing path is a folder."""
     return stat.S_ISDIR(place.stat().st_mode)
 
 
-def names(folder: Path) -> list[str]:
+def list_names(folder: Path) -> list[str]:
+    """Return the names in a folder, sorted."""
     try:
         return sorted(os.listdir(folder))
     except OSError as error:
-        raise LoadError(f"{folder} cannot be read: {reason(error)}") from None
+        raise LoadError(f"{folder} cannot be read: {describe_error(error)}") from None
 
 
-def file(place: Path) -> Path:
-    """The path, if it is a plain file: a pipe or a device of that name would be waited for."""
-    if not stat.S_ISREG(existing(place).stat().st_mode):
+def check_is_file(place: Path) -> Path:
+    """Return the path, if it is a regular file: opening a pipe or a device could block forever."""
+    if not stat.S_ISREG(check_exists(place).stat().st_mode):
         raise LoadError(f"{place} is not a file")
     return place
 
 
-def read(place: Path, *, at_most: int) -> bytes:
-    contents = start(place, at_most + 1)
+def read_bytes(place: Path, *, at_most: int) -> bytes:
+    """Return the contents of a file; a LoadError where the file has more than `at_most` bytes."""
+    contents = read_start(place, at_most + 1)
     if len(contents) > at_most:
         raise LoadError(f"{place} is larger than {at_most:,} bytes, more than a file of its kind holds")
     return contents
 
 
-def start(place: Path, count: int) -> bytes:
-    """The first bytes, or all there are."""
+def read_start(place: Path, count: int) -> bytes:
+    """Return the first `count` bytes of a file, fewer where the file is shorter."""
     try:
-        with file(place).open("rb") as opened:
+        with check_is_file(place).open("rb") as opened:
             return opened.read(count)
     except OSError as error:
-        raise LoadError(f"{place} cannot be read: {reason(error)}") from None
+        raise LoadError(f"{place} cannot be read: {describe_error(error)}") from None
 
 
-def pickle_refused(place: Path) -> LoadError:
+def pickle_error(place: Path) -> LoadError:
+    """Return the error for a pickle, with the line that converts it to safetensors."""
     return LoadError(
         f"{place} is a pickle, which can run any code when it is opened, so it is not; where you trust it, "
         f'safetensors.torch.save_file(torch.load("{place.name}", weights_only=True), "model.safetensors") converts it'
@@ -80,23 +84,25 @@ def pickle_refused(place: Path) -> LoadError:
 
 
 def read_json(place: Path) -> dict[str, Any]:
-    """A JSON object in which no field is said twice."""
-    return parse_json(read(place, at_most=100_000_000), str(place))
+    """Return the JSON object in a file of at most 100 MB; a LoadError where a field occurs twice."""
+    return parse_json(read_bytes(place, at_most=100_000_000), str(place))
 
 
 def parse_json(contents: bytes, name: str) -> dict[str, Any]:
+    """Return the JSON object in `contents`; `name` is the name of the file, for errors."""
     try:
-        parsed = json.loads(contents.decode("utf-8"), object_pairs_hook=_once)
+        parsed = json.loads(contents.decode("utf-8"), object_pairs_hook=_reject_duplicates)
     except RecursionError:
         raise LoadError(f"{name} is not JSON that can be read: it is nested too deep") from None
-    except ValueError as error:  # JSON, UTF-8 and a field said twice
+    except ValueError as error:  # invalid JSON, invalid UTF-8, or a field that occurs twice
         raise LoadError(f"{name} is not JSON that can be read: {error}") from None
     if not isinstance(parsed, dict):
         raise LoadError(f"{name} holds a JSON {type(parsed).__name__}; it should be an object, {{...}}")
     return parsed
 
 
-def reason(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
+    """Return the reason of a failed system call in a few words."""
     if isinstance(error, PermissionError):
         return "no permission"
     if isinstance(error, OSError):
@@ -104,7 +110,8 @@ def reason(error: Exception) -> str:
     return str(error)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a JSON object; a ValueError where a field occurs twice."""
     fields: dict[str, Any] = {}
     for name, value in pairs:
         if name in fields:
@@ -113,10 +120,10 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def _meant(place: Path) -> str:
-    """; did you mean "gpt2"? Of what lies beside it, if anything is near."""
+def _suggestion(place: Path) -> str:
+    """Return '; did you mean "gpt2"?' with the most similar name in the same folder, or an empty string."""
     try:
-        meant = near(place.name, os.listdir(place.parent))
+        similar = closest_name(place.name, os.listdir(place.parent))
     except OSError:
         return ""
-    return f'; did you mean "{place.parent / meant}"?' if meant else ""
+    return f'; did you mean "{place.parent / similar}"?' if similar else ""

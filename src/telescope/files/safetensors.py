@@ -1,4 +1,4 @@
-"""Tensors in safetensors files, one or several: what the headers say is checked before a number is read."""
+"""Tensors in one or several safetensors files. Headers are checked before any tensor is read. And checksums."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -18,9 +18,9 @@ from torch import Tensor
 from . import paths
 from .errors import LoadError
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-LARGEST_HEADER = 100_000_000  # as the safetensors library has it
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "BOOL": 1}
@@ -28,8 +28,8 @@ BYTES |= {f"{kind}{bits}": bits // 8 for kind in "IU" for bits in (8, 16, 32, 64
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One tensor as a header tells of it."""
+class TensorEntry:
+    """The description of one tensor in a header."""
 
     file: Path
     name: str
@@ -38,22 +38,23 @@ class Entry:
 
     @property
     def dtype(self) -> torch.dtype:
+        """The dtype in PyTorch; a LoadError where it is not a floating-point dtype of weights."""
         if self.kind not in DTYPES:
             raise LoadError(
                 f'{self.file}: tensor "{self.name}" is {self.kind}; weights are {", ".join(DTYPES)}, '
-                "and quantised ones have to be turned back into those first"
+                "so quantised weights must be dequantised first"
             )
         return DTYPES[self.kind]
 
 
-class Tensors(Mapping[str, Entry]):
-    """What lies in the files, by name; `opened` gives the numbers."""
+class StoredTensors(Mapping[str, TensorEntry]):
+    """The tensors of one or several files: a mapping from name to description. `reader()` reads their numbers."""
 
-    def __init__(self, source: Path, entries: dict[str, Entry]) -> None:
-        self.source = source  # the file that names them all
+    def __init__(self, source: Path, entries: dict[str, TensorEntry]) -> None:
+        self.source = source  # the file that lists all tensors: the index, or the only file
         self._entries = entries
 
-    def __getitem__(self, name: str) -> Entry:
+    def __getitem__(self, name: str) -> TensorEntry:
         return self._entries[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -62,27 +63,27 @@ class Tensors(Mapping[str, Entry]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def called(self, rename: Callable[[str], str]) -> "Tensors":
-        """The same under other names."""
-        renamed: dict[str, Entry] = {}
+    def renamed(self, rename: Callable[[str], str]) -> "StoredTensors":
+        """Return the same tensors under the names that `rename` returns; a LoadError where two names become equal."""
+        renamed: dict[str, TensorEntry] = {}
         for name, entry in self.items():
             if (other := renamed.setdefault(rename(name), entry)) is not entry:
-                raise LoadError(f'{entry.file}: tensors "{other.name}" and "{name}" are two names of one and the same')
-        return Tensors(self.source, renamed)
+                raise LoadError(f'{entry.file}: tensors "{other.name}" and "{name}" are two names of the same tensor')
+        return StoredTensors(self.source, renamed)
 
     @contextmanager
-    def opened(self) -> Iterator[Callable[[str], Tensor]]:
-        """A function from a name to its numbers, while the files are open."""
+    def reader(self) -> Iterator[Callable[[str], Tensor]]:
+        """Yield a function that returns the tensor of a name; the files stay open until the block ends."""
         with ExitStack() as stack:
 
             @cache
-            def numbers(file: Path) -> Any:
+            def open_file(file: Path) -> Any:
                 return stack.enter_context(safe_open(file, "pt"))
 
             def read(name: str) -> Tensor:
                 file = self[name].file
                 try:
-                    tensor: Tensor = numbers(file).get_tensor(self[name].name)
+                    tensor: Tensor = open_file(file).get_tensor(self[name].name)
                 except (SafetensorError, OSError) as error:
                     raise LoadError(f'{file}: tensor "{name}" cannot be read: {error}') from None
                 return tensor
@@ -90,64 +91,81 @@ class Tensors(Mapping[str, Entry]):
             yield read
 
 
-class InMemory(Tensors):
-    """Tensors that a file of another format held."""
+class TensorsInMemory(StoredTensors):
+    """Tensors that were read from a file of another format."""
 
     def __init__(self, source: Path, tensors: dict[str, Tensor]) -> None:
         kinds = {dtype: kind for kind, dtype in DTYPES.items()}
-        entries = {name: Entry(source, name, kinds[it.dtype], tuple(it.shape)) for name, it in tensors.items()}
+        entries = {
+            name: TensorEntry(source, name, kinds[tensor.dtype], tuple(tensor.shape))
+            for name, tensor in tensors.items()
+        }
         super().__init__(source, entries)
         self._tensors = tensors
 
     @contextmanager
-    def opened(self) -> Iterator[Callable[[str], Tensor]]:
+    def reader(self) -> Iterator[Callable[[str], Tensor]]:
         yield self._tensors.__getitem__
 
 
-def in_folder(folder: Path) -> Tensors:
-    """Of model.safetensors or, where a model is in several files, of all that its index names."""
-    there = paths.names(folder)
-    if SINGLE in there:
-        return in_file(folder / SINGLE)
-    if INDEX in there:
-        return _of_shards(folder)
-    pickles = [name for name in there if name.endswith(paths.PICKLES)]
+def scan_folder(folder: Path) -> StoredTensors:
+    """Return the tensors of a folder: of model.safetensors or, where there is an index instead, of all its files."""
+    names = paths.list_names(folder)
+    if WEIGHTS_FILE in names:
+        return scan_file(folder / WEIGHTS_FILE)
+    if INDEX_FILE in names:
+        return _scan_shards(folder)
+    pickles = [name for name in names if name.endswith(paths.PICKLE_SUFFIXES)]
     if pickles:
-        raise paths.pickle_refused(folder / pickles[0])
-    raise LoadError(f"{folder} has no {SINGLE} and no {INDEX}, so no weights")
+        raise paths.pickle_error(folder / pickles[0])
+    raise LoadError(f"{folder} has no {WEIGHTS_FILE} and no {INDEX_FILE}, so no weights")
 
 
-def in_file(file: Path) -> Tensors:
-    return Tensors(file, {name: Entry(file, name, kind, shape) for name, (kind, shape) in header(file).items()})
+def scan_file(file: Path) -> StoredTensors:
+    """Return the tensors of one file, from its header."""
+    return StoredTensors(
+        file, {name: TensorEntry(file, name, kind, shape) for name, (kind, shape) in read_header(file).items()}
+    )
 
 
-def header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The dtype and the shape of each tensor: 8 bytes of length, that much JSON, and then the numbers without a gap."""
-    size = paths.file(file).stat().st_size
-    length = int.from_bytes(paths.start(file, 8), "little")
+def read_header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the dtype and the shape of each tensor in a file, after checking the whole layout.
+
+    The format: 8 bytes with the length of the header, the header as JSON, then the tensors without gaps.
+    """
+    size = paths.check_is_file(file).stat().st_size
+    length = int.from_bytes(paths.read_start(file, 8), "little")
     if size < 8 or length > size - 8:
         raise LoadError(
             f"{file} is truncated or not a safetensors file: "
             f"its header should have {length:,} bytes, and the whole file has {size:,}"
         )
-    if length > LARGEST_HEADER:
-        raise LoadError(f"{file}: its header has {length:,} bytes; more than {LARGEST_HEADER:,} are not read")
-    described = paths.parse_json(paths.start(file, 8 + length)[8:], f"{file}: its header")
+    if length > MAX_HEADER_BYTES:
+        raise LoadError(f"{file}: its header has {length:,} bytes; more than {MAX_HEADER_BYTES:,} are not read")
+    described = paths.parse_json(paths.read_start(file, 8 + length)[8:], f"{file}: its header")
     described.pop("__metadata__", None)
 
-    spans = {name: _span(f'{file}: tensor "{name}"', entry, size - 8 - length) for name, entry in described.items()}
+    spans = {
+        name: _byte_range(f'{file}: tensor "{name}"', entry, size - 8 - length) for name, entry in described.items()
+    }
     stop = 0
     for name, (start, past) in sorted(spans.items(), key=lambda span: span[1]):
         if start != stop:
             raise LoadError(f'{file}: tensor "{name}" starts at byte {start:,}, where {stop:,} is the next one free')
         stop = past
     if stop != size - 8 - length:
-        raise LoadError(f"{file} has {size - 8 - length - stop:,} bytes after its last tensor, which nothing describes")
+        raise LoadError(
+            f"{file} has {size - 8 - length - stop:,} bytes after its last tensor, which its header does not describe"
+        )
     return {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in described.items()}
 
 
-def _span(tensor: str, entry: Any, available: int) -> tuple[int, int]:
-    """Where its numbers are, if the header is right about them."""
+def _byte_range(tensor: str, entry: Any, available: int) -> tuple[int, int]:
+    """Return the first byte of a tensor and the byte after its last, if the header's entry is consistent.
+
+    tensor     file and name, for errors
+    available  the number of bytes after the header
+    """
     match entry:
         case {"dtype": str(kind), "shape": [*shape], "data_offsets": [start, past]} if (
             len(entry) == 3
@@ -158,53 +176,57 @@ def _span(tensor: str, entry: Any, available: int) -> tuple[int, int]:
         case _:
             raise LoadError(f"{tensor} is not described by a dtype, a shape and two data_offsets")
     if kind not in BYTES:
-        raise LoadError(f"{tensor} is {kind}, a dtype that is not known here; there are {', '.join(BYTES)}")
+        raise LoadError(f"{tensor} is {kind}, an unknown dtype; there are {', '.join(BYTES)}")
     if start > past:
-        raise LoadError(f"{tensor} is said to lie from byte {start:,} to {past:,}")
+        raise LoadError(f"{tensor} runs from byte {start:,} to {past:,}, which is before its start")
     if past > available:
         raise LoadError(
             f"{tensor} should end at byte {past:,}, but only {available:,} are there: the file is truncated"
         )
     if prod(shape) * BYTES[kind] != past - start:
         raise LoadError(
-            f"{tensor} is said to be {kind} of shape {list(shape)}, {prod(shape) * BYTES[kind]:,} bytes, "
+            f"{tensor} should be {kind} of shape {list(shape)}, {prod(shape) * BYTES[kind]:,} bytes, "
             f"and has {past - start:,}"
         )
     return start, past
 
 
-def _of_shards(folder: Path) -> Tensors:
-    """The shards as one: each tensor in the file that the index says, and in no other."""
-    index = folder / INDEX
-    where = paths.read_json(index).get("weight_map")
-    if not isinstance(where, dict) or not where or not all(isinstance(shard, str) for shard in where.values()):
+def _scan_shards(folder: Path) -> StoredTensors:
+    """Return the tensors of all files that the index names; each tensor must be in the file that the index says."""
+    index = folder / INDEX_FILE
+    weight_map = paths.read_json(index).get("weight_map")
+    if (
+        not isinstance(weight_map, dict)
+        or not weight_map
+        or not all(isinstance(shard, str) for shard in weight_map.values())
+    ):
         raise LoadError(f'{index} has no "weight_map" that says in which file each tensor lies')
-    shards = sorted(set(where.values()))
+    shards = sorted(set(weight_map.values()))
     for shard in shards:
         if shard in (".", "..") or {"/", "\\", "\0"} & set(shard) or not shard.endswith(".safetensors"):
             raise LoadError(f"{index} names {shard!r}, which is not a safetensors file in the same folder")
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TensorEntry] = {}
     for shard in shards:
-        for name, entry in in_file(folder / shard).items():
+        for name, entry in scan_file(folder / shard).items():
             if name in entries:
                 raise LoadError(f'tensor "{name}" is in two files, {entries[name].file} and {folder / shard}')
-            if where.get(name) != shard:
-                raise LoadError(f'{folder / shard}: tensor "{name}" is not said to be here by {INDEX}')
+            if weight_map.get(name) != shard:
+                raise LoadError(f'{folder / shard}: tensor "{name}" is not listed for this file in {INDEX_FILE}')
             entries[name] = entry
-    for name, shard in where.items():
+    for name, shard in weight_map.items():
         if name not in entries:
-            raise LoadError(f'{folder / shard}: tensor "{name}" is missing, though {INDEX} says that it is here')
-    return Tensors(index, entries)
+            raise LoadError(f'{folder / shard}: tensor "{name}" is missing, though {INDEX_FILE} names this file')
+    return StoredTensors(index, entries)
 
 
-def of_tensor(tensor: Shaped[Tensor, "..."]) -> int:
-    """Of its dtype, its shape and its bytes, so that the header of the file is covered too."""
-    told = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+def tensor_checksum(tensor: Shaped[Tensor, "..."]) -> int:
+    """Return the CRC-32 of a tensor's dtype, shape and bytes, so that errors in a file's header are detected too."""
+    description = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
     numbers = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
-    return crc32(numbers, crc32(told.encode()))
+    return crc32(numbers, crc32(description.encode()))
 
 
-def of_manifest(said: dict[str, Any]) -> int:
-    """Return the checksum of the manifest's content, independent of its layout and without its own checksum."""
-    rest = {name: value for name, value in said.items() if name != "crc32"}
+def manifest_checksum(manifest: dict[str, Any]) -> int:
+    """Return the CRC-32 of a manifest's content, independent of its layout and without its field "crc32"."""
+    rest = {name: value for name, value in manifest.items() if name != "crc32"}
     return crc32(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode())

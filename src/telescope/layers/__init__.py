@@ -1,4 +1,7 @@
-"""Trainable parts: attention layers that hold an `Attention`, and the blocks of the Transformer. Batch first always."""
+"""Trainable layers: attention layers with a definition, the blocks of the Transformer, caches. Batch first always.
+
+May import engines, attention and words. Read multi_head.py first, then blocks.py for how layers are combined.
+"""
 
 from .attend import Attend
 from .blocks import AddNorm, DecoderBlock, EncoderBlock, FeedForward, GatedFeedForward

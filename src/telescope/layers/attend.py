@@ -1,4 +1,4 @@
-"""The one place where a layer attends: a module, so that PyTorch's own forward hooks can look on."""
+"""`Attend`, the module in which every layer attends, and `DefinedLayer`, the base class of layers with a definition."""
 
 from collections.abc import Callable
 from typing import cast
@@ -8,16 +8,24 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..attention import Attention
-from ..attention.values import mapped, named_leaves, tensors
+from ..attention.values import map_tensors, named_leaves, tensors
 from ..engines import attend
 from ..engines.check_inputs import check_dropout
 
 
 class Attend(nn.Module):
-    """`attend` as a module. Its hooks see (queries, keys, values, attention) and the context.
+    """`telescope.attend` as a module, so that PyTorch's forward hooks can observe it.
 
-    `across` says whether the keys are another sequence than the queries, for hooks that look on; it changes no number.
-    `dropout` is the probability with which a weight is dropped, in training only.
+    A hook gets (queries, keys, values, attention) as inputs and the context as output.
+
+    dropout  the probability with which an attention weight is dropped, in training only
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> from telescope.layers import Attend
+        >>> x = torch.zeros(1, 2, 5, 4)
+        >>> Attend()(x, x, x, ts.Attention()).shape
+        torch.Size([1, 2, 5, 4])
     """
 
     def __init__(self, dropout: float = 0.0) -> None:
@@ -33,27 +41,34 @@ class Attend(nn.Module):
         *,
         across: bool | None = None,
     ) -> Float[Tensor, "batch heads query d_v"]:
+        """Return the context, softmax(q kᵀ · scale) v by default.
+
+        `across` tells hooks whether the keys come from another sequence than the queries; no number depends on it.
+        """
         return attend(queries, keys, values, attention, dropout=self.dropout if self.training else 0.0)
 
 
 def split_heads(features: Float[Tensor, "batch n heads_d"], heads: int) -> Float[Tensor, "batch heads n d"]:
+    """Return a view (batch, heads, n, d) of the features."""
     batch, n, width = features.shape
     return features.reshape(batch, n, heads, width // heads).transpose(1, 2)
 
 
 def join_heads(context: Float[Tensor, "batch heads n d"]) -> Float[Tensor, "batch n heads_d"]:
+    """Return the heads side by side, (batch, n, heads · d); the inverse of `split_heads`."""
     return context.transpose(1, 2).flatten(-2)
 
 
-# What `.to()`, `.half()` and the like made of each tensor, by the function that they hand to all parts of a model.
+# The results of one `.to()`, `.half()` or the like: the key is the function that PyTorch passes to every submodule,
+# the value maps id(tensor) to the tensor and its converted copy.
 _converted: "WeakKeyDictionary[Callable[[Tensor], Tensor], dict[int, tuple[Tensor, Tensor]]]" = WeakKeyDictionary()
 
 
-class Definition(nn.Module):
-    """Register what an Attention is made of, so that what moves, converts, trains, copies or saves a layer reaches it.
+class DefinitionModule(nn.Module):
+    """A module that registers the tensors of a definition, so that `.to()`, optimisers and `state_dict` reach them.
 
-    Each tensor has the name of its place in the definition: that of bias=ts.relative(table) is "bias_table". A bias
-    that is a module is a part of this one. `attention` is the definition with the tensors that are registered now.
+    A tensor is named by its path in the definition: the table of bias=ts.relative(table) is "bias_table". A bias that
+    is a module becomes a submodule.
     """
 
     def __init__(self, attention: Attention) -> None:
@@ -66,14 +81,14 @@ class Definition(nn.Module):
             elif isinstance(leaf, nn.Parameter):
                 self.register_parameter(name, leaf)
             elif isinstance(leaf, Tensor):
-                _must_not_be_forgotten(".".join(path), leaf)
+                _check_is_trainable(".".join(path), leaf)
                 self.register_buffer(name, leaf)
             if isinstance(leaf, Tensor):
                 self.names.append(name)
-        self.made = attention
+        self._attention = attention
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Definition":
-        """Convert a tensor that several layers share once, so that they still share it afterwards."""
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "DefinitionModule":
+        """Convert each tensor once, so that layers that share a tensor still share it afterwards."""
         shared = _converted.setdefault(fn, {})
 
         def convert(tensor: Tensor) -> Tensor:
@@ -81,42 +96,46 @@ class Definition(nn.Module):
                 shared[id(tensor)] = (tensor, fn(tensor))
             return shared[id(tensor)][1]
 
-        return cast(Definition, super()._apply(convert, recurse))  # type: ignore[no-untyped-call]
+        return cast(DefinitionModule, super()._apply(convert, recurse))  # type: ignore[no-untyped-call]
 
     @property
     def attention(self) -> Attention:
-        """Made anew only where a tensor was replaced, e.g. by `.to()`: then it is another object."""
-        now = [getattr(self, name) for name in self.names]
-        if any(one is not other for one, other in zip(now, tensors(self.made), strict=True)):
-            rest = iter(now)
-            self.made = mapped(self.made, lambda _: next(rest))
-        return self.made
+        """The definition with the tensors that are registered now; a new object only after a tensor was replaced."""
+        current = [getattr(self, name) for name in self.names]
+        if any(one is not other for one, other in zip(current, tensors(self._attention), strict=True)):
+            remaining = iter(current)
+            self._attention = map_tensors(self._attention, lambda _: next(remaining))
+        return self._attention
 
 
 class DefinedLayer(nn.Module):
-    """The base of layers that hold a definition, `attention`."""
+    """The base class of layers with a definition, `attention`, which may be replaced."""
 
-    definition: Definition | Attention
-    """The definition itself, or the module that holds its tensors, where it has any."""
+    definition: DefinitionModule | Attention
+    """The definition itself or, where it has tensors, the module that registers them."""
 
     @property
     def attention(self) -> Attention:
-        held = self.definition
-        return held.attention if isinstance(held, Definition) else held
+        """The definition by which the layer attends."""
+        definition = self.definition
+        return definition.attention if isinstance(definition, DefinitionModule) else definition
 
     @attention.setter
     def attention(self, attention: Attention) -> None:
-        """A definition without tensors is kept as it is, so that a layer has no part that it does not need."""
+        """Set the definition; one without tensors is stored as it is, so that the layer gains no empty submodule."""
         self._modules.pop("definition", None)
         self.__dict__.pop("definition", None)
         has_tensors = any(isinstance(leaf, Tensor | nn.Module) for _, leaf in named_leaves(attention))
-        self.definition = Definition(attention) if has_tensors else attention
+        self.definition = DefinitionModule(attention) if has_tensors else attention
 
 
-def _must_not_be_forgotten(name: str, tensor: Tensor) -> None:
-    """Accept a tensor that was computed from parameters: the module that computed it owns them."""
+def _check_is_trainable(name: str, tensor: Tensor) -> None:
+    """Raise a ValueError for a leaf tensor that requires a gradient and is not a parameter.
+
+    A tensor computed from parameters passes: the module that computed it owns the parameters.
+    """
     if tensor.requires_grad and tensor.is_leaf:
         raise ValueError(
-            f"attention.{name} is a tensor that requires a gradient and no nn.Parameter, so that no optimiser would "
-            f"find it; nn.Parameter(tensor) is learnt, tensor.detach() stays as it is"
+            f"attention.{name} requires a gradient but is not an nn.Parameter, so no optimiser would find "
+            f"it; pass nn.Parameter(tensor) to train it, or tensor.detach() to keep it as it is"
         )

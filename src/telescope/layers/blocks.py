@@ -1,4 +1,4 @@
-"""The blocks of the Transformer, made of the layers given to them."""
+"""The blocks of the Transformer: feed-forward networks, residual connections, encoder and decoder blocks."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, relu, silu
 
 from ..attention import Mask
-from . import check_sizes
+from .check_sizes import check_choice, check_features, check_sizes
 from .multi_head import KeysAndValues
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
@@ -25,15 +25,26 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class FeedForward(nn.Module):
     """FFN(x) = activation(x W_1 + b_1) W_2 + b_2  (Vaswani et al. 2017, section 3.3).
 
-    `dropout` is on the hidden layer.
+    d_model, d_hidden  width of input and output; width of the hidden layer
+    activation         "relu", "gelu", "gelu_tanh" or "silu"
+    bias               whether the linear layers have a bias
+    dropout            the probability with which a hidden feature is dropped, in training only
+
+    Raises a ValueError for a size below 1 or an unknown activation.
+
+    Example:
+        >>> import torch
+        >>> from telescope.layers import FeedForward
+        >>> FeedForward(4, 16)(torch.zeros(1, 3, 4)).shape
+        torch.Size([1, 3, 4])
     """
 
     def __init__(
         self, d_model: int, d_hidden: int, *, activation: str = "relu", bias: bool = True, dropout: float = 0.0
     ) -> None:
         super().__init__()
-        check_sizes.sizes(d_model=d_model, d_hidden=d_hidden)
-        check_sizes.one_of("activation", activation, ACTIVATIONS)
+        check_sizes(d_model=d_model, d_hidden=d_hidden)
+        check_choice("activation", activation, ACTIVATIONS)
         self.d_model = d_model
         self.activation = activation
         self.W_1 = nn.Linear(d_model, d_hidden, bias)
@@ -41,17 +52,27 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "batch n d_model"]) -> Float[Tensor, "batch n d_model"]:
-        check_sizes.features(self, "x", x, "d_model")
+        check_features(self, "x", x, "d_model")
         hidden = self.hidden(x)
         y: Tensor = self.W_2(self.dropout(hidden) if self.training else hidden)
         return y
 
     def hidden(self, x: Float[Tensor, "batch n d_model"]) -> Float[Tensor, "batch n d_hidden"]:
+        """Return activation(x W_1 + b_1)."""
         return ACTIVATIONS[self.activation](self.W_1(x))
 
 
 class GatedFeedForward(FeedForward):
-    """FFN(x) = (activation(x W_1) ⊙ x W_3) W_2, Llama's with SiLU  (Shazeer 2020)."""
+    """FFN(x) = (activation(x W_1) ⊙ x W_3) W_2, as in Llama, where the activation is SiLU  (Shazeer 2020).
+
+    Arguments are those of `FeedForward`.
+
+    Example:
+        >>> import torch
+        >>> from telescope.layers import GatedFeedForward
+        >>> GatedFeedForward(4, 16)(torch.zeros(1, 3, 4)).shape
+        torch.Size([1, 3, 4])
+    """
 
     def __init__(
         self, d_model: int, d_hidden: int, *, activation: str = "silu", bias: bool = False, dropout: float = 0.0
@@ -60,6 +81,7 @@ class GatedFeedForward(FeedForward):
         self.W_3 = nn.Linear(d_model, d_hidden, bias)
 
     def hidden(self, x: Float[Tensor, "batch n d_model"]) -> Float[Tensor, "batch n d_hidden"]:
+        """Return activation(x W_1) ⊙ x W_3."""
         gated: Tensor = super().hidden(x) * self.W_3(x)
         return gated
 
@@ -67,7 +89,16 @@ class GatedFeedForward(FeedForward):
 class AddNorm(nn.Module):
     """norm(x + sublayer(x)) (Vaswani et al. 2017), or x + sublayer(norm(x)) with pre_norm=True (Xiong et al. 2020).
 
-    `norm` makes the normaliser of a width: nn.LayerNorm, nn.RMSNorm. `dropout` is on what the sublayer gives.
+    d_model   width of x
+    pre_norm  whether the norm comes before the sublayer instead of after the sum
+    norm      called with d_model to construct the norm: nn.LayerNorm, nn.RMSNorm
+    dropout   the probability with which a feature of the sublayer's output is dropped, in training only
+
+    Example:
+        >>> import torch
+        >>> from telescope.layers import AddNorm
+        >>> AddNorm(4)(torch.ones(1, 3, 4), lambda x: 2 * x).shape
+        torch.Size([1, 3, 4])
     """
 
     def __init__(
@@ -79,7 +110,7 @@ class AddNorm(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_sizes.sizes(d_model=d_model)
+        check_sizes(d_model=d_model)
         self.d_model = d_model
         self.pre_norm = pre_norm
         self.norm = norm(d_model)
@@ -88,20 +119,30 @@ class AddNorm(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch n d_model"], sublayer: Callable[[Tensor], Tensor]
     ) -> Float[Tensor, "batch n d_model"]:
-        check_sizes.features(self, "x", x, "d_model")
-        found = sublayer(self.norm(x) if self.pre_norm else x)
-        if found.shape != x.shape:
+        """Return x plus the sublayer's output, normalised; a ValueError where the sublayer changes the shape."""
+        check_features(self, "x", x, "d_model")
+        output = sublayer(self.norm(x) if self.pre_norm else x)
+        if output.shape != x.shape:
             raise ValueError(
-                f"sublayer gives shape {tuple(found.shape)}; to be added to x it must be {tuple(x.shape)} again"
+                f"sublayer gives shape {tuple(output.shape)}; to be added to x it must be {tuple(x.shape)} again"
             )
-        y: Tensor = x + (self.dropout(found) if self.training else found)
+        y: Tensor = x + (self.dropout(output) if self.training else output)
         return y if self.pre_norm else self.norm(y)
 
 
 class EncoderBlock(nn.Module):
-    """self-attention → add & norm → feed forward → add & norm. With a causal mask it is GPT's block.
+    """self-attention → add & norm → feed forward → add & norm. With a causal mask this is GPT's block.
 
-    EncoderBlock(512, MultiHeadAttention(512, 8), FeedForward(512, 2048))
+    self_attention  a layer called as self_attention(x, mask=mask, ...)
+    feed_forward    a layer called as feed_forward(x)
+    d_model, pre_norm, norm, dropout: see `AddNorm`
+
+    Example:
+        >>> import torch
+        >>> from telescope.layers import EncoderBlock, FeedForward, MultiHeadAttention
+        >>> block = EncoderBlock(8, MultiHeadAttention(8, heads=2), FeedForward(8, 32))
+        >>> block(torch.zeros(1, 5, 8)).shape
+        torch.Size([1, 5, 8])
     """
 
     def __init__(
@@ -123,7 +164,7 @@ class EncoderBlock(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch n d_model"], mask: Mask | None = None, **how: Any
     ) -> Float[Tensor, "batch n d_model"]:
-        """`how` goes on to the self-attention: its cache, and where x stands."""
+        """Return the block's output; `how` is passed to the self-attention: `cache` and `at`."""
         x = self.add_norm_1(x, lambda x: self.self_attention(x, mask=mask, **how))
         y: Tensor = self.add_norm_2(x, self.feed_forward)
         return y
@@ -132,12 +173,18 @@ class EncoderBlock(nn.Module):
 class DecoderBlock(nn.Module):
     """masked self-attention → add & norm → encoder-decoder attention → add & norm → feed forward → add & norm.
 
-    DecoderBlock(
-        512,
-        MultiHeadAttention(512, 8, attention=Attention(mask=causal)),
-        MultiHeadAttention(512, 8),
-        FeedForward(512, 2048),
-    )
+    self_attention   a layer called as self_attention(x, mask=mask, ...), with a causal mask
+    cross_attention  a layer called as cross_attention(x, memory, mask=memory_mask)
+    feed_forward     a layer called as feed_forward(x)
+    d_model, pre_norm, norm, dropout: see `AddNorm`
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> from telescope.layers import DecoderBlock, FeedForward, MultiHeadAttention
+        >>> causal = MultiHeadAttention(8, heads=2, attention=ts.Attention(mask=ts.causal))
+        >>> block = DecoderBlock(8, causal, MultiHeadAttention(8, heads=2), FeedForward(8, 32))
+        >>> block(torch.zeros(1, 3, 8), torch.zeros(1, 5, 8)).shape
+        torch.Size([1, 3, 8])
     """
 
     def __init__(
@@ -167,9 +214,10 @@ class DecoderBlock(nn.Module):
         memory_mask: Mask | None = None,
         **how: Any,
     ) -> Float[Tensor, "batch n d_model"]:
-        """`mask` is for the self-attention, `memory_mask` for what is seen of the encoder's z, the memory.
+        """Return the block's output for x, given the encoder's output, the memory.
 
-        `how` goes on to the self-attention: its cache, and where x stands.
+        `mask` is for the self-attention, `memory_mask` for the cross-attention; `how` is passed to the
+        self-attention: `cache` and `at`.
         """
         x = self.add_norm_1(x, lambda x: self.self_attention(x, mask=mask, **how))
         x = self.add_norm_2(x, lambda x: self.cross_attention(x, memory, mask=memory_mask))

@@ -1,8 +1,8 @@
-"""What attention keeps of the tokens it has seen: their keys and values. State is passed, never stored in a layer.
+"""Key-value caches for decoding. The caller owns a cache and passes it to the model; layers store no state.
 
 cache = model.cache(batch=2, room=256)
-logits = model(prompt, cache=cache)            # (2, n) tokens are read at once
-logits = model(token, cache=cache)             # (2, 1): one more
+logits = model(prompt, cache=cache)            # prompt: (2, n) tokens, read at once
+logits = model(token, cache=cache)             # token: (2, 1), one more for each sequence
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,18 +15,24 @@ from torch import Tensor
 
 from ..attention import Attention, Mask, padding
 from ..attention.positions import Rotation
-from ..attention.restrict import written
-from ..attention.values import identity
+from ..attention.restrict import restrict_to_written_keys
+from ..attention.values import identity_key
 
 
 @dataclass(frozen=True, eq=False)
 class CachePosition:
-    """Where the tokens of a call stand, worked out once for all layers.
+    """The cache slots and the positions of the tokens of one call, computed once for all layers.
 
-    start      how many keys there are before them; a tensor (n,) says the slot of each, for a cache of fixed shape
-    positions  where they stand in their own sequences, if not from `start` on
-    rotation   what turns queries and keys at these positions, in layers with rotary positions
-    written    each attention over a cache of fixed shape, once for all layers that have it
+    start      the slot of the first token, which is the number of keys before it; for a cache of fixed shape, a tensor
+               (n,) with the slot of each token
+    positions  the position of each token in its own sequence, where these are not start, start + 1, ...
+    rotation   the rotation of queries and keys at these positions, for layers with rotary positions
+    written    memo of `LayerCache.hide_unwritten`, so that layers with equal definitions share one object
+
+    Example:
+        >>> from telescope.layers import CachePosition
+        >>> CachePosition(start=3).start
+        3
     """
 
     start: int | Int[Tensor, " n"] = 0
@@ -37,7 +43,16 @@ class CachePosition:
 
 @dataclass(eq=False)
 class LayerCache:
-    """Room for the keys and values of one attention. Writing is in place."""
+    """The keys and values of one attention layer: tensors allocated for `room` tokens and written in place.
+
+    Example:
+        >>> import torch
+        >>> from telescope.layers import LayerCache
+        >>> cache = LayerCache(torch.empty(1, 2, 8, 4), torch.empty(1, 2, 8, 4))
+        >>> keys, values = cache.append(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4))
+        >>> keys.shape  # of the 8 slots, the 3 that are written
+        torch.Size([1, 2, 3, 4])
+    """
 
     keys: Float[Tensor, "batch key_heads room d_k"]
     values: Float[Tensor, "batch key_heads room d_v"]
@@ -48,7 +63,13 @@ class LayerCache:
         values: Float[Tensor, "batch key_heads n d_v"],
         start: int | Int[Tensor, " n"] = 0,
     ) -> tuple[Float[Tensor, "batch key_heads all d_k"], Float[Tensor, "batch key_heads all d_v"]]:
-        """Write these from `start` on. Returns all up to the last of them or, with a slot for each, the whole room."""
+        """Write keys and values of n tokens and return views of the cache.
+
+        start  the slot of the first token: the views end with the last one. Or a tensor with the slot of each token:
+               the views are the whole cache, and `hide_unwritten` masks the rest.
+
+        Raises a ValueError where the tokens do not fit.
+        """
         if not isinstance(start, int):
             self.keys.index_copy_(2, start, keys.to(self.keys.dtype))
             self.values.index_copy_(2, start, values.to(self.values.dtype))
@@ -62,28 +83,42 @@ class LayerCache:
         self.values[:, :, start:stop] = values
         return self.keys[:, :, :stop], self.values[:, :, :stop]
 
-    def seen(self, attention: Attention, at: CachePosition) -> Attention:
-        """The attention over what `append` gave: of a whole room only what is written."""
+    def hide_unwritten(self, attention: Attention, at: CachePosition) -> Attention:
+        """Return the definition for the keys that `append` returned: slots that are not written yet are masked."""
         if isinstance(at.start, int):
             return attention
-        if torch.compiler.is_compiling():  # it finds by itself what is computed twice
-            return written(attention, self.keys.shape[2], at.start[-1] + 1)
-        known = identity(attention)
-        if known not in at.written:
-            at.written[known] = written(attention, self.keys.shape[2], at.start[-1] + 1)
-        return at.written[known]
+        if torch.compiler.is_compiling():  # the compiler removes repeated computations by itself
+            return restrict_to_written_keys(attention, self.keys.shape[2], at.start[-1] + 1)
+        key = identity_key(attention)
+        if key not in at.written:
+            at.written[key] = restrict_to_written_keys(attention, self.keys.shape[2], at.start[-1] + 1)
+        return at.written[key]
 
     def reorder(self, index: Int[Tensor, " new_batch"], filled: int, since: int = 0) -> None:
-        """Sequence i becomes what sequence index[i] was; those before `since` are alike already."""
-        self.keys = _reordered(self.keys, index, filled, since)
-        self.values = _reordered(self.values, index, filled, since)
+        """Copy sequence index[i] to sequence i, for slots from `since` to `filled`; earlier slots are equal already."""
+        self.keys = _reorder_batch(self.keys, index, filled, since)
+        self.values = _reorder_batch(self.values, index, filled, since)
 
 
 class Cache:
-    """The rooms of all attentions of a model, and how far they are written.
+    """The caches of all attention layers of a model, and the number of tokens in them.
 
-    length   how many tokens are in; after `fixed()` a tensor
-    pads     how many of the first slots of each sequence are padding, if any
+    Models make their caches: `model.cache(batch, room)`.
+
+    rooms    one LayerCache for each layer
+    length   the number of tokens written, an int; after `fixed()` a tensor
+    pads     how many of the first slots of each sequence are padding, (batch,); None where there is no padding
+
+    Raises a ValueError where `pads` has another length than the batch, or a number below 0.
+
+    Example:
+        >>> import torch
+        >>> from telescope.models import GPT, GPTConfig
+        >>> model = GPT(GPTConfig(vocabulary=10, d_model=8, heads=2, blocks=1)).eval()
+        >>> cache = model.cache(batch=1, room=16)
+        >>> logits = model(torch.tensor([[3, 1, 4]]), cache=cache)
+        >>> cache.length, cache.room
+        (3, 16)
     """
 
     def __init__(self, rooms: Sequence[LayerCache], pads: Int[Tensor, " batch"] | Sequence[int] | None = None) -> None:
@@ -100,59 +135,61 @@ class Cache:
 
     @property
     def batch(self) -> int:
+        """The number of sequences."""
         return self.rooms[0].keys.shape[0]
 
     @property
     def room(self) -> int:
-        """How many tokens fit."""
+        """The number of tokens that fit into each sequence."""
         return self.rooms[0].keys.shape[2]
 
     @property
     def nbytes(self) -> int:
-        """2 · layers · batch · key heads · room · d_k numbers, where d_v is d_k."""
+        """The bytes of all keys and values: 2 · layers · batch · key heads · room · d_k numbers, where d_v is d_k."""
         return sum(room.keys.nbytes + room.values.nbytes for room in self.rooms)
 
     def fixed(self) -> "Cache":
-        """From here on no shape changes from step to step, and nothing waits for the GPU: a step can be captured.
+        """Fix the shapes of all later steps, so that a CUDA graph can capture a step, and return the cache itself.
 
-        Every attention is over the whole room, in which what is not written yet is hidden.
+        Every layer then attends to the whole cache, with the slots that are not written yet masked. `length` becomes
+        a tensor on the cache's device, so that no step waits for the GPU.
         """
         if isinstance(self.length, int):
             self.length = torch.tensor(self.length, device=self.rooms[0].keys.device)
-            for room in self.rooms:  # a hidden NaN is still one: 0 · NaN
+            for room in self.rooms:  # a masked NaN would still reach the output, as 0 · NaN
                 room.keys[:, :, int(self.length) :] = 0.0
                 room.values[:, :, int(self.length) :] = 0.0
         return self
 
     def start(self, n: int) -> int | Int[Tensor, " n"]:
-        """Where the next n tokens go; see Place."""
+        """Return the slot of the next token or, after `fixed()`, the slots of the next n tokens; see CachePosition."""
         if isinstance(self.length, int):
             return self.length
         return self.length + torch.arange(n, device=self.length.device)
 
     def positions(self, n: int) -> Int[Tensor, "*batch n"]:
-        """Where the next n tokens stand in their own sequences: (n,), or (batch, n) if some are padded."""
+        """Return the positions of the next n tokens in their own sequences: (n,), or (batch, n) with `pads`."""
         slots = self.length + torch.arange(n, device=self.rooms[0].keys.device)
         return slots if self.pads is None else (slots - self.pads[:, None]).clamp(min=0)
 
-    def mask(self, beside: Mask | None = None) -> Mask | None:
-        """Who may be seen: not the padding in front."""
+    def mask(self, other: Mask | None = None) -> Mask | None:
+        """Return the mask that hides padding on the left, combined with `other` by &; None if nothing is hidden."""
         if self.pads is None:
-            return beside
+            return other
         real = padding(left=self.pads)
-        return real if beside is None else beside & real
+        return real if other is None else other & real
 
     def advance(self, n: int) -> None:
-        """n more tokens are in. A model says so at the end of its step."""
+        """Add n to the number of tokens; a model calls this at the end of its step."""
         if isinstance(self.length, int):
             self.length += n
         else:
-            self.length.add_(n)  # in place: a captured step goes on from it
+            self.length.add_(n)  # in place: a captured step reads this tensor
 
     def reorder(self, index: Int[Tensor, " new_batch"], since: int = 0) -> None:
-        """Sequence i goes on from what sequence index[i] has seen: beams that survive, or a batch that shrinks.
+        """Replace sequence i by sequence index[i], for every i: for beams that survive, or a batch that shrinks.
 
-        `since` says how many of their first tokens the two have in common, for every i: they are not moved.
+        since  how many first tokens sequences i and index[i] have in common, for every i; these are not copied
         """
         filled = self.length if isinstance(self.length, int) else self.room
         for room in self.rooms:
@@ -161,17 +198,20 @@ class Cache:
             self.pads = self.pads.index_select(0, index)
 
     def tensors(self) -> Iterator[Tensor]:
-        """Everything that a step writes into."""
+        """Yield every tensor that a step writes into."""
         for room in self.rooms:
             yield from (room.keys, room.values)
         if isinstance(self.length, Tensor):
             yield self.length
 
 
-def _reordered(
+def _reorder_batch(
     kept: Shaped[Tensor, "batch key_heads room d"], index: Int[Tensor, " new_batch"], filled: int, since: int
 ) -> Shaped[Tensor, "new_batch key_heads room d"]:
-    """In place where the size stays, so that a captured step finds it; only what is written is moved."""
+    """Return `kept` with its sequences in the order of `index`; only slots below `filled` are copied.
+
+    Where the batch keeps its size this happens in place, so that a captured step finds its tensors.
+    """
     if len(index) == kept.shape[0]:
         kept[:, :, since:filled] = kept[:, :, since:filled].index_select(0, index)
         return kept

@@ -1,4 +1,4 @@
-"""PyTorch's own layers as ours, weights and all."""
+"""Conversion of PyTorch's attention layers, with their weights, into Telescope's."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -20,11 +20,23 @@ def from_torch(module: nn.TransformerEncoderLayer) -> EncoderBlock: ...
 @overload
 def from_torch(module: nn.TransformerDecoderLayer) -> DecoderBlock: ...
 def from_torch(module: nn.Module) -> nn.Module:
-    """Our layer with a copy of the weights: the same outputs, batch first whatever `module.batch_first` says.
+    """Return Telescope's counterpart of a PyTorch layer, with a copy of its weights: equal outputs for equal inputs.
 
-    Masks become ours at the call: `attn_mask` by ts.from_forbidden (bool) or as a bias by ts.from_additive (float),
-    `key_padding_mask` by ts.padding(keep=~key_padding_mask). A row that may see nothing gives zeros where torch
-    gives NaN.
+    module  an nn.MultiheadAttention, nn.TransformerEncoderLayer or nn.TransformerDecoderLayer
+
+    The returned layer takes (batch, position, feature), whatever `module.batch_first` is. Convert masks for each
+    call: `attn_mask` with ts.from_forbidden (bool) or, as a bias, with ts.from_additive (float); `key_padding_mask`
+    with ts.padding(keep=~key_padding_mask). A query that sees no key gives zeros, where PyTorch gives NaN.
+
+    Raises a TypeError for any other class, a ValueError for an option without a counterpart.
+
+    Example:
+        >>> import torch
+        >>> from telescope.layers import from_torch
+        >>> theirs = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+        >>> x = torch.ones(1, 3, 8)
+        >>> torch.allclose(from_torch(theirs)(x), theirs(x, x, x)[0], atol=1e-6)
+        True
     """
     if type(module) is nn.MultiheadAttention:
         return _multi_head(module)
@@ -40,10 +52,10 @@ def from_torch(module: nn.Module) -> nn.Module:
 
 def _multi_head(theirs: nn.MultiheadAttention) -> MultiHeadAttention:
     if theirs.bias_k is not None:
-        raise ValueError("add_bias_kv=True has no counterpart: no layer here learns one more key and value")
+        raise ValueError("add_bias_kv=True has no counterpart: Telescope's layers learn no extra key and value")
     if theirs.kdim != theirs.vdim:
         raise ValueError(
-            f"kdim={theirs.kdim} and vdim={theirs.vdim} differ; here keys and values come from one memory, of one width"
+            f"kdim={theirs.kdim} and vdim={theirs.vdim} differ; here keys and values come from one memory of one width"
         )
     with torch.device("meta"):
         ours = MultiHeadAttention(
@@ -51,10 +63,10 @@ def _multi_head(theirs: nn.MultiheadAttention) -> MultiHeadAttention:
             theirs.num_heads,
             d_memory=theirs.kdim,
             bias=theirs.in_proj_bias is not None,
-            attention=Attention(sink=0.0 if theirs.add_zero_attn else None),  # a key and a value of zeros
+            attention=Attention(sink=0.0 if theirs.add_zero_attn else None),  # the extra key and value of zeros
             dropout=theirs.dropout,
         )
-    if theirs.in_proj_weight is not None:  # below each other, as here
+    if theirs.in_proj_weight is not None:  # W_q, W_k and W_v are stacked, as in W_qkv
         _copy(ours.W_qkv, theirs.in_proj_weight, theirs.in_proj_bias)
     else:
         W_q, W_kv = theirs.q_proj_weight, torch.cat([theirs.k_proj_weight, theirs.v_proj_weight])
@@ -115,6 +127,6 @@ def _activation(theirs: Callable[[Tensor], Tensor]) -> str:
 
 
 def _copy(linear: nn.Linear, weight: Tensor, bias: Tensor | None) -> None:
-    """The weights as they are, with their dtype and device, in a linear layer that has none yet (it is on "meta")."""
+    """Give a linear layer on the "meta" device copies of weight and bias, with their dtype and device."""
     weights = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
     linear.load_state_dict({name: tensor.detach().clone() for name, tensor in weights.items()}, assign=True)

@@ -1,4 +1,4 @@
-"""Luong attention: the states of one sequence look at those of another (Luong et al. 2015)."""
+"""Luong attention: the states of a decoder attend to the states of an encoder (Luong et al. 2015)."""
 
 from dataclasses import replace
 
@@ -7,17 +7,27 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..attention import Attention, Mask, Score, additive, dot, general
-from . import check_sizes
 from .attend import Attend, DefinedLayer
+from .check_sizes import check_choice, check_features, check_sizes
 
 
 class LuongAttention(DefinedLayer):
     """c_i = Σ_j α_ij h_j, α_i = softmax(e_i), e_ij = similarity(s_i, h_j): h_j is both key and value.
 
-    score     "dot" s·h, "general" s·W·h, "concat" v·tanh(s W_q + h W_k)
-    d_memory  the width of h_j; d_query unless given
-    d_attention  the width of v, of "concat" alone; d_memory unless given
-    attention  the rest of the definition; its own score is not asked
+    score        "dot" s·h, "general" s·W·h, "concat" v·tanh(s W_q + h W_k)
+    d_query      width of s_i
+    d_memory     width of h_j, d_query unless given
+    d_attention  width of v, for "concat" only; d_memory unless given
+    attention    the rest of the definition; its score is ignored
+    dropout      the probability with which an attention weight is dropped, in training only
+
+    Raises a ValueError for an unknown score, or widths that do not fit the score.
+
+    Example:
+        >>> import torch
+        >>> from telescope.layers import LuongAttention
+        >>> LuongAttention("general", 4, 6)(torch.zeros(1, 2, 4), torch.zeros(1, 5, 6)).shape
+        torch.Size([1, 2, 6])
     """
 
     def __init__(
@@ -31,8 +41,8 @@ class LuongAttention(DefinedLayer):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_sizes.one_of("score", score, ("dot", "general", "concat"))
-        check_sizes.sizes(d_query=d_query, d_memory=d_memory, d_attention=d_attention)
+        check_choice("score", score, ("dot", "general", "concat"))
+        check_sizes(d_query=d_query, d_memory=d_memory, d_attention=d_attention)
         self.score = score
         self.d_query = d_query
         self.d_memory = d_query if d_memory is None else d_memory
@@ -44,14 +54,14 @@ class LuongAttention(DefinedLayer):
                 'score="general" and score="concat" take two'
             )
         if score != "concat" and d_attention is not None:
-            raise ValueError(f'd_attention={d_attention} is of score="concat" alone; leave it out for score="{score}"')
+            raise ValueError(f'd_attention={d_attention} is for score="concat" only; leave it out for score="{score}"')
         if score == "general":
-            self.W = _weights(d_query, self.d_memory)
+            self.W = _xavier_parameter(d_query, self.d_memory)
         if score == "concat":
             d_attention = self.d_memory if d_attention is None else d_attention
-            self.W_q = _weights(d_query, d_attention)
-            self.W_k = _weights(self.d_memory, d_attention)
-            self.v = nn.Parameter(_weights(d_attention, 1)[:, 0].detach())
+            self.W_q = _xavier_parameter(d_query, d_attention)
+            self.W_k = _xavier_parameter(self.d_memory, d_attention)
+            self.v = nn.Parameter(_xavier_parameter(d_attention, 1)[:, 0].detach())
 
     def forward(
         self,
@@ -59,18 +69,21 @@ class LuongAttention(DefinedLayer):
         memory: Float[Tensor, "batch key d_memory"],
         mask: Mask | None = None,
     ) -> Float[Tensor, "batch query d_memory"]:
-        check_sizes.features(self, "states", states, "d_query")
-        check_sizes.features(self, "memory", memory, "d_memory")
-        attention = replace(self.attention.seeing(mask), score=self.similarity())
-        asking, asked = states[:, None], memory[:, None]
-        context: Tensor = self.attend(asking, asked, asked, attention, across=memory is not states)
+        """Return the context c_i of each state; `mask` is combined with the definition's by &."""
+        check_features(self, "states", states, "d_query")
+        check_features(self, "memory", memory, "d_memory")
+        attention = replace(self.attention.with_extra_mask(mask), score=self.similarity())
+        queries, keys = states[:, None], memory[:, None]
+        context: Tensor = self.attend(queries, keys, keys, attention, across=memory is not states)
         return context[:, 0]
 
     def similarity(self) -> Score:
+        """Return the score function with the current weights."""
         if self.score == "general":
             return general(self.W)
         return additive(self.W_q, self.W_k, self.v) if self.score == "concat" else dot
 
 
-def _weights(rows: int, columns: int) -> nn.Parameter:
+def _xavier_parameter(rows: int, columns: int) -> nn.Parameter:
+    """Return a matrix drawn from Xavier's uniform distribution."""
     return nn.Parameter(nn.init.xavier_uniform_(torch.empty(rows, columns)))

@@ -1,4 +1,4 @@
-"""Multi-head attention: several perspectives at once, within a sequence or from one sequence on another."""
+"""Multi-head attention, within one sequence (self-attention) or from one sequence to another (cross-attention)."""
 
 from itertools import accumulate
 from typing import NamedTuple
@@ -10,37 +10,42 @@ from torch.nn.functional import linear
 
 from ..attention import Attention, Mask
 from ..attention.positions import Rotary
-from . import check_sizes
 from .attend import Attend, DefinedLayer, join_heads, split_heads
 from .cache import CachePosition, LayerCache
+from .check_sizes import check_features, check_sizes, group_size, head_width
 
 
 class Affine(NamedTuple):
-    """The part of a stack that is one matrix: views, so whoever writes into them writes into the stack."""
+    """The weight and the bias of one matrix in a `StackedLinear`: views, so writing into them changes the stack."""
 
     weight: Float[Tensor, "d_out d_in"]
     bias: Float[Tensor, " d_out"] | None
 
 
 class StackedLinear(nn.Linear):
-    """x W for every W of a stack: Stack(64, {"W_q": 64, "W_k": 16, "W_v": 16}) has 96 rows, W_q's first."""
+    """Several linear maps of one input, stacked into one matrix: one product computes all of them.
+
+    `widths` maps the name of each matrix to its number of rows, from top to bottom:
+    StackedLinear(64, {"W_q": 64, "W_k": 16, "W_v": 16}) has a weight of shape (96, 64).
+    """
 
     def __init__(self, d_in: int, widths: dict[str, int], bias: bool = True) -> None:
         super().__init__(d_in, sum(widths.values()), bias)
         self.widths = widths
 
     def __getitem__(self, name: str) -> Affine:
+        """Return the weight and the bias of one matrix."""
         return self.rows(name)
 
     def rows(self, *names: str) -> Affine:
-        """The rows of these matrices, which stand below each other."""
+        """Return the weight and the bias of matrices that are neighbours in the stack, named from top to bottom."""
         ends = dict(zip(self.widths, accumulate(self.widths.values()), strict=True))
         stop = ends[names[-1]]
         start = ends[names[0]] - self.widths[names[0]]
         return Affine(self.weight[start:stop], None if self.bias is None else self.bias[start:stop])
 
-    def only(self, x: Float[Tensor, "batch n d_in"], *names: str) -> Float[Tensor, "batch n d_some"]:
-        """x W for some of the stack."""
+    def project(self, x: Float[Tensor, "batch n d_in"], *names: str) -> Float[Tensor, "batch n d_out"]:
+        """Return x Wᵀ + b for the named matrices alone, which are neighbours in the stack."""
         return self(x) if len(names) == len(self.widths) else linear(x, *self.rows(*names))
 
 
@@ -50,11 +55,32 @@ KeysAndValues = tuple[Float[Tensor, "sources key_heads key d_k"], Float[Tensor, 
 class MultiHeadAttention(DefinedLayer):
     """Y = [Y_1 … Y_T] W_O, Y_s = softmax(Q_s K_sᵀ / √d_k) V_s, with Q_s = X W_q, K_s = M W_k, V_s = M W_v of head s.
 
-    The memory M is X itself (self-attention), or another sequence of width d_memory (encoder-decoder attention).
-    d_k is d_model / heads, and d_v is d_k, unless given. Fewer key_heads are grouped queries: each serves heads /
-    key_heads of the queries' heads. `rotary` turns the queries and keys of self-attention by their positions.
-    W_q, W_k and W_v stand below each other in one matrix W_qkv, so that self-attention takes one product; `weights()`
-    has them apart. (A memory of another width has W_q and W_kv.)
+    The memory M is X itself (self-attention), or another sequence (cross-attention). W_q, W_k and W_v are stacked in
+    one matrix W_qkv, so that self-attention takes one product; `projections()` returns each of them. A layer whose
+    d_memory differs from d_model has W_q and W_kv instead.
+
+    d_model    width of X
+    heads      number of query heads
+    key_heads  number of key and value heads, `heads` unless given; fewer are grouped-query attention, in which each
+               key head serves heads / key_heads query heads
+    d_k, d_v   width of one head's queries and keys, d_model / heads unless given; of its values, d_k unless given
+    d_memory   width of M, d_model unless given
+    d_out      width of Y, d_model unless given
+    bias       whether W_q, W_k, W_v and, unless `out_bias` is given, W_O have a bias
+    attention  the definition: scale, mask, bias, ...
+    rotary     rotary positions for queries and keys, in self-attention only
+    dropout    the probability with which an attention weight is dropped, in training only
+
+    Raises a ValueError where the sizes do not fit together.
+
+    Example:
+        >>> import torch
+        >>> from telescope.layers import MultiHeadAttention
+        >>> layer = MultiHeadAttention(8, heads=2)
+        >>> layer(torch.zeros(1, 5, 8)).shape
+        torch.Size([1, 5, 8])
+        >>> layer.projections()["W_q"].weight.shape
+        torch.Size([8, 8])
     """
 
     def __init__(
@@ -74,17 +100,15 @@ class MultiHeadAttention(DefinedLayer):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_sizes.sizes(
-            d_model=d_model, heads=heads, key_heads=key_heads, d_k=d_k, d_v=d_v, d_memory=d_memory, d_out=d_out
-        )
+        check_sizes(d_model=d_model, heads=heads, key_heads=key_heads, d_k=d_k, d_v=d_v, d_memory=d_memory, d_out=d_out)
         self.d_model = d_model
         self.heads = heads
         self.key_heads = heads if key_heads is None else key_heads
-        self.d_k = check_sizes.per_head(d_model, heads) if d_k is None else d_k
+        self.d_k = head_width(d_model, heads) if d_k is None else d_k
         self.d_v = self.d_k if d_v is None else d_v
         self.d_memory = d_model if d_memory is None else d_memory
         self.d_out = d_model if d_out is None else d_out
-        check_sizes.groups(heads, self.key_heads)
+        group_size(heads, self.key_heads)
         self.attention = attention
         self.rotary = rotary
         W_q = {"W_q": heads * self.d_k}
@@ -96,10 +120,10 @@ class MultiHeadAttention(DefinedLayer):
         self.W_O = nn.Linear(heads * self.d_v, self.d_out, bias if out_bias is None else out_bias)
         self.attend = Attend(dropout)
 
-    def weights(self) -> dict[str, Affine]:
-        """W_q, W_k and W_v apart: views of the stack in which they stand below each other."""
-        asking, asked = self._stacks()
-        return {"W_q": asking["W_q"], "W_k": asked["W_k"], "W_v": asked["W_v"]}
+    def projections(self) -> dict[str, Affine]:
+        """Return the weight and the bias of W_q, W_k and W_v: views, so writing into them changes the layer."""
+        query_stack, key_stack = self._stacks()
+        return {"W_q": query_stack["W_q"], "W_k": key_stack["W_k"], "W_v": key_stack["W_v"]}
 
     def forward(
         self,
@@ -110,19 +134,24 @@ class MultiHeadAttention(DefinedLayer):
         at: CachePosition = CachePosition(),
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "batch query d_out"]:
-        """Every x looks at the memory or, without one, at every x. `mask` is for this call, beside the definition's.
+        """Return Y, the attention of x to the memory or, without a memory, to x itself.
 
-        memory  another sequence, or what `keys_and_values` made of it once, for many calls. Such a one serves several
-                sequences of x each: a batch of 6 and a memory of 2 are three beams for every source.
-        at      where x stands; x goes behind what is in the `cache`, and sees that too
+        memory  another sequence, or its keys and values from `keys_and_values`, computed once for many calls. The
+                batch of x may be a multiple of the number of memories: a batch of 6 and 2 sources are 3 beams for
+                each source, in order.
+        mask    a mask for this call, combined with the definition's by &
+        at      the positions of x in the sequence and in the cache
+        cache   keys and values of earlier tokens: those of x are written behind them, and x sees them all
+
+        Raises a ValueError where the shapes do not fit, or a memory comes with a cache or with rotary positions.
         """
         self._check(memory, cache)
-        attention = self.attention.seeing(mask)
+        attention = self.attention.with_extra_mask(mask)
         if memory is None:
-            queries, keys, values = self._all(x, at)
+            queries, keys, values = self._project_all(x, at)
             if cache is not None:
                 keys, values = cache.append(keys, values, at.start)
-                attention = cache.seen(attention, at)
+                attention = cache.hide_unwritten(attention, at)
         else:
             queries = self.queries(x)
             keys, values = self.keys_and_values(memory) if isinstance(memory, Tensor) else memory
@@ -133,29 +162,29 @@ class MultiHeadAttention(DefinedLayer):
     def queries(
         self, x: Float[Tensor, "batch query d_model"], at: CachePosition = CachePosition()
     ) -> Float[Tensor, "batch heads query d_k"]:
-        """X W_q, head by head."""
-        check_sizes.features(self, "x", x, "d_model")
-        return self._turn(split_heads(self._stacks()[0].only(x, "W_q"), self.heads), at)
+        """Return X W_q, split into heads and rotated if the layer has rotary positions."""
+        check_features(self, "x", x, "d_model")
+        return self._rotate(split_heads(self._stacks()[0].project(x, "W_q"), self.heads), at)
 
     def keys_and_values(
         self, memory: Float[Tensor, "sources key d_memory"], at: CachePosition = CachePosition()
     ) -> KeysAndValues:
-        """M W_k and M W_v, head by head: all that later queries need of a memory, so it can be kept."""
-        check_sizes.features(self, "memory", memory, "d_memory")
-        both = self._stacks()[1].only(memory, "W_k", "W_v")
-        keys, values = torch.split(both, [self.key_heads * self.d_k, self.key_heads * self.d_v], dim=-1)
-        return self._turn(split_heads(keys, self.key_heads), at), split_heads(values, self.key_heads)
+        """Return M W_k and M W_v, split into heads: pass the pair as `memory` to reuse it in later calls."""
+        check_features(self, "memory", memory, "d_memory")
+        stacked = self._stacks()[1].project(memory, "W_k", "W_v")
+        keys, values = torch.split(stacked, [self.key_heads * self.d_k, self.key_heads * self.d_v], dim=-1)
+        return self._rotate(split_heads(keys, self.key_heads), at), split_heads(values, self.key_heads)
 
     def room(self, batch: int, room: int) -> LayerCache:
-        """Room for the keys and values of so many tokens, in the dtype and on the device of the weights."""
-        check_sizes.sizes(batch=batch, room=room)
+        """Return an empty cache for `room` tokens of `batch` sequences, in the weights' dtype and on their device."""
+        check_sizes(batch=batch, room=room)
         front = (batch, self.key_heads, room)
         like = self.W_O.weight.detach()
         return LayerCache(like.new_empty(*front, self.d_k), like.new_empty(*front, self.d_v))
 
-    def _all(self, x: Tensor, at: CachePosition) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of x in one product; queries and keys are turned together."""
-        check_sizes.features(self, "x", x, "d_model")
+    def _project_all(self, x: Tensor, at: CachePosition) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values of x from one product; queries and keys are rotated in one call."""
+        check_features(self, "x", x, "d_model")
         widths = list(self.W_qkv.widths.values())
         if self.rotary is None:
             queries, keys, values = torch.split(self.W_qkv(x), widths, dim=-1)
@@ -164,16 +193,20 @@ class MultiHeadAttention(DefinedLayer):
                 split_heads(keys, self.key_heads),
                 split_heads(values, self.key_heads),
             )
-        asked, values = torch.split(self.W_qkv(x), [sum(widths[:2]), widths[2]], dim=-1)
-        asked = self._turn(split_heads(asked, self.heads + self.key_heads), at)
-        queries, keys = torch.split(asked, [self.heads, self.key_heads], dim=1)
+        queries_and_keys, values = torch.split(self.W_qkv(x), [sum(widths[:2]), widths[2]], dim=-1)
+        queries_and_keys = self._rotate(split_heads(queries_and_keys, self.heads + self.key_heads), at)
+        queries, keys = torch.split(queries_and_keys, [self.heads, self.key_heads], dim=1)
         return queries, keys, split_heads(values, self.key_heads)
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, *, across: bool) -> Tensor:
-        """Beams of one source ask side by side, as queries of one sequence: where they stand means nothing to it."""
+        """Attend; the beams of one source become queries of one sequence, so that its keys are not repeated.
+
+        That is exact only where neither mask nor bias depends on the position of the query; otherwise the engines
+        get the batch as it is.
+        """
         (batch, heads, n, _), sources = queries.shape, keys.shape[0]
-        alike = attention.mask.keys_alone and attention.bias is None
-        if batch == sources or not sources or batch % sources or not alike:
+        any_position = attention.mask.same_for_all_queries and attention.bias is None
+        if batch == sources or not sources or batch % sources or not any_position:
             context: Tensor = self.attend(queries, keys, values, attention, across=across)
             return context
         beams = batch // sources
@@ -182,10 +215,11 @@ class MultiHeadAttention(DefinedLayer):
         return context.reshape(sources, heads, beams, n, -1).transpose(1, 2).flatten(0, 1)
 
     def _stacks(self) -> tuple[StackedLinear, StackedLinear]:
-        """Where W_q is, and where W_k and W_v are."""
+        """Return the stack that holds W_q, and the stack that holds W_k and W_v."""
         return (self.W_qkv, self.W_qkv) if self.d_memory == self.d_model else (self.W_q, self.W_kv)
 
-    def _turn(self, features: Tensor, at: CachePosition) -> Tensor:
+    def _rotate(self, features: Tensor, at: CachePosition) -> Tensor:
+        """Apply the rotary positions, if the layer has them, to features (batch, heads, n, d_k)."""
         if self.rotary is None:
             return features
         if at.rotation is not None:
@@ -200,7 +234,7 @@ class MultiHeadAttention(DefinedLayer):
             )
         if memory is not None and self.rotary is not None:
             raise ValueError(
-                "memory is another sequence, so there is no distance for rotary to turn by; "
+                "memory is another sequence, so rotary positions have no distance to encode; "
                 "build the layer with rotary=None, or leave the memory out"
             )
         if memory is not None and cache is not None:

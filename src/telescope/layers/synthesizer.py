@@ -6,16 +6,30 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, relu
 
 from ..attention import Attention, Mask, causal
-from . import check_sizes
 from .attend import Attend, DefinedLayer, join_heads, split_heads
 from .cache import CachePosition, LayerCache
+from .check_sizes import check_features, check_sizes, head_width
 
 
 class SynthesizerAttention(DefinedLayer):
     """Y = [Y_1 … Y_T] W_O, Y_i = softmax(ReLU(X A_i + b1) B_i + b2) (X V_i), for sequences of at most `block` tokens.
 
-    It is a dot product all the same, so fused kernels run it: the queries are ReLU(X A + b1) with a 1 as one more
-    feature, the keys the columns of B with b2 as that feature. shared=True has one B and b2 for all heads.
+    Fused kernels can compute these scores, because they are a dot product: the queries are ReLU(X A + b1) with a
+    constant 1 as one more feature, the keys are the columns of B with b2 as that feature.
+
+    d_model    width of X and Y
+    heads      number of heads; divides d_model
+    block      number of columns of B, the length of the longest sequence
+    shared     whether all heads share one B and b2
+    bias       whether there are b1, b2 and the biases of V and W_O
+    attention  the definition: scale, mask, ...
+    dropout    the probability with which an attention weight is dropped, in training only
+
+    Example:
+        >>> import torch
+        >>> from telescope.layers import SynthesizerAttention
+        >>> SynthesizerAttention(8, heads=2, block=16)(torch.zeros(1, 5, 8)).shape
+        torch.Size([1, 5, 8])
     """
 
     def __init__(
@@ -30,8 +44,8 @@ class SynthesizerAttention(DefinedLayer):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_sizes.sizes(d_model=d_model, heads=heads, block=block)
-        d_k, tables = check_sizes.per_head(d_model, heads), 1 if shared else heads
+        check_sizes(d_model=d_model, heads=heads, block=block)
+        d_k, tables = head_width(d_model, heads), 1 if shared else heads
         self.d_model = d_model
         self.heads = heads
         self.block = block
@@ -51,43 +65,49 @@ class SynthesizerAttention(DefinedLayer):
         at: CachePosition = CachePosition(),
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "batch n d_model"]:
-        """`mask` is for this call, beside the definition's; x stands `at` its place, behind what is in the `cache`."""
-        check_sizes.features(self, "x", x, "d_model")
-        attention = self.attention.seeing(mask)
+        """Return Y.
+
+        mask   a mask for this call, combined with the definition's by &
+        at     the positions of x in the sequence and in the cache
+        cache  columns and values of earlier tokens: those of x are written behind them, and x sees them all
+        """
+        check_features(self, "x", x, "d_model")
+        attention = self.attention.with_extra_mask(mask)
         queries, keys = self.queries(x), self.keys(x, at)
         values = split_heads(self.V(x), self.heads)
         if cache is not None:
             keys, values = cache.append(keys, values, at.start)
-            attention = cache.seen(attention, at)
+            attention = cache.hide_unwritten(attention, at)
         context: Tensor = self.attend(queries, keys, values, attention, across=False)
         y: Tensor = self.W_O(join_heads(context))
         return y
 
     def queries(self, x: Float[Tensor, "batch n d_model"]) -> Float[Tensor, "batch heads n d_k"]:
+        """Return ReLU(X A + b1), split into heads, with a constant 1 as last feature where there is a b2."""
         queries = split_heads(relu(self.A(x)), self.heads)
         return queries if self.b2 is None else pad(queries, (0, 1), value=1.0)
 
     def keys(
         self, x: Float[Tensor, "batch n d_model"], at: CachePosition = CachePosition()
     ) -> Float[Tensor, "batch heads n d_k"]:
-        """The columns of the table where x stands: the same for every sequence that stands there."""
+        """Return the columns of B (and b2) at the positions of x; they do not depend on the contents of x."""
         columns = self.B if self.b2 is None else torch.cat([self.B, self.b2], dim=1)
-        where = at.start if at.positions is None else at.positions
-        if isinstance(where, int):
-            if where + x.shape[1] > self.block:
+        positions = at.start if at.positions is None else at.positions
+        if isinstance(positions, int):
+            if positions + x.shape[1] > self.block:
                 raise ValueError(
-                    f"x has {where + x.shape[1]} positions; "
+                    f"x has {positions + x.shape[1]} positions; "
                     f"a SynthesizerAttention with block={self.block} takes at most that many"
                 )
-            mine = columns[..., where : where + x.shape[1]].mT
+            keys = columns[..., positions : positions + x.shape[1]].mT
         else:
-            mine = columns.mT[:, where]  # (tables, n, d_k) or (tables, batch, n, d_k)
-            mine = mine if where.ndim == 1 else mine.transpose(0, 1)
-        return mine.expand(x.shape[0], self.heads, -1, -1)
+            keys = columns.mT[:, positions]  # (tables, n, d_k) or (tables, batch, n, d_k)
+            keys = keys if positions.ndim == 1 else keys.transpose(0, 1)
+        return keys.expand(x.shape[0], self.heads, -1, -1)
 
     def room(self, batch: int, room: int) -> LayerCache:
-        """Room for the columns and values of so many tokens, in the dtype and on the device of the weights."""
-        check_sizes.sizes(batch=batch, room=room)
+        """Return an empty cache for `room` tokens of `batch` sequences, in the weights' dtype and on their device."""
+        check_sizes(batch=batch, room=room)
         d_k = self.d_model // self.heads
         front, like = (batch, self.heads, room), self.W_O.weight.detach()
         return LayerCache(like.new_empty(*front, d_k + (self.b2 is not None)), like.new_empty(*front, d_k))

@@ -1,4 +1,7 @@
-"""Whole models, made of layers: each with a config, its attention, a cache to decode with, and a loss to learn by."""
+"""Whole models built from layers, each with a config, a cache for decoding and a loss; saving, loading and export.
+
+May import layers, engines, files, attention and words. Read model.py first, then gpt.py; saved/load.py for files.
+"""
 
 from ..files.errors import LoadError
 from .config import Config, Special

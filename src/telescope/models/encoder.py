@@ -1,4 +1,4 @@
-"""The encoder alone: blocks that look both ways, and one vector for a whole sentence (Devlin et al. 2019)."""
+"""An encoder without a decoder: bidirectional blocks, and pooling to one vector for each text (Devlin et al. 2019)."""
 
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -10,21 +10,27 @@ from torch import Tensor, nn
 from ..attention import Attention, Mask
 from ..layers import EncoderBlock, FeedForward, LearnedPositions, MultiHeadAttention
 from ..layers.blocks import Activation
-from . import config as fits
-from .config import Config
-from .model import Model, Norm, check_ids, normaliser, real_tokens, to_initialise
+from .config import Config, check_at_least_one, check_heads, check_positive, check_probabilities
+from .model import Model, Norm, check_ids, modules_to_initialise, norm_factory, real_tokens
 
 
 @dataclass(frozen=True)
 class EncoderConfig(Config):
-    """BERT's shape, small.
+    """The config of an Encoder; the defaults are a small BERT.
 
-    None is the usual: d_hidden = 4 · d_model, and the dropout of the weights is `dropout`.
+    The meaning of None: d_hidden = 4 · d_model, attention_dropout = dropout.
+
+    Raises a TypeError or a ValueError with one sentence where a field does not fit.
+
+    Example:
+        >>> from telescope.models import EncoderConfig
+        >>> EncoderConfig(d_model=64).pooling
+        'mean'
     """
 
     vocabulary: int = 256
     max_positions: int = 512
-    types: int = 2  # kinds of text a token may belong to, the first or the second sentence; 0 is none
+    types: int = 2  # token types: first or second text; 0 for a model without types
     d_model: int = 256
     blocks: int = 4
     heads: int = 4
@@ -32,23 +38,32 @@ class EncoderConfig(Config):
     norm: Norm = "layer"
     norm_eps: float = 1e-12
     activation: Activation = "gelu"
-    pooling: Literal["mean", "cls", "bert"] = "mean"  # bert is tanh(W h_cls)
+    pooling: Literal["mean", "cls", "bert"] = "mean"  # "bert" is tanh(W h_cls)
     dropout: float = 0.1
     attention_dropout: float | None = None
 
     def check(self) -> None:
-        fits.at_least_one(self, "vocabulary", "max_positions", "d_model", "blocks", "heads", "d_hidden")
-        fits.positive(self, "norm_eps")
-        fits.probabilities(self, "dropout", "attention_dropout")
-        fits.heads(self.d_model, self.heads)
+        check_at_least_one(self, "vocabulary", "max_positions", "d_model", "blocks", "heads", "d_hidden")
+        check_positive(self, "norm_eps")
+        check_probabilities(self, "dropout", "attention_dropout")
+        check_heads(self.d_model, self.heads)
         if self.types < 0:
             raise ValueError(f"types={self.types} must not be negative; 0 is none")
 
 
 class Encoder(Model, config_type=EncoderConfig):
-    """ids → embedding ⊕ positions ⊕ types → norm → blocks → one hidden state for each token; `pool` makes one of all.
+    """ids → embedding ⊕ positions ⊕ types → norm → blocks → hidden states; `pool` returns one vector for each text.
 
-    `attention` is that of every block.
+    config     sizes and options
+    attention  the definition for every block
+
+    Example:
+        >>> import torch
+        >>> from telescope.models import Encoder, EncoderConfig
+        >>> model = Encoder(EncoderConfig(vocabulary=10, d_model=8, heads=2, blocks=1))
+        >>> hidden = model(torch.tensor([[3, 1, 4]]))
+        >>> hidden.shape, model.pool(hidden).shape
+        (torch.Size([1, 3, 8]), torch.Size([1, 8]))
     """
 
     config: EncoderConfig
@@ -56,9 +71,9 @@ class Encoder(Model, config_type=EncoderConfig):
     def __init__(self, config: EncoderConfig = EncoderConfig(), *, attention: Attention = Attention()) -> None:
         super().__init__()
         self.config = config
-        norm = normaliser(config.norm, config.norm_eps)
+        norm = norm_factory(config.norm, config.norm_eps)
         d_hidden = 4 * config.d_model if config.d_hidden is None else config.d_hidden
-        of_weights = config.dropout if config.attention_dropout is None else config.attention_dropout
+        attention_dropout = config.dropout if config.attention_dropout is None else config.attention_dropout
         self.embedding = nn.Embedding(config.vocabulary, config.d_model)
         self.positions = LearnedPositions(config.max_positions, config.d_model)
         self.types = nn.Embedding(config.types, config.d_model) if config.types else None
@@ -67,7 +82,7 @@ class Encoder(Model, config_type=EncoderConfig):
         self.blocks = nn.ModuleList(
             EncoderBlock(
                 config.d_model,
-                MultiHeadAttention(config.d_model, config.heads, attention=attention, dropout=of_weights),
+                MultiHeadAttention(config.d_model, config.heads, attention=attention, dropout=attention_dropout),
                 FeedForward(config.d_model, d_hidden, activation=config.activation),
                 norm=norm,
                 dropout=config.dropout,
@@ -79,7 +94,7 @@ class Encoder(Model, config_type=EncoderConfig):
 
     @property
     def attention(self) -> Attention:
-        """The definition that its blocks were made with."""
+        """The definition that the blocks were built with."""
         return cast(MultiHeadAttention, cast(EncoderBlock, self.blocks[0]).self_attention).attention
 
     def forward(
@@ -89,13 +104,20 @@ class Encoder(Model, config_type=EncoderConfig):
         types: Int[Tensor, "batch n"] | None = None,
         positions: Int[Tensor, "*batch n"] | None = None,
     ) -> Float[Tensor, "batch n d_model"]:
-        """`mask` hides padding, e.g. ts.padding(lengths); `types` says of which text each token is, 0 unless given."""
+        """Return the hidden state of each token.
+
+        mask       hides padding, e.g. ts.padding(lengths)
+        types      the type of each token, 0 unless given
+        positions  the position of each token; unless given, 0, 1, 2, …
+
+        Raises a ValueError where ids are not in the vocabulary, too many, or types are given to a model without types.
+        """
         check_ids("ids", ids, self.config.vocabulary)
         x = self.embedding(ids)
         if self.types is not None:
             x = x + self.types(torch.zeros_like(ids) if types is None else types)
         elif types is not None:
-            raise ValueError("types were given, but this model knows none: its config has types=0")
+            raise ValueError("types were given, but this model has none: its config has types=0")
         x = self.dropout(self.norm(self.positions(x, 0 if positions is None else positions)))
         for block in self.blocks:
             x = block(x, mask)
@@ -105,7 +127,7 @@ class Encoder(Model, config_type=EncoderConfig):
     def pool(
         self, hidden: Float[Tensor, "batch n d_model"], mask: Mask | None = None
     ) -> Float[Tensor, "batch d_model"]:
-        """One vector for each sequence: the mean of its real tokens, or what its first token has become."""
+        """Return one vector for each text: the mean over tokens that `mask` shows, or the state of the first token."""
         if self.config.pooling == "mean":
             real = real_tokens(mask, hidden)[..., None].to(hidden.dtype)
             return (hidden * real).sum(1) / real.sum(1).clamp(min=1.0)
@@ -113,8 +135,8 @@ class Encoder(Model, config_type=EncoderConfig):
         return first if self.pooler is None else torch.tanh(self.pooler(first))
 
     def _initialise(self) -> None:
-        """N(0, 0.02) (Devlin et al. 2019's code truncates it at two deviations; so does this)."""
-        for _, module in to_initialise(self):
+        """Draw weights from N(0, 0.02), truncated at two standard deviations as in Devlin et al.'s code."""
+        for _, module in modules_to_initialise(self):
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.trunc_normal_(module.weight, std=0.02, a=-0.04, b=0.04)
             if isinstance(module, nn.Linear) and module.bias is not None:

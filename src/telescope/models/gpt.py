@@ -1,4 +1,4 @@
-"""GPT: one stack of blocks that look back only, and say which token comes next (Radford et al. 2019; Llama; Qwen2)."""
+"""GPT: a decoder-only language model, one stack of causal blocks (Radford et al. 2019; also Llama and Qwen2)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,18 +23,25 @@ from ..layers import (
     SynthesizerAttention,
 )
 from ..layers.blocks import Activation
-from . import config as fits
-from .config import Config
+from .config import Config, check_at_least_one, check_heads, check_positive, check_probabilities
 from .loss import Reduction, cross_entropy
-from .model import Model, Norm, check_ids, normaliser, to_initialise
+from .model import Model, Norm, check_ids, modules_to_initialise, norm_factory
 
 
 @dataclass(frozen=True)
 class GPTConfig(Config):
-    """GPT-2's shape, small. Llama's: positions="rotary", norm="rms", gated=True, activation="silu", bias=False.
+    """The config of a GPT; the defaults are a small GPT-2.
 
-    None is the usual: key_heads = heads, d_k = d_model / heads, d_hidden = 4 · d_model, the biases of attention (those
-    of queries, keys and values, and of W_O) = bias, dropout of the weights = dropout.
+    Llama is positions="rotary", norm="rms", gated=True, activation="silu", bias=False. The meaning of None:
+    key_heads = heads, d_k = d_model / heads, d_hidden = 4 · d_model, attention_bias (of W_q, W_k and W_v) = bias,
+    out_bias (of W_O) = bias, attention_dropout = dropout, synthesizer_block = max_positions, no window.
+
+    Raises a TypeError or a ValueError with one sentence where a field does not fit.
+
+    Example:
+        >>> from telescope.models import GPTConfig
+        >>> GPTConfig(d_model=64, heads=4, positions="rotary").width
+        16
     """
 
     vocabulary: int = 256
@@ -51,14 +58,14 @@ class GPTConfig(Config):
     rotary_fraction: float = 1.0
     rotary_pairs: Pairing = "halves"
     rotary_scaling: Literal["linear", "llama3"] | None = None
-    rotary_factor: float = 8.0  # of the scaling; the next three are llama3's
+    rotary_factor: float = 8.0  # of the scaling; the next three fields are for "llama3" only
     rotary_low: float = 1.0
     rotary_high: float = 4.0
     rotary_original: int = 8192
 
     attention: Literal["causal", "synthesizer"] = "causal"
     window: int | None = None  # a token sees itself and the window - 1 before it
-    synthesizer_block: int | None = None  # the length of the Synthesizer's table; max_positions unless given
+    synthesizer_block: int | None = None  # columns of the Synthesizer's table
     synthesizer_shared: bool = False  # one table for all heads
 
     norm: Norm = "layer"
@@ -74,32 +81,33 @@ class GPTConfig(Config):
 
     def check(self) -> None:
         sizes = ("vocabulary", "max_positions", "d_model", "blocks", "heads", "key_heads", "d_k", "d_hidden")
-        fits.at_least_one(self, *sizes, "window", "synthesizer_block", "rotary_original")
-        fits.positive(self, "rotary_base", "rotary_fraction", "rotary_factor", "rotary_low", "rotary_high", "norm_eps")
-        fits.probabilities(self, "dropout", "attention_dropout")
-        fits.heads(self.d_model, self.heads, self.key_heads, self.d_k)
+        check_at_least_one(self, *sizes, "window", "synthesizer_block", "rotary_original")
+        check_positive(self, "rotary_base", "rotary_fraction", "rotary_factor", "rotary_low", "rotary_high", "norm_eps")
+        check_probabilities(self, "dropout", "attention_dropout")
+        check_heads(self.d_model, self.heads, self.key_heads, self.d_k)
         if self.rotary_low >= self.rotary_high:
             raise ValueError(f"rotary_low={self.rotary_low} must be below rotary_high={self.rotary_high}")
-        turn = self.rotary()  # says what is wrong with it
+        rotary = self.rotary()  # raises where its fields do not fit
         if self.attention == "synthesizer":
             self._check_synthesizer()
         elif self.positions == "rotary":
-            turn.check(self.width)
+            rotary.check(self.width)
 
     def _check_synthesizer(self) -> None:
-        """It has no keys, so nothing can be said about them."""
+        """Raise a ValueError where a field about keys is set: the Synthesizer has no keys."""
         for name in ("key_heads", "d_k", "attention_bias", "out_bias"):
             if getattr(self, name) is not None:
                 raise ValueError(f'attention="synthesizer" has no {name}={getattr(self, name)}; leave it out')
         if self.positions == "rotary":
-            raise ValueError('attention="synthesizer" has no keys to turn; positions="learned" or "none" fit')
+            raise ValueError('attention="synthesizer" has no keys to rotate; positions="learned" or "none" fit')
 
     @property
     def width(self) -> int:
-        """d_k: that of a head's queries and keys."""
+        """d_k, the width of one head's queries and keys."""
         return self.d_model // self.heads if self.d_k is None else self.d_k
 
     def rotary(self) -> Rotary:
+        """Return the rotary positions that the fields rotary_… describe."""
         scaling: LinearScaling | Llama3Scaling | None = None
         if self.rotary_scaling == "linear":
             scaling = LinearScaling(self.rotary_factor)
@@ -111,8 +119,18 @@ class GPTConfig(Config):
 class GPT(Model, config_type=GPTConfig):
     """ids → embedding ⊕ positions → blocks → norm → head → logits of the next token.
 
-    `attention` is that of every block: unless given, causal with the config's window. One that is given has a mask of
-    its own: GPT(config, attention=ts.Attention(mask=ts.causal, softcap=30.0)).
+    config     sizes and options
+    attention  the definition for every block; unless given, causal with the config's window. A given one replaces
+               both, so it needs a mask: ts.Attention(mask=ts.causal, softcap=30.0)
+
+    Raises a ValueError where `attention` has no mask.
+
+    Example:
+        >>> import torch
+        >>> from telescope.models import GPT, GPTConfig
+        >>> model = GPT(GPTConfig(vocabulary=10, d_model=8, heads=2, blocks=1))
+        >>> model(torch.tensor([[3, 1, 4]])).shape
+        torch.Size([1, 3, 10])
     """
 
     config: GPTConfig
@@ -124,7 +142,7 @@ class GPT(Model, config_type=GPTConfig):
             raise ValueError(
                 "attention has no mask, so a GPT would see the token it has to guess; add mask=ts.causal to it"
             )
-        norm = normaliser(config.norm, config.norm_eps, config.bias)
+        norm = norm_factory(config.norm, config.norm_eps, config.bias)
         self.embedding = nn.Embedding(config.vocabulary, config.d_model)
         self.positions = (
             LearnedPositions(config.max_positions, config.d_model) if config.positions == "learned" else None
@@ -148,7 +166,7 @@ class GPT(Model, config_type=GPTConfig):
 
     @property
     def attention(self) -> Attention:
-        """The definition that its blocks were made with."""
+        """The definition that the blocks were built with."""
         return self._attentions()[0].attention
 
     # ------------------------------------------------------------------------------------------- from ids to logits
@@ -160,11 +178,13 @@ class GPT(Model, config_type=GPTConfig):
         positions: Int[Tensor, "*batch n"] | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "batch n vocabulary"]:
-        """The logits of what comes after each token.
+        """Return the logits of the token that follows each token.
 
-        mask       beside that of the definition, e.g. ts.padding(keep=...); with a cache, over all its keys
-        positions  where the tokens stand, if not at 0, 1, 2, … or, with a cache, behind what is in it
-        cache      what was seen before, and where these go; see `cache`
+        mask       combined with the definition's by &, e.g. ts.padding(keep=...); with a cache, over all its keys
+        positions  the position of each token; unless given, 0, 1, 2, … or, with a cache, those after its tokens
+        cache      keys and values of earlier tokens, from `model.cache()`; those of `ids` are appended to it
+
+        Raises a ValueError where ids are not in the vocabulary, too many, or of another batch than the cache.
         """
         return self.logits(self.hidden(ids, mask, positions, cache))
 
@@ -175,13 +195,13 @@ class GPT(Model, config_type=GPTConfig):
         positions: Int[Tensor, "*batch n"] | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "batch n d_model"]:
-        """All but the head: `logits(hidden[:, -1:])` are those of the last token alone."""
+        """Return the hidden states before the head: `logits(hidden[:, -1:])` are the logits of the last token alone."""
         self._check(ids, cache)
         n = ids.shape[1]
         if cache is not None:
             mask = cache.mask(mask)
             positions = cache.positions(n) if positions is None else positions
-        at = self._place(n, positions, cache)
+        at = self._cache_position(n, positions, cache)
 
         x = self.embedding(ids)
         if self.positions is not None:
@@ -205,25 +225,31 @@ class GPT(Model, config_type=GPTConfig):
         label_smoothing: float = 0.0,
         reduction: Reduction = "mean",
     ) -> Float[Tensor, ""]:
-        """How badly it guesses `targets`, what comes after each of the ids: the mean, or sum, over all but `ignore`."""
+        """Return the cross entropy of `targets`, the token that follows each id: mean or sum over all but `ignore`.
+
+        See `models.loss.cross_entropy` for the options; the logits of the whole batch are never in memory at once.
+        """
         hidden = self.hidden(ids, mask, positions)
         return cross_entropy(
             hidden, self.head_weight, targets, ignore=ignore, label_smoothing=label_smoothing, reduction=reduction
         )
 
     def logits(self, hidden: Float[Tensor, "batch n d_model"]) -> Float[Tensor, "batch n vocabulary"]:
+        """Return hidden states times the head."""
         return linear(hidden, self.head_weight)
 
     @property
     def head_weight(self) -> Float[Tensor, "vocabulary d_model"]:
-        """What turns a hidden state into logits: the embedding, if they are tied."""
+        """The matrix that turns hidden states into logits; the embedding where they are tied."""
         return self.embedding.weight if self.head is None else self.head.weight
 
     def cache(self, batch: int = 1, room: int | None = None, pads: Sequence[int] | Tensor | None = None) -> Cache:
-        """An empty cache for `room` tokens of each sequence, max_positions unless given.
+        """Return an empty cache for `batch` sequences of up to `room` tokens, max_positions unless given.
 
-        `pads` says how many of the first tokens of each sequence are padding: nobody sees them, and the first real
-        token stands at position 0.
+        pads  how many of the first tokens of each sequence are padding, (batch,): these are masked, and the first
+              real token has position 0
+
+        Raises a ValueError where `room` exceeds the positions that the model has.
         """
         room = self.longest if room is None else room
         self._check_length(room)
@@ -231,16 +257,17 @@ class GPT(Model, config_type=GPTConfig):
 
     @property
     def longest(self) -> int:
-        """The longest sequence: only learned positions and the Synthesizer's table end; others may go beyond it."""
+        """The length of the longest sequence; a limit only for learned positions and for the Synthesizer's table."""
         block = self.config.synthesizer_block if self.config.attention == "synthesizer" else None
         return self.config.max_positions if block is None else min(block, self.config.max_positions)
 
-    # ----------------------------------------------------------------------------------------------- how it is made
+    # ------------------------------------------------------------------------------------------------------- building
 
     def _attentions(self) -> list[MultiHeadAttention | SynthesizerAttention]:
         return [cast(Any, block).self_attention for block in self.blocks]
 
     def _self_attention(self, attention: Attention | None) -> nn.Module:
+        """Return the attention layer of one block."""
         config = self.config
         mask = causal if config.window is None else causal & window(config.window)
         dropout = config.dropout if config.attention_dropout is None else config.attention_dropout
@@ -273,24 +300,27 @@ class GPT(Model, config_type=GPTConfig):
         return kind(config.d_model, d_hidden, activation=config.activation, bias=config.bias)
 
     def _initialise(self) -> None:
-        """N(0, 0.02), and the projections into the residual stream smaller by √(2 · blocks): its variance stays the
-        same however many add to it (Radford et al. 2018, 4.1; Radford et al. 2019, 2.3)."""
-        for name, module in to_initialise(self):
+        """Draw weights from N(0, 0.02), and divide projections into the residual stream by √(2 · blocks).
+
+        So the variance of the stream does not grow with the number of blocks (Radford et al. 2018, 4.1; Radford et al.
+        2019, 2.3).
+        """
+        for name, module in modules_to_initialise(self):
             if isinstance(module, nn.Linear | nn.Embedding):
                 into_stream = name.endswith(("W_O", "W_2"))
                 nn.init.normal_(module.weight, std=0.02 / (sqrt(2 * self.config.blocks) if into_stream else 1.0))
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
-    def _place(self, n: int, positions: Tensor | None, cache: Cache | None) -> CachePosition:
-        """Where the tokens stand, and how that turns them: once, for all blocks."""
+    def _cache_position(self, n: int, positions: Tensor | None, cache: Cache | None) -> CachePosition:
+        """Return the slots and the rotation of n tokens, computed once for all blocks."""
         start = 0 if cache is None else cache.start(n)
         if self.rotary is None:
             return CachePosition(start, positions)
         weight = self.embedding.weight
-        where = torch.arange(n, device=weight.device) if positions is None else positions
-        exact = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        return CachePosition(start, positions, self.rotary.at(where, self.config.width, exact))
+        rotated = torch.arange(n, device=weight.device) if positions is None else positions
+        dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        return CachePosition(start, positions, self.rotary.at(rotated, self.config.width, dtype))
 
     def _check(self, ids: Tensor, cache: Cache | None) -> None:
         check_ids("ids", ids, self.config.vocabulary)
@@ -300,6 +330,6 @@ class GPT(Model, config_type=GPTConfig):
             raise ValueError(f"ids has a batch of {ids.shape[0]}, the cache one of {cache.batch}")
 
     def _check_length(self, n: int) -> None:
-        ends = self.config.positions == "learned" or self.config.attention == "synthesizer"
-        if ends and n > self.longest:
+        limited = self.config.positions == "learned" or self.config.attention == "synthesizer"
+        if limited and n > self.longest:
             raise ValueError(f"{n} tokens are too many: this model has positions for {self.longest}")

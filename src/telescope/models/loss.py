@@ -1,8 +1,8 @@
-"""Cross entropy from hidden states: the logits of a whole batch are never there at once.
+"""Cross entropy from hidden states, without holding the logits of a whole batch in memory.
 
-A vocabulary of 50,000 makes the logits the largest thing in training by far. Here they come for some positions at a
-time, in the dtype of the product; their gradient takes their place and goes at once into those of the hidden states
-and of the head, so that nothing has to be kept or computed again for the backward pass.
+With a vocabulary of 50,000 the logits are by far the largest tensor in training. Here they are computed for a chunk of
+positions at a time, in the dtype of the product; their gradient overwrites them and is added at once to the gradients
+of the hidden states and of the head, so that the backward pass needs neither the logits nor a second computation.
 """
 
 from collections.abc import Iterator
@@ -16,16 +16,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from ..attention.values import has_numbers
+from ..attention.values import has_data
 from ..engines import torch_modes
-from ..engines.exact import precise
-from ..layers.check_sizes import one_of
+from ..engines.exact import upcast_half
+from ..layers.check_sizes import check_choice
 
-# How many logits there are at a time: on a CPU the best of 2**19 to 2**25 (one Neoverse core). On a GPU each piece more
-# is another sum into the gradient of the head, and its kernel keeps nothing beside them.
-LOGITS = {"cpu": 2**23, "cuda": 2**30}
-ALIGNED = {"cuda": 64}  # tensor cores want rows of a multiple of this: GPT-2's 50,257 words become 50,304
-INSTALLED = find_spec("triton") is not None
+# The number of logits in a chunk, by device. CPU: the fastest of 2**19 to 2**25 on one Neoverse core. GPU: large, since
+# every chunk adds once to the gradient of the head, and the kernel needs no memory besides the logits.
+MAX_LOGITS = {"cpu": 2**23, "cuda": 2**30}
+ROW_ALIGNMENT = {"cuda": 64}  # rows are padded to a multiple, for tensor cores: GPT-2's 50,257 become 50,304
+TRITON_INSTALLED = find_spec("triton") is not None
 
 Reduction = Literal["mean", "sum"]
 
@@ -40,11 +40,18 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     reduction: Reduction = "mean",
 ) -> Float[Tensor, ""]:
-    """torch's cross_entropy(hidden @ weight.T + bias, targets): the mean, or sum, over all targets but `ignore`.
+    """Return torch's cross_entropy(hidden @ weight.T + bias, targets), without the logits of the whole batch.
 
-    Of no such target there is no mean: it is NaN, as in torch. It has a first derivative, no second.
+    hidden           the states before the head
+    weight, bias     of the head
+    targets          one id for each state; those equal to `ignore` do not count
+    label_smoothing  the share of the target's probability that is spread over the vocabulary, 0 <= share < 1
+    reduction        "mean" or "sum" over the targets that count; a mean over none is NaN, as in torch
+
+    The result can be differentiated once, not twice. Raises a ValueError where shapes or options do not fit and, on a
+    CPU, where a target is outside the vocabulary.
     """
-    one_of("reduction", reduction, get_args(Reduction))
+    check_choice("reduction", reduction, get_args(Reduction))
     if not 0.0 <= label_smoothing < 1.0:
         raise ValueError(f"label_smoothing={label_smoothing} is a share: from 0, below 1")
     if targets.shape != hidden.shape[:-1]:
@@ -52,14 +59,14 @@ def cross_entropy(
             f"targets has shape {tuple(targets.shape)}; "
             f"hidden states {tuple(hidden.shape)} need one for each, {tuple(hidden.shape[:-1])}"
         )
-    states, wanted = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-    _check(wanted, len(weight), ignore)
-    loss: Tensor = _OverTheHead.apply(states, weight, bias, wanted, ignore, label_smoothing, reduction)  # type: ignore[no-untyped-call]
+    states, flat_targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+    _check_targets(flat_targets, len(weight), ignore)
+    loss: Tensor = _ChunkedCrossEntropy.apply(states, weight, bias, flat_targets, ignore, label_smoothing, reduction)  # type: ignore[no-untyped-call]
     return loss
 
 
-class _OverTheHead(torch.autograd.Function):
-    """The gradients are made on the way forward, and only scaled on the way back."""
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """Compute the gradients in the forward pass, chunk by chunk; the backward pass only scales them."""
 
     @staticmethod
     def forward(
@@ -75,25 +82,30 @@ class _OverTheHead(torch.autograd.Function):
         for_hidden, for_weight, for_bias, *_ = ctx.needs_input_grad
         states, W = torch_modes.cast_for_autocast(hidden, weight)
         with torch_modes.without_autocast(hidden.device):
-            W = pad(W, (0, 0, 0, -len(W) % ALIGNED.get(W.device.type, 1)))
+            W = pad(W, (0, 0, 0, -len(W) % ROW_ALIGNMENT.get(W.device.type, 1)))
             real = targets != ignore
             d_hidden: list[Tensor] = []
             d_weight = torch.zeros_like(weight) if for_weight else None
             d_bias = torch.zeros_like(bias) if bias is not None and for_bias else None
-            total = precise(states).new_zeros(())
-            for some in _pieces(len(states), len(W), W.device.type):
-                logits = states[some] @ W.mT
-                if _by_kernel(logits):
-                    from .loss_kernel import in_place
+            total = upcast_half(states).new_zeros(())
+            for chunk in _chunks(len(states), len(W), W.device.type):
+                logits = states[chunk] @ W.mT
+                if _use_kernel(logits):
+                    from .loss_kernel import differentiate_in_place
 
-                    losses, d_logits = in_place(logits, bias, targets[some], len(weight), ignore, smoothing), logits
+                    losses, d_logits = (
+                        differentiate_in_place(logits, bias, targets[chunk], len(weight), ignore, smoothing),
+                        logits,
+                    )
                 else:
-                    losses, d_logits = _piece(logits, bias, targets[some], real[some], len(weight), smoothing)
+                    losses, d_logits = _differentiate_chunk(
+                        logits, bias, targets[chunk], real[chunk], len(weight), smoothing
+                    )
                 total = total + losses.sum()
                 if for_hidden:
                     d_hidden.append(d_logits @ W)
                 if d_weight is not None:
-                    _add_product(d_weight, d_logits, states[some])
+                    _add_product(d_weight, d_logits, states[chunk])
                 if d_bias is not None:
                     d_bias += d_logits.sum(0, dtype=d_bias.dtype)[: len(weight)]
         count = real.sum() if reduction == "mean" else torch.ones_like(total)
@@ -105,11 +117,11 @@ class _OverTheHead(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Float[Tensor, ""]) -> tuple[Tensor | None, ...]:
         d_hidden, d_weight, d_bias, count = ctx.saved_tensors
-        each = gradient / count
+        scale = gradient / count
         return (
-            None if d_hidden is None else (d_hidden * each).to(ctx.dtype),
-            None if d_weight is None else (d_weight * each).to(d_weight.dtype),
-            None if d_bias is None else (d_bias * each).to(d_bias.dtype),
+            None if d_hidden is None else (d_hidden * scale).to(ctx.dtype),
+            None if d_weight is None else (d_weight * scale).to(d_weight.dtype),
+            None if d_bias is None else (d_bias * scale).to(d_bias.dtype),
             None,
             None,
             None,
@@ -117,69 +129,72 @@ class _OverTheHead(torch.autograd.Function):
         )
 
 
-def _by_kernel(logits: Tensor) -> bool:
-    return INSTALLED and logits.is_cuda and logits.dtype != torch.float64
+def _use_kernel(logits: Tensor) -> bool:
+    """Return whether the Triton kernel can differentiate these logits."""
+    return TRITON_INSTALLED and logits.is_cuda and logits.dtype != torch.float64
 
 
-def _piece(
-    logits: Float[Tensor, "some width"],
+def _differentiate_chunk(
+    logits: Float[Tensor, "chunk width"],
     bias: Float[Tensor, " vocabulary"] | None,
-    targets: Int[Tensor, " some"],
-    real: Bool[Tensor, " some"],
+    targets: Int[Tensor, " chunk"],
+    real: Bool[Tensor, " chunk"],
     vocabulary: int,
     smoothing: float,
-) -> tuple[Float[Tensor, "some 1"], Float[Tensor, "some width"]]:
-    """The loss of some positions, and its gradient in place of their logits z.
+) -> tuple[Float[Tensor, "chunk 1"], Float[Tensor, "chunk width"]]:
+    """Return the loss of each position, and its gradient with respect to the logits z.
 
-    -log p_target = ln Σ exp(z) - z_target, in which `smoothing` of z_target is the mean of all z.
+    -log p_target = ln Σ exp(z) - z_target, where with smoothing z_target becomes
+    (1 - smoothing) · z_target + smoothing · mean(z).
     """
-    width, kept, even = logits.shape[-1], 1.0 - smoothing, smoothing / vocabulary
+    width, target_share, smooth_share = logits.shape[-1], 1.0 - smoothing, smoothing / vocabulary
     columns = torch.arange(width, device=logits.device)
-    wanted, mine = targets.masked_fill(~real, 0)[:, None], real[:, None].to(precise(logits).dtype)
+    target, counts = targets.masked_fill(~real, 0)[:, None], real[:, None].to(upcast_half(logits).dtype)
 
-    z = precise(logits) if bias is None else precise(logits) + pad(bias, (0, width - vocabulary))
-    losses = -kept * z.gather(-1, wanted)
+    z = upcast_half(logits) if bias is None else upcast_half(logits) + pad(bias, (0, width - vocabulary))
+    losses = -target_share * z.gather(-1, target)
     if smoothing:
-        losses = losses - even * z[:, :vocabulary].sum(-1, keepdim=True)
+        losses = losses - smooth_share * z[:, :vocabulary].sum(-1, keepdim=True)
     if width > vocabulary:
-        z = z.masked_fill(columns >= vocabulary, -torch.inf)  # no word, only there for the sake of speed
+        z = z.masked_fill(columns >= vocabulary, -torch.inf)  # padding of the rows, not part of the vocabulary
 
     largest = z.amax(-1, keepdim=True)
     weights = z.sub_(largest).exp_()
     sums = weights.sum(-1, keepdim=True)
-    losses = (losses + sums.log() + largest) * mine
+    losses = (losses + sums.log() + largest) * counts
 
-    d = weights.mul_(mine / sums)  # softmax, less what was wanted
-    d.scatter_add_(-1, wanted, -kept * mine)
+    d = weights.mul_(counts / sums)  # softmax minus the target distribution
+    d.scatter_add_(-1, target, -target_share * counts)
     if smoothing:
-        d = d - torch.where(columns < vocabulary, even * mine, 0.0)
+        d = d - torch.where(columns < vocabulary, smooth_share * counts, 0.0)
     return losses, d.to(logits.dtype)
 
 
 def _add_product(
     total: Float[Tensor, "vocabulary d_model"],
-    d_logits: Float[Tensor, "some width"],
-    states: Float[Tensor, "some d_model"],
+    d_logits: Float[Tensor, "chunk width"],
+    states: Float[Tensor, "chunk d_model"],
 ) -> None:
-    """total += d_logitsᵀ states; products of halves are summed in the dtype of the total."""
+    """Add d_logitsᵀ states to `total`, in the dtype of `total`."""
     if total.dtype == d_logits.dtype:
         total.addmm_(d_logits.mT[: len(total)], states)
-    else:  # all of the width, since tensor cores want it aligned
+    else:  # the product of the padded width, which tensor cores compute faster
         total += (d_logits.mT @ states)[: len(total)]
 
 
-def _pieces(rows: int, width: int, device: str) -> Iterator[slice]:
-    """As few as the number of logits allows, all of one size but the last."""
-    pieces = max(1, ceil(rows * width / LOGITS.get(device, LOGITS["cpu"])))
-    size = max(1, ceil(rows / pieces))
+def _chunks(rows: int, width: int, device: str) -> Iterator[slice]:
+    """Yield slices of positions: as few as MAX_LOGITS allows, all of one size except the last."""
+    count = max(1, ceil(rows * width / MAX_LOGITS.get(device, MAX_LOGITS["cpu"])))
+    size = max(1, ceil(rows / count))
     return (slice(first, min(first + size, rows)) for first in range(0, rows, size))
 
 
-def _check(targets: Tensor, vocabulary: int, ignore: int) -> None:
-    if targets.device.type != "cpu" or not has_numbers(targets):
-        return  # on a GPU looking would wait
-    strange = targets[((targets < 0) | (targets >= vocabulary)) & (targets != ignore)]
-    if len(strange):
+def _check_targets(targets: Tensor, vocabulary: int, ignore: int) -> None:
+    """Raise a ValueError where a target is outside the vocabulary; on a GPU do nothing, since reading would wait."""
+    if targets.device.type != "cpu" or not has_data(targets):
+        return
+    outside = targets[((targets < 0) | (targets >= vocabulary)) & (targets != ignore)]
+    if len(outside):
         raise ValueError(
-            f"targets has the id {int(strange[0])}; the vocabulary is 0 to {vocabulary - 1}, and ignore={ignore}"
+            f"targets has the id {int(outside[0])}; the vocabulary is 0 to {vocabulary - 1}, and ignore={ignore}"
         )

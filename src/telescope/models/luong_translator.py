@@ -1,4 +1,4 @@
-"""An LSTM that reads, an LSTM that writes, and attention between them (Luong et al. 2015)."""
+"""A recurrent translator: an LSTM encoder, an LSTM decoder, and attention between them (Luong et al. 2015)."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,21 +10,30 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from ..attention import Attention, Mask
 from ..layers import LuongAttention
-from ..layers.check_sizes import sizes
-from . import config as fits
-from .config import Config
+from ..layers.check_sizes import check_sizes
+from .config import Config, check_at_least_one, check_probabilities
 from .loss import Reduction, cross_entropy
-from .model import Model, check_ids, real_tokens, to_initialise
+from .model import Model, check_ids, modules_to_initialise, real_tokens
 
 
 @dataclass(frozen=True)
 class LuongConfig(Config):
-    """The paper's shape, small. The target's vocabulary is the source's unless given."""
+    """The config of a LuongTranslator; the defaults are a small version of the paper's.
+
+    Where target_vocabulary is None it equals vocabulary.
+
+    Raises a TypeError or a ValueError with one sentence where a field does not fit.
+
+    Example:
+        >>> from telescope.models import LuongConfig
+        >>> LuongConfig(d_model=64).score
+        'general'
+    """
 
     vocabulary: int = 256
     target_vocabulary: int | None = None
     d_embedding: int = 128
-    d_model: int = 256  # of both LSTMs; each direction of a bidirectional encoder has half of it
+    d_model: int = 256  # width of both LSTMs; each direction of a bidirectional encoder has half of it
     layers: int = 2
     bidirectional: bool = False
     score: Literal["dot", "general", "concat"] = "general"
@@ -32,8 +41,8 @@ class LuongConfig(Config):
     dropout: float = 0.2
 
     def check(self) -> None:
-        fits.at_least_one(self, "vocabulary", "target_vocabulary", "d_embedding", "d_model", "layers")
-        fits.probabilities(self, "dropout")
+        check_at_least_one(self, "vocabulary", "target_vocabulary", "d_embedding", "d_model", "layers")
+        check_probabilities(self, "dropout")
         if self.bidirectional and self.d_model % 2:
             near = f"{self.d_model - 1} or {self.d_model + 1}"
             raise ValueError(f"d_model={self.d_model} cannot be split into two directions; nearest: {near}")
@@ -41,7 +50,15 @@ class LuongConfig(Config):
 
 @dataclass(frozen=True, eq=False)
 class LuongMemory:
-    """What the encoder makes of the source: all its states, and where each of its layers ended."""
+    """The encoder's output: the states of its last layer, and the final hidden and cell state of every layer.
+
+    Example:
+        >>> import torch
+        >>> from telescope.models import LuongConfig, LuongTranslator
+        >>> model = LuongTranslator(LuongConfig(vocabulary=10, d_model=8))
+        >>> model.encode(torch.tensor([[3, 1, 4]])).states.shape
+        torch.Size([1, 3, 8])
+    """
 
     states: Float[Tensor, "sources n d_model"]
     hidden: Float[Tensor, "layers sources d_model"]
@@ -50,7 +67,20 @@ class LuongMemory:
 
 @dataclass(eq=False)
 class LuongCache:
-    """Where the decoder stands: the state of its layers, and the attentional state h̃ that is fed to its next input."""
+    """The decoder's state: hidden and cell state of its layers, and h̃, which is part of its next input.
+
+    memory, memory_mask  the encoder's output, and the mask that hides its padding
+    fed                  h̃ of the last step
+    length               the number of tokens decoded
+
+    Example:
+        >>> import torch
+        >>> from telescope.models import LuongConfig, LuongTranslator
+        >>> model = LuongTranslator(LuongConfig(vocabulary=10, d_model=8))
+        >>> cache = model.cache(model.encode(torch.tensor([[3, 1, 4]])), beams=2)
+        >>> cache.sources, cache.batch
+        (1, 2)
+    """
 
     memory: LuongMemory
     memory_mask: Mask | None
@@ -61,14 +91,16 @@ class LuongCache:
 
     @property
     def batch(self) -> int:
+        """The number of targets."""
         return self.fed.shape[0]
 
     @property
     def sources(self) -> int:
+        """The number of sources; the batch is sources · beams."""
         return self.memory.states.shape[0]
 
     def reorder(self, index: Int[Tensor, " new_batch"]) -> None:
-        """Sequence i goes on from where sequence index[i] was; see layers.Cache."""
+        """Replace sequence i by sequence index[i], for every i; see `layers.Cache`."""
         self.hidden, self.cell = self.hidden.index_select(1, index), self.cell.index_select(1, index)
         self.fed = self.fed.index_select(0, index)
 
@@ -76,8 +108,17 @@ class LuongCache:
 class LuongTranslator(Model, config_type=LuongConfig):
     """source → LSTM → h; target → LSTM → s_t; c_t = Σ α h; h̃_t = tanh(W_c [c_t; s_t]) → head → logits.
 
-    With input feeding, h̃ of a step is part of the next step's input. `attention` is that of the attention between the
-    two, apart from its score, which is the config's.
+    With input feeding, h̃ of a step is part of the next step's input.
+
+    config     sizes and options
+    attention  the definition of the attention to the encoder, except its score, which the config chooses
+
+    Example:
+        >>> import torch
+        >>> from telescope.models import LuongConfig, LuongTranslator
+        >>> model = LuongTranslator(LuongConfig(vocabulary=10, d_model=8))
+        >>> model(torch.tensor([[3, 1, 4]]), torch.tensor([[1, 5]])).shape
+        torch.Size([1, 2, 10])
     """
 
     config: LuongConfig
@@ -86,7 +127,7 @@ class LuongTranslator(Model, config_type=LuongConfig):
         super().__init__()
         self.config = config
         d, d_embedding = config.d_model, config.d_embedding
-        between = config.dropout if config.layers > 1 else 0.0
+        layer_dropout = config.dropout if config.layers > 1 else 0.0
         self.embedding = nn.Embedding(config.vocabulary, d_embedding)
         self.target_embedding = nn.Embedding(self.vocabulary, d_embedding)
         self.encoder = nn.LSTM(
@@ -94,25 +135,25 @@ class LuongTranslator(Model, config_type=LuongConfig):
             d // 2 if config.bidirectional else d,
             config.layers,
             bidirectional=config.bidirectional,
-            dropout=between,
+            dropout=layer_dropout,
             batch_first=True,
         )
-        fed = d if config.input_feeding else 0
-        self.decoder = nn.LSTM(d_embedding + fed, d, config.layers, dropout=between, batch_first=True)
+        d_fed = d if config.input_feeding else 0
+        self.decoder = nn.LSTM(d_embedding + d_fed, d, config.layers, dropout=layer_dropout, batch_first=True)
         self.cross_attention = LuongAttention(config.score, d, attention=attention)
         self.W_c = nn.Linear(2 * d, d, bias=False)
         self.dropout = nn.Dropout(config.dropout)
         self.head = nn.Linear(d, self.vocabulary, bias=False)
-        for _, module in to_initialise(self):
+        for _, module in modules_to_initialise(self):
             for parameter in module.parameters(recurse=False):
                 nn.init.uniform_(parameter, -0.1, 0.1)  # Luong et al. 2015, section 4.1
 
     @property
     def attention(self) -> Attention:
-        """The definition that it was made with."""
+        """The definition that the model was built with."""
         return self.cross_attention.attention
 
-    # -------------------------------------------------------------------------------------------- source to logits
+    # --------------------------------------------------------------------------------------- from source to logits
 
     def forward(
         self,
@@ -120,18 +161,22 @@ class LuongTranslator(Model, config_type=LuongConfig):
         target: Int[Tensor, "batch m"],
         source_mask: Mask | None = None,
     ) -> Float[Tensor, "batch m vocabulary"]:
-        """The logits of what comes after each token of the target, given the source, whose padding the mask hides."""
+        """Return the logits of the token that follows each token of the target, given the source.
+
+        `source_mask` hides padding on the right, ts.padding(lengths). Raises a ValueError where ids are not in the
+        vocabulary.
+        """
         return self.logits(self.decode(target, self.encode(source, source_mask), source_mask))
 
     def encode(self, source: Int[Tensor, "batch n"], mask: Mask | None = None) -> LuongMemory:
-        """All states of the encoder. `mask` is ts.padding(lengths): an LSTM reads a sentence to its end, not beyond."""
+        """Return the encoder's states; each source is read up to its length, by mask=ts.padding(lengths)."""
         check_ids("source", source, self.config.vocabulary)
         x = self.dropout(self.embedding(source))
         lengths = _lengths(mask, source)
         packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
         states, (hidden, cell) = self.encoder(packed)
         states, _ = pad_packed_sequence(states, batch_first=True, total_length=source.shape[1])
-        return LuongMemory(states, self._both_ways(hidden), self._both_ways(cell))
+        return LuongMemory(states, self._join_directions(hidden), self._join_directions(cell))
 
     def decode(
         self,
@@ -140,7 +185,10 @@ class LuongTranslator(Model, config_type=LuongConfig):
         memory_mask: Mask | None = None,
         cache: LuongCache | None = None,
     ) -> Float[Tensor, "batch m d_model"]:
-        """h̃ of every step, which `logits` turns into words. With a cache it goes on from there."""
+        """Return h̃ of every step, which `logits` turns into logits; a cache is continued, and updated in place.
+
+        Raises a ValueError unless exactly one of memory and cache is given.
+        """
         check_ids("target", target, self.vocabulary)
         if (memory is None) == (cache is None):
             raise ValueError("decode needs the memory, model.encode(source), or a cache that was made for one")
@@ -153,11 +201,11 @@ class LuongTranslator(Model, config_type=LuongConfig):
         x = self.dropout(self.target_embedding(target))
         if not self.config.input_feeding:
             return self._step(x, cache)
-        found = []
+        outputs = []
         for word in torch.split(x, 1, dim=1):
             cache.fed = self._step(torch.cat([word, cache.fed], dim=-1), cache)
-            found.append(cache.fed)
-        return torch.cat(found, dim=1)
+            outputs.append(cache.fed)
+        return torch.cat(outputs, dim=1)
 
     def loss(
         self,
@@ -170,51 +218,59 @@ class LuongTranslator(Model, config_type=LuongConfig):
         label_smoothing: float = 0.0,
         reduction: Reduction = "mean",
     ) -> Float[Tensor, ""]:
-        """How badly it guesses `targets`, what follows each of `target`: the mean, or sum, over all but `ignore`."""
+        """Return the cross entropy of `targets`, which follow the tokens of `target`: mean or sum without `ignore`.
+
+        See `models.loss.cross_entropy` for the options; the logits of the whole batch are never in memory at once.
+        """
         hidden = self.decode(target, self.encode(source, source_mask), source_mask)
         return cross_entropy(
             hidden, self.head.weight, targets, ignore=ignore, label_smoothing=label_smoothing, reduction=reduction
         )
 
     def logits(self, hidden: Float[Tensor, "batch m d_model"]) -> Float[Tensor, "batch m vocabulary"]:
+        """Return hidden states times the head."""
         y: Tensor = self.head(hidden)
         return y
 
     def cache(
         self, memory: LuongMemory, memory_mask: Mask | None = None, room: int | None = None, *, beams: int = 1
     ) -> LuongCache:
-        """Where the decoder begins: at the encoder's end. An LSTM needs no `room`: it keeps one state, however long.
+        """Return the decoder's first state, the encoder's last one.
 
-        With `beams`, that many targets of each source stand below each other, and share its states.
+        beams  the number of targets for each source; the batch is sources · beams, the beams of a source adjacent
+        room   ignored: an LSTM's state does not grow with the target
         """
-        sizes(beams=beams)
+        check_sizes(beams=beams)
         hidden, cell = (state.repeat_interleave(beams, dim=1) for state in (memory.hidden, memory.cell))
         fed = hidden.new_zeros(hidden.shape[1], 1, self.config.d_model)
         return LuongCache(memory, memory_mask, hidden, cell, fed)
 
-    # ---------------------------------------------------------------------------------------------------- its parts
+    # ------------------------------------------------------------------------------------------------------- parts
 
     @property
     def vocabulary(self) -> int:
-        """The target's."""
+        """The size of the target's vocabulary."""
         return self.config.vocabulary if self.config.target_vocabulary is None else self.config.target_vocabulary
 
     def _step(self, x: Float[Tensor, "batch m d_in"], cache: LuongCache) -> Float[Tensor, "batch m d_model"]:
-        """s = LSTM(x), h̃ = tanh(W_c [c; s])  (equation 5)."""
+        """Return h̃ = tanh(W_c [c; s]) with s = LSTM(x) (equation 5), and update the cache's LSTM state."""
         states, (cache.hidden, cache.cell) = self.decoder(x, (cache.hidden, cache.cell))
-        side_by_side = states.reshape(cache.sources, -1, self.config.d_model)  # the beams of a source, as its queries
-        context = self.cross_attention(side_by_side, cache.memory.states, cache.memory_mask).reshape(states.shape)
+        queries = states.reshape(cache.sources, -1, self.config.d_model)  # all beams of a source in one sequence
+        context = self.cross_attention(queries, cache.memory.states, cache.memory_mask).reshape(states.shape)
         attentional: Tensor = self.dropout(torch.tanh(self.W_c(torch.cat([context, states], dim=-1))))
         return attentional
 
-    def _both_ways(self, state: Float[Tensor, "layers_ways batch d"]) -> Float[Tensor, "layers batch d_model"]:
-        """The two directions of each layer side by side."""
+    def _join_directions(
+        self, state: Float[Tensor, "layers_directions batch d"]
+    ) -> Float[Tensor, "layers batch d_model"]:
+        """Return the states of both directions of each layer, concatenated."""
         if not self.config.bidirectional:
             return state
         return torch.cat([state[0::2], state[1::2]], dim=-1)
 
 
 def _lengths(mask: Mask | None, source: Tensor) -> Int[Tensor, " batch"]:
+    """Return the number of tokens of each source; a ValueError unless all padding is on the right."""
     real = real_tokens(mask, source)
     lengths = real.sum(-1).cpu()
     if int(lengths.min()) < 1 or not torch.equal(real.cpu(), torch.arange(source.shape[1]) < lengths[:, None]):

@@ -1,4 +1,4 @@
-"""The Transformer: an encoder that reads, a decoder that writes and looks at what was read (Vaswani et al. 2017)."""
+"""The Transformer: an encoder, and a decoder that attends to the encoder's output (Vaswani et al. 2017)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,20 +23,27 @@ from ..layers import (
 )
 from ..layers.blocks import Activation
 from ..layers.cache import LayerCache
-from ..layers.check_sizes import sizes
+from ..layers.check_sizes import check_sizes
 from ..layers.multi_head import KeysAndValues, StackedLinear
-from . import config as fits
-from .config import Config
+from .config import Config, check_at_least_one, check_heads, check_positive, check_probabilities
 from .loss import Reduction, cross_entropy
-from .model import Model, Norm, check_ids, normaliser, to_initialise
+from .model import Model, Norm, check_ids, modules_to_initialise, norm_factory
 
 
 @dataclass(frozen=True)
 class TransformerConfig(Config):
-    """The paper's shape, small. Marian's: positions="sinusoidal_halves", activation="silu", head_bias=True.
+    """The config of a Transformer; the defaults are a small version of the paper's.
 
-    None is the usual: the decoder's vocabulary, heads and hidden width are the encoder's, d_hidden = 4 · d_model, a
-    final norm after each stack if pre_norm, and the dropout of the weights is `dropout`.
+    Marian is positions="sinusoidal_halves", activation="silu", head_bias=True. The meaning of None: the decoder's
+    vocabulary, heads and hidden width are the encoder's, d_hidden = 4 · d_model, final_norm (a norm after each stack)
+    = pre_norm, attention_dropout = dropout.
+
+    Raises a TypeError or a ValueError with one sentence where a field does not fit.
+
+    Example:
+        >>> from telescope.models import TransformerConfig
+        >>> TransformerConfig(d_model=64, heads=4).encoder_blocks
+        3
     """
 
     vocabulary: int = 256
@@ -67,23 +74,37 @@ class TransformerConfig(Config):
     hidden_dropout: float = 0.0
 
     def check(self) -> None:
-        fits.at_least_one(self, "vocabulary", "target_vocabulary", "max_positions", "d_model", "encoder_blocks")
-        fits.at_least_one(self, "decoder_blocks", "heads", "decoder_heads", "d_hidden", "decoder_d_hidden")
-        fits.positive(self, "norm_eps")
-        fits.probabilities(self, "dropout", "attention_dropout", "hidden_dropout")
-        fits.heads(self.d_model, self.heads)
-        fits.heads(self.d_model, self.heads if self.decoder_heads is None else self.decoder_heads)
+        check_at_least_one(self, "vocabulary", "target_vocabulary", "max_positions", "d_model", "encoder_blocks")
+        check_at_least_one(self, "decoder_blocks", "heads", "decoder_heads", "d_hidden", "decoder_d_hidden")
+        check_positive(self, "norm_eps")
+        check_probabilities(self, "dropout", "attention_dropout", "hidden_dropout")
+        check_heads(self.d_model, self.heads)
+        check_heads(self.d_model, self.heads if self.decoder_heads is None else self.decoder_heads)
         if self.positions != "learned" and self.d_model % 2:
-            raise ValueError(f'positions="{self.positions}" come in pairs; d_model={self.d_model} is odd')
+            raise ValueError(f'positions="{self.positions}" need an even width; d_model={self.d_model} is odd')
         if self.shared and self.target_vocabulary not in (None, self.vocabulary):
             raise ValueError(
                 f"shared=True is one embedding, but vocabulary={self.vocabulary} and "
-                f"target_vocabulary={self.target_vocabulary} differ; say shared=False"
+                f"target_vocabulary={self.target_vocabulary} differ; pass shared=False"
             )
 
 
 class TransformerCache(Cache):
-    """What the decoder keeps: its own keys and values, and those of the source, projected once, for all its beams."""
+    """The cache of a Transformer's decoder: its own keys and values, and those of the encoder's output.
+
+    rooms        one LayerCache for each decoder block, for the self-attention
+    memory       keys and values of the encoder's output for each decoder block, computed once, shared by all beams
+    memory_mask  hides the padding of the source
+    pads         how many of the first tokens of each target are padding
+
+    Example:
+        >>> import torch
+        >>> from telescope.models import Transformer, TransformerConfig
+        >>> model = Transformer(TransformerConfig(vocabulary=10, d_model=8, heads=2)).eval()
+        >>> cache = model.cache(model.encode(torch.tensor([[3, 1, 4]])), room=16, beams=2)
+        >>> cache.sources, cache.batch
+        (1, 2)
+    """
 
     def __init__(
         self,
@@ -98,13 +119,22 @@ class TransformerCache(Cache):
 
     @property
     def sources(self) -> int:
+        """The number of sources; the batch is sources · beams."""
         return self.memory[0][0].shape[0]
 
 
 class Transformer(Model, config_type=TransformerConfig):
-    """source → encoder blocks → z; target → decoder blocks, which look back, and at z → head → logits.
+    """source → encoder blocks → z; target → decoder blocks, with causal attention and attention to z → head → logits.
 
-    `attention` is that of every block: in the encoder as it is, in the decoder looking back only, and between the two.
+    config     sizes and options
+    attention  the definition for every layer; the decoder's self-attention is made causal
+
+    Example:
+        >>> import torch
+        >>> from telescope.models import Transformer, TransformerConfig
+        >>> model = Transformer(TransformerConfig(vocabulary=10, d_model=8, heads=2))
+        >>> model(torch.tensor([[3, 1, 4]]), torch.tensor([[1, 5]])).shape
+        torch.Size([1, 2, 10])
     """
 
     config: TransformerConfig
@@ -112,13 +142,13 @@ class Transformer(Model, config_type=TransformerConfig):
     def __init__(self, config: TransformerConfig = TransformerConfig(), *, attention: Attention = Attention()) -> None:
         super().__init__()
         self.config = config
-        norm = normaliser(config.norm, config.norm_eps, config.bias)
-        final = config.pre_norm if config.final_norm is None else config.final_norm
-        looking_back = replace(attention, mask=attention.mask & causal)
+        norm = norm_factory(config.norm, config.norm_eps, config.bias)
+        has_final_norm = config.pre_norm if config.final_norm is None else config.final_norm
+        causal_attention = replace(attention, mask=attention.mask & causal)
         heads = config.heads if config.decoder_heads is None else config.decoder_heads
         d_hidden = 4 * config.d_model if config.d_hidden is None else config.d_hidden
         decoder_d_hidden = d_hidden if config.decoder_d_hidden is None else config.decoder_d_hidden
-        around: dict[str, Any] = {"pre_norm": config.pre_norm, "norm": norm, "dropout": config.dropout}
+        add_norm: dict[str, Any] = {"pre_norm": config.pre_norm, "norm": norm, "dropout": config.dropout}
 
         self.embedding = nn.Embedding(config.vocabulary, config.d_model)
         self.target_embedding = None if config.shared else nn.Embedding(self.vocabulary, config.d_model)
@@ -130,32 +160,32 @@ class Transformer(Model, config_type=TransformerConfig):
                 config.d_model,
                 self._multi_head(config.heads, attention),
                 self._feed_forward(d_hidden),
-                **around,
+                **add_norm,
             )
             for _ in range(config.encoder_blocks)
         )
-        self.encoder_norm = norm(config.d_model) if final else nn.Identity()
+        self.encoder_norm = norm(config.d_model) if has_final_norm else nn.Identity()
         self.decoder = nn.ModuleList(
             DecoderBlock(
                 config.d_model,
-                self._multi_head(heads, looking_back),
+                self._multi_head(heads, causal_attention),
                 self._multi_head(heads, attention),
                 self._feed_forward(decoder_d_hidden),
-                **around,
+                **add_norm,
             )
             for _ in range(config.decoder_blocks)
         )
-        self.decoder_norm = norm(config.d_model) if final else nn.Identity()
+        self.decoder_norm = norm(config.d_model) if has_final_norm else nn.Identity()
         self.head = None if config.tied else nn.Linear(config.d_model, self.vocabulary, bias=False)
         self.head_bias = nn.Parameter(torch.zeros(self.vocabulary)) if config.head_bias else None
         self._initialise()
 
     @property
     def attention(self) -> Attention:
-        """The definition that its blocks were made with: the encoder has it as it is."""
+        """The definition that the model was built with: the encoder's."""
         return cast(MultiHeadAttention, cast(EncoderBlock, self.encoder[0]).self_attention).attention
 
-    # -------------------------------------------------------------------------------------------- source to logits
+    # --------------------------------------------------------------------------------------- from source to logits
 
     def forward(
         self,
@@ -164,13 +194,17 @@ class Transformer(Model, config_type=TransformerConfig):
         source_mask: Mask | None = None,
         target_mask: Mask | None = None,
     ) -> Float[Tensor, "batch m vocabulary"]:
-        """The logits of what comes after each token of the target, given the source. Masks hide their padding."""
+        """Return the logits of the token that follows each token of the target, given the source.
+
+        The masks hide padding, e.g. ts.padding(lengths). Raises a ValueError where ids are not in the vocabulary, or
+        too many for learned positions.
+        """
         return self.logits(self.decode(target, self.encode(source, source_mask), target_mask, source_mask))
 
     def encode(
         self, source: Int[Tensor, "batch n"], mask: Mask | None = None, positions: Int[Tensor, "*batch n"] | None = None
     ) -> Float[Tensor, "batch n d_model"]:
-        """z: what the encoder makes of the source."""
+        """Return z, the encoder's output for the source."""
         x = self._embed("source", source, self.embedding, self.source_positions, positions)
         for block in self.encoder:
             x = block(x, mask)
@@ -186,26 +220,30 @@ class Transformer(Model, config_type=TransformerConfig):
         positions: Int[Tensor, "*batch m"] | None = None,
         cache: TransformerCache | None = None,
     ) -> Float[Tensor, "batch m d_model"]:
-        """What the decoder makes of the target so far: hidden states, which `logits` turns into words.
+        """Return the decoder's hidden states for the target; `logits` turns them into logits.
 
-        It looks at the memory z, or, with a cache, at the one the cache was made for.
+        memory     z, from `encode`; None with a cache, which holds the memory's keys and values
+        positions  the position of each token; unless given, 0, 1, 2, … or, with a cache, those after its tokens
+        cache      from `model.cache(memory)`; the target's keys and values are appended to it
+
+        Raises a ValueError without either memory or cache, or with both.
         """
         start: int | Tensor = 0
-        kept: Sequence[Tensor | KeysAndValues]
+        memories: Sequence[Tensor | KeysAndValues]
         rooms: Sequence[LayerCache | None]
         if cache is not None:
             self._check_cache(target, memory, cache)
-            start, kept, rooms = cache.start(target.shape[1]), cache.memory, cache.rooms
+            start, memories, rooms = cache.start(target.shape[1]), cache.memory, cache.rooms
             mask, memory_mask = cache.mask(mask), cache.memory_mask
             positions = cache.positions(target.shape[1]) if positions is None else positions
         elif memory is not None:
-            kept, rooms = [memory] * len(self.decoder), [None] * len(self.decoder)
+            memories, rooms = [memory] * len(self.decoder), [None] * len(self.decoder)
         else:
             raise ValueError("decode needs the memory, model.encode(source), or a cache that was made for one")
 
         x = self._embed("target", target, self._target_embedding, self.target_positions, positions)
         at = CachePosition(start, positions)
-        for block, z, room in zip(self.decoder, kept, rooms, strict=True):
+        for block, z, room in zip(self.decoder, memories, rooms, strict=True):
             x = block(x, z, mask, memory_mask, at=at, cache=room)
         if cache is not None:
             cache.advance(target.shape[1])
@@ -224,12 +262,16 @@ class Transformer(Model, config_type=TransformerConfig):
         label_smoothing: float = 0.0,
         reduction: Reduction = "mean",
     ) -> Float[Tensor, ""]:
-        """How badly it guesses `targets`, what follows each of `target`: the mean, or sum, over all but `ignore`."""
+        """Return the cross entropy of `targets`, which follow the tokens of `target`: mean or sum without `ignore`.
+
+        See `models.loss.cross_entropy` for the options; the logits of the whole batch are never in memory at once.
+        """
         hidden = self.decode(target, self.encode(source, source_mask), target_mask, source_mask)
         W, b = self.head_weight, self.head_bias
         return cross_entropy(hidden, W, targets, b, ignore=ignore, label_smoothing=label_smoothing, reduction=reduction)
 
     def logits(self, hidden: Float[Tensor, "batch m d_model"]) -> Float[Tensor, "batch m vocabulary"]:
+        """Return hidden states times the head, plus its bias."""
         return linear(hidden, self.head_weight, self.head_bias)
 
     def cache(
@@ -241,12 +283,14 @@ class Transformer(Model, config_type=TransformerConfig):
         beams: int = 1,
         pads: Sequence[int] | Tensor | None = None,
     ) -> TransformerCache:
-        """An empty cache for `room` tokens of each target (or max_positions), and the memory's keys and values.
+        """Return a cache for up to `room` tokens of each target, max_positions unless given.
 
-        With `beams`, that many targets of each source stand below each other: a batch of sources · beams. They share
-        the source's keys and values. `pads`: how many of the first tokens of each target are padding.
+        memory       z, from `encode`; its keys and values are computed once and shared by all beams of a source
+        memory_mask  hides the padding of the source
+        beams        the number of targets for each source; the batch is sources · beams, the beams of a source adjacent
+        pads         how many of the first tokens of each target are padding
         """
-        sizes(beams=beams)
+        check_sizes(beams=beams)
         room = self.config.max_positions if room is None else room
         self._check_length("room", room)
         blocks, batch = cast(list[Any], self.decoder), memory.shape[0] * beams
@@ -257,16 +301,16 @@ class Transformer(Model, config_type=TransformerConfig):
             pads,
         )
 
-    # ---------------------------------------------------------------------------------------------------- its parts
+    # ------------------------------------------------------------------------------------------------------- parts
 
     @property
     def vocabulary(self) -> int:
-        """The target's."""
+        """The size of the target's vocabulary."""
         return self.config.vocabulary if self.config.target_vocabulary is None else self.config.target_vocabulary
 
     @property
     def head_weight(self) -> Float[Tensor, "vocabulary d_model"]:
-        """What turns a hidden state into logits: the target's embedding, if they are tied."""
+        """The matrix that turns hidden states into logits; the target's embedding where they are tied."""
         return self._target_embedding.weight if self.head is None else self.head.weight
 
     @property
@@ -274,13 +318,14 @@ class Transformer(Model, config_type=TransformerConfig):
         return self.embedding if self.target_embedding is None else self.target_embedding
 
     def _embed(
-        self, name: str, ids: Tensor, embedding: nn.Embedding, add: nn.Module, positions: Tensor | None
+        self, name: str, ids: Tensor, embedding: nn.Embedding, add_positions: nn.Module, positions: Tensor | None
     ) -> Tensor:
+        """Return the embeddings of ids with their positions added; `name` is for errors."""
         check_ids(name, ids, embedding.num_embeddings)
         if positions is None:
             self._check_length(name, ids.shape[1])
         x = embedding(ids) * (sqrt(self.config.d_model) if self.config.scaled else 1.0)
-        y: Tensor = self.dropout(add(x, 0 if positions is None else positions))
+        y: Tensor = self.dropout(add_positions(x, 0 if positions is None else positions))
         return y
 
     def _multi_head(self, heads: int, attention: Attention) -> MultiHeadAttention:
@@ -295,9 +340,11 @@ class Transformer(Model, config_type=TransformerConfig):
         )
 
     def _initialise(self) -> None:
-        """Xavier's uniform for every matrix (Glorot & Bengio 2010), N(0, 1/d_model) for embeddings, which are then
-        scaled by √d_model (Vaswani et al. 2017, 3.4; tensor2tensor)."""
-        for _, module in to_initialise(self):
+        """Draw matrices from Xavier's uniform (Glorot & Bengio 2010), embeddings from N(0, 1/d_model).
+
+        `forward` scales embeddings by √d_model (Vaswani et al. 2017, 3.4; tensor2tensor).
+        """
+        for _, module in modules_to_initialise(self):
             if isinstance(module, StackedLinear):
                 for name in module.widths:
                     nn.init.xavier_uniform_(module[name].weight)
@@ -310,7 +357,7 @@ class Transformer(Model, config_type=TransformerConfig):
 
     def _check_cache(self, target: Tensor, memory: Tensor | None, cache: TransformerCache) -> None:
         if memory is not None:
-            raise ValueError("memory is in the cache already; leave one of them out")
+            raise ValueError("the cache holds the memory already; pass only one of memory and cache")
         if target.shape[0] != cache.batch:
             raise ValueError(f"target has a batch of {target.shape[0]}, the cache one of {cache.batch}")
 

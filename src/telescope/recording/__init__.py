@@ -1,6 +1,7 @@
-"""What a watched model did: every attention call, how it is stored, what its heads do, and how it is saved.
+"""Everything kept of a watched model: its attention calls, their storage, the habits of heads, saving and opening.
 
-Imports survey, trace, tiles, files and the rooms below; knows nothing of models. Read recording.py, then kept.py.
+Imports survey, trace, tiles, files and the rooms below them, and nothing about models. Read recording.py first, then
+kept.py.
 """
 
 from .recording import Recording

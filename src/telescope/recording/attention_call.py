@@ -1,4 +1,4 @@
-"""A call of an attention as it ran: what whoever looks on sees of it."""
+"""One call of an attention while a model runs: its tensors, its definition, and parts of both."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,51 +12,64 @@ from torch.nn.functional import pad
 
 from ..attention import Attention, Mask, Pairs
 from ..attention.padding_queries import RealQueries
-from ..attention.restrict import RenumberedBias, WrittenMask, key_heads_of, of_heads, of_later_keys, of_queries
+from ..attention.restrict import (
+    RenumberedBias,
+    WrittenMask,
+    drop_first_keys,
+    key_heads_of,
+    restrict_to_heads,
+    restrict_to_queries,
+)
 from ..survey.extend import Size
 from .head_shares import BatchTokens, Places
 
 
 class AttentionCall(NamedTuple):
-    """A call of an attention as it ran, or what some of its heads or queries did in it."""
+    """One call of an attention, or the part of a call that belongs to some of its heads or queries.
+
+    The tensors are the model's own, not copies: the model may write to them after the call.
+    """
 
     queries: Float[Tensor, "batch heads query d_q"]
     keys: Float[Tensor, "batch key_heads key d_k"]
     values: Float[Tensor, "batch key_heads key d_v"]
     attention: Attention
-    """The definition, in which the keys that are gone are counted and hidden."""
+    """The definition over all keys, evicted ones included; its mask hides the evicted keys."""
     heads: tuple[int, ...]
-    """The numbers these heads have in the model."""
+    """The number of each head in the model."""
     dropout: float
     lse: Float[Tensor, "batch heads query"] | None = None
-    """Where the engine gave it."""
-    gone: int = 0
-    """How many keys there were before the first of these: a cache that keeps a window lets them go."""
+    """The log-sum-exp of each query, if the engine that ran returns it."""
+    evicted: int = 0
+    """How many keys stood before the first of `keys`: a cache of a sliding window drops them."""
     query_ids: Int[Tensor, "batch query"] | None = None
+    """The token ids of the queries, if known."""
     key_ids: Int[Tensor, "batch key"] | None = None
-    """The tokens, where they are known; of the keys where these are another sequence."""
-    keys_of_text: bool = False
-    """Keys may be a table's, the same for every text; whether these are known not to be."""
+    """The token ids of the keys, if known and if the keys come from another sequence."""
+    keys_depend_on_text: bool = False
+    """False if the keys may come from a learned table, and so be equal for every text."""
     positions: tuple[int, ...] | None = None
-    """Of the queries, counted on the keys, those that are gone included; None is the last ones."""
+    """The position of each query among all keys, evicted ones included; None for the last positions."""
     text: BatchTokens | None = None
-    """The tokens of all keys, where these are the queries' own and known."""
+    """The tokens of all keys, if known and if queries and keys come from one sequence."""
     across: bool | None = None
-    """Whether keys and queries come from two sequences; None if the caller does not say."""
+    """Whether queries and keys come from two sequences; None if the caller does not say."""
 
     @property
     def size(self) -> Size:
-        return self.queries.shape[-2], self.gone + self.keys.shape[-2]
+        """The number of queries and of keys, evicted keys included."""
+        return self.queries.shape[-2], self.evicted + self.keys.shape[-2]
 
     @property
-    def looks_across(self) -> bool:
-        """Whether keys and queries come from two sequences: as the caller says, else a guess."""
+    def is_cross_attention(self) -> bool:
+        """Whether queries and keys come from two sequences: as the caller says, or else by a guess."""
         if self.across is not None:
             return self.across
-        return self.key_ids is not None or seems_across(self.attention, self.size)
+        return self.key_ids is not None or seems_cross_attention(self.attention, self.size)
 
     @property
     def places(self) -> Places:
+        """The positions of the queries among the keys, and the keys that belong to each habit of a head."""
         batch, heads = self.queries.shape[:2]
         return Places.of(
             self.attention,
@@ -64,61 +77,61 @@ class AttentionCall(NamedTuple):
             heads=heads,
             size=self.size,
             positions=self.positions,
-            across=self.looks_across,
+            across=self.is_cross_attention,
             text=self.text,
             device=self.queries.device,
-            gone=self.gone,
+            evicted=self.evicted,
         )
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What does not change while a sequence grows."""
+        """Everything that stays the same while a sequence grows token by token."""
         batch, heads, _, d_q = self.queries.shape
         return batch, heads, d_q, self.queries.dtype, self.queries.device, self.heads, self.dropout, self.across
 
     @property
-    def known_by(self) -> tuple[Tensor, ...]:
-        """What tells a sequence from others."""
-        return (self.keys,) if self.keys_of_text else (self.keys, self.values)
+    def identifying_tensors(self) -> tuple[Tensor, ...]:
+        """The tensors whose fingerprints tell this sequence from others."""
+        return (self.keys,) if self.keys_depend_on_text else (self.keys, self.values)
 
     @property
-    def here(self) -> Attention:
-        """The definition over the keys that are here."""
-        return of_later_keys(self.attention, self.gone)
+    def attention_over_present_keys(self) -> Attention:
+        """The definition over `keys` alone, without the evicted keys."""
+        return drop_first_keys(self.attention, self.evicted)
 
-    def from_first_key(self) -> "AttentionCall":
-        """Return the same call with a place for every key there ever was: those that are gone are zeros."""
-        if not self.gone:
+    def with_evicted_keys(self) -> "AttentionCall":
+        """Return the same call with zeros in the place of every evicted key and value."""
+        if not self.evicted:
             return self
-        keys, values = (pad(tensor, (0, 0, self.gone, 0)) for tensor in (self.keys, self.values))
-        return self._replace(keys=keys, values=values, gone=0)
+        keys, values = (pad(tensor, (0, 0, self.evicted, 0)) for tensor in (self.keys, self.values))
+        return self._replace(keys=keys, values=values, evicted=0)
 
-    def of_written(self) -> "AttentionCall":
-        """Without the room that a cache of fixed shape has behind its keys."""
+    def without_unwritten_keys(self) -> "AttentionCall":
+        """Return the call without the unwritten end of a cache of fixed size."""
         mask, bias = self.attention.mask, self.attention.bias
         if not isinstance(mask, WrittenMask):
             return self
         bias = bias.bias if isinstance(bias, RenumberedBias) else bias
         attention = replace(self.attention, mask=mask.mask, bias=bias)
-        filled = int(mask.numbering.length)
-        ran = self._replace(keys=self.keys[:, :, :filled], values=self.values[:, :, :filled], attention=attention)
-        return ran if ran.fits(*ran.size) else self  # a mask of the whole room
+        written = int(mask.numbering.length)
+        call = self._replace(keys=self.keys[:, :, :written], values=self.values[:, :, :written], attention=attention)
+        return call if call.fits(*call.size) else self  # the mask was made for the whole cache
 
-    def of_real_queries(self, known: Mask | None) -> "AttentionCall":
-        """Without what padding asks: a query at a key that `known`, a mask of padding, hides sees nothing."""
+    def without_padding_queries(self, padding: Mask | None) -> "AttentionCall":
+        """Return the call with a mask under which a query at a position hidden by `padding` sees nothing."""
         (batch, heads), sink = self.queries.shape[:2], self.attention.sink
-        if known is None:
+        if padding is None:
             return self
-        real = RealQueries(known)
+        real = RealQueries(padding)
         lse = self.lse
         if lse is not None:
             at = Pairs.block(range(self.size[0]), range(0), of=self.size, batch=batch, heads=heads, device=lse.device)
             none = -torch.inf if sink is None else torch.as_tensor(sink, device=lse.device).reshape(-1, 1).to(lse.dtype)
             lse = torch.where(real.sees(at)[..., 0], lse, none)
-        return self._replace(attention=self.attention.seeing(real), lse=lse)
+        return self._replace(attention=self.attention.with_extra_mask(real), lse=lse)
 
     def fits(self, queries: int, keys: int) -> bool:
-        """Whether its definition would fit so many queries and keys."""
+        """Return whether the definition fits this number of queries and keys."""
         batch, heads, _, d_q = self.queries.shape
         try:
             self.attention.check(batch=batch, heads=heads, queries=queries, keys=keys, d_q=d_q, d_k=self.keys.shape[-1])
@@ -126,51 +139,62 @@ class AttentionCall(NamedTuple):
             return False
         return True
 
-    def of_heads(self, numbers: tuple[int, ...]) -> "AttentionCall":
-        """What these heads did, with the keys and values that serve them."""
+    def select_heads(self, numbers: tuple[int, ...]) -> "AttentionCall":
+        """Return the part of the call that belongs to these heads, with the keys and values they share."""
         count, which = self.queries.shape[1], torch.tensor(numbers)
-        serving = key_heads_of(which, count, self.keys.shape[1]).tolist()
+        key_heads = key_heads_of(which, count, self.keys.shape[1]).tolist()
         return self._replace(
             queries=self.queries[:, numbers],
-            keys=self.keys[:, serving],
-            values=self.values[:, serving],
-            attention=of_heads(self.attention, which, count),
+            keys=self.keys[:, key_heads],
+            values=self.values[:, key_heads],
+            attention=restrict_to_heads(self.attention, which, count),
             heads=numbers,
             lse=None if self.lse is None else self.lse[:, numbers],
         )
 
-    def of_queries(self, which: Int[Tensor, " some"]) -> "AttentionCall":
-        """What these queries did. (Who goes on with it has to know of all of them.)"""
+    def select_queries(self, which: Int[Tensor, " some"]) -> "AttentionCall":
+        """Return the part of the call that belongs to these queries.
+
+        Whether a later call continues this one can only be decided with all queries.
+        """
         rows, first = which.to(self.queries.device), self.size[1] - self.size[0]
         return self._replace(
             queries=self.queries[:, :, rows],
-            attention=of_queries(self.attention, which, self.size),
+            attention=restrict_to_queries(self.attention, which, self.size),
             lse=None if self.lse is None else self.lse[:, :, rows],
             positions=tuple(first + row for row in which.tolist()),
         )
 
 
-def seems_across(attention: Attention, size: Size) -> bool:
-    """Guess whether keys and queries come from two sequences, by the number of keys and by the mask."""
+def seems_cross_attention(attention: Attention, size: Size) -> bool:
+    """Guess from the number of keys and from the mask whether queries and keys come from two sequences."""
     queries, keys = size
-    return queries > keys or (queries < keys and attention.mask.keys_alone)
+    return queries > keys or (queries < keys and attention.mask.same_for_all_queries)
 
 
-Chosen = Callable[[int, int], Sequence[int]]  # of so many queries, after so many that came before: which of them
+QuerySelection = Callable[[int, int], Sequence[int]]
+"""selection(count, before): the rows to keep of `count` queries that follow `before` earlier ones."""
 
 
-def everyone(count: int, before: int) -> Sequence[int]:
+def all_queries(count: int, before: int) -> Sequence[int]:
+    """Select every query."""
     return range(count)
 
 
-def chosen(queries: Any) -> Chosen:
-    """Numbers from 0 are places in the sequence; below 0 they count from the last query of a call, so that -1 is the
-    last token read, and then every one that is written. A slice or a range is of places."""
+def query_selection(queries: Any) -> QuerySelection:
+    """Return the selection that `ts.watch(queries=...)` describes.
+
+    Numbers from 0 are positions in the sequence. Negative numbers count from the last query of each call: -1 is the
+    last token of the prompt, and then every generated token. A slice selects positions. None selects all queries.
+    Raise a ValueError for anything else.
+    """
     if queries is None:
-        return everyone
+        return all_queries
     if isinstance(queries, slice):
         if any(end is not None and end < 0 for end in (queries.start, queries.stop)) or (queries.step or 1) < 1:
-            raise ValueError(f"queries={queries} counts from the end, which moves while a model writes; use numbers")
+            raise ValueError(
+                f"queries={queries} counts from the end, which moves while a model generates; use numbers, such as [-1]"
+            )
         return lambda count, before: [
             row for row in range(count) if before + row in range(*queries.indices(before + count))
         ]
@@ -183,7 +207,7 @@ def chosen(queries: Any) -> Chosen:
         raise ValueError(f"queries={queries!r} are not numbers of queries, each once; -1 is the last, None is all")
 
     def rows(count: int, before: int) -> list[int]:
-        places = {number - before if number >= 0 else count + number for number in numbers}
-        return [row for row in range(count) if row in places]
+        wanted = {number - before if number >= 0 else count + number for number in numbers}
+        return [row for row in range(count) if row in wanted]
 
     return rows

@@ -1,4 +1,4 @@
-"""Whether a call of an attention goes on where the one before it ended, as decoding token by token does."""
+"""Decide whether a call of an attention continues the call before it, as decoding token by token does."""
 
 from functools import cache
 
@@ -7,46 +7,48 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from ..attention import Attention, softmax
-from ..survey.extend import Size, holds
+from ..survey.extend import Size, can_reuse_rows
 from .attention_call import AttentionCall
 
-KEYS = 2**14  # how many are marked at once: it takes 64 bits for each of their features
+KEYS = 2**14  # keys fingerprinted at once: each of their features takes 64 bits meanwhile
 
 
-def follows(before: Attention, old: Size, ran: AttentionCall) -> bool:
-    """Whether one attention of all the queries means the same as the two calls, if the keys are the same so far.
+def continues(before: Attention, old: Size, call: AttentionCall) -> bool:
+    """Return whether one attention over all queries computes the same as the earlier call and this one.
 
-    Either every query brought a key and no old query sees the new ones (a decoder's own tokens), or it is one more
-    query to the same keys, from wherever (a decoder that looks at an encoder).
+    The caller checks that the earlier keys are unchanged. Either every query of the call brings a key, and no earlier
+    query sees a new key (a decoder's self-attention); or the call is one more query over the same keys (a decoder's
+    cross-attention).
     """
-    queries, keys = ran.size
-    now, whole = ran.attention, (old[0] + queries, keys)
+    queries, keys = call.size
+    now, whole = call.attention, (old[0] + queries, keys)
     if keys == old[1] + queries:
-        return ran.fits(*whole) and holds(before, now, old, whole, ran.queries, ran.keys)
+        return call.fits(*whole) and can_reuse_rows(before, now, old, whole, call.queries, call.keys)
     return (
         (queries, keys) == (1, old[1])
         and now == before
         and now.normalize is softmax
         and now.bias is None
-        and now.mask.keys_alone
+        and now.mask.same_for_all_queries
     )
 
 
-def same(one: Shaped[Tensor, "..."], other: Shaped[Tensor, "..."]) -> bool:
-    """Bit by bit: a NaN is itself, which it does not say of itself."""
-    return torch.equal(_bits(one), _bits(other))
+def same_bits(one: Shaped[Tensor, "..."], other: Shaped[Tensor, "..."]) -> bool:
+    """Return whether two tensors are equal bit by bit; a NaN equals itself."""
+    return torch.equal(_as_integers(one), _as_integers(other))
 
 
-def marks(tensor: Float[Tensor, "batch key_heads key d"]) -> Int[Tensor, "batch key_heads key"]:
-    """A number for each key by which it is known again when it is gone: of 64 bits, made of all of its bits.
+def fingerprints(tensor: Float[Tensor, "batch key_heads key d"]) -> Int[Tensor, "batch key_heads key"]:
+    """Return a 64-bit fingerprint of each key, computed from all of its bits.
 
-    Every feature's bits count by an odd factor of its own, so that one that changes always shows.
+    The fingerprint recognises a key whose tensor is no longer kept. Each feature is multiplied by an odd factor of its
+    own, so that a change of one feature always changes the fingerprint.
     """
-    bits = _bits(tensor)
-    factors = _factors(bits.shape[-1], bits.device)
-    if bits.shape[-2] <= KEYS:
-        return (bits * factors).sum(-1)
-    return torch.cat([(part * factors).sum(-1) for part in torch.split(bits, KEYS, dim=-2)], -1)
+    integers = _as_integers(tensor)
+    factors = _factors(integers.shape[-1], integers.device)
+    if integers.shape[-2] <= KEYS:
+        return (integers * factors).sum(-1)
+    return torch.cat([(part * factors).sum(-1) for part in torch.split(integers, KEYS, dim=-2)], -1)
 
 
 @cache
@@ -55,13 +57,15 @@ def _factors(count: int, device: torch.device) -> Int[Tensor, " count"]:
     return odd.to(device)
 
 
-def _bits(tensor: Tensor) -> Tensor:
-    """Whole numbers of 32 bits, or of 16 where those do not come to an even number: of 64, the factors would leave
-    little where only the first few bits differ. The width alone says which, so that a key is the same wherever it lies.
+def _as_integers(tensor: Tensor) -> Tensor:
+    """View the bits of a floating-point tensor as int32, or as int16 where the last axis is no multiple of 32 bits.
+
+    Not as int64: multiplied by the factors, a difference in the highest bits alone would leave few bits of the product.
+    The choice depends on the width alone, so that a key has one fingerprint whatever its memory layout.
     """
     size = tensor.element_size()
     if tensor.shape[-1] * size % 4:
         return tensor.view(torch.int16)
     steps = (tensor.storage_offset(), *tensor.stride()[:-1])
-    fits = size == 4 or (tensor.stride(-1) == 1 and all(step * size % 4 == 0 for step in steps))
-    return (tensor if fits else tensor.clone(memory_format=torch.contiguous_format)).view(torch.int32)
+    aligned = size == 4 or (tensor.stride(-1) == 1 and all(step * size % 4 == 0 for step in steps))
+    return (tensor if aligned else tensor.clone(memory_format=torch.contiguous_format)).view(torch.int32)

@@ -1,6 +1,7 @@
-"""What heads do by habit, summed while they are surveyed: how much of their weight goes where, without any n x n.
+"""Measure the habits of heads: the share of their weight that goes to the token before, the first token and so on.
 
-Kept are sums over the queries, for each sequence and head; a text that grows adds to them.
+The shares are sums over the queries, for each sequence and head, computed in O(n) memory beside a survey. For a text
+that grows, new queries are added to the sums.
 """
 
 from collections.abc import Hashable, Iterator
@@ -14,34 +15,40 @@ from torch import Tensor
 from ..attention import Attention, Bias, Pairs, softmax
 from ..attention.mask import Both, Mask
 from ..attention.masks import Causal
-from ..attention.padding_queries import first_key
+from ..attention.padding_queries import first_real_key
 from ..attention.restrict import Renumbered
-from ..attention.values import identity
+from ..attention.values import identity_key
 from ..survey import Marks, Summary
 from ..survey.exact_rows import masked_rows
-from ..survey.within import Listing, within
+from ..survey.within import Listing, listed_weights
 
 FAR = 64
 NAMES = ("itself", "previous", "first", "same", "induction", "far")
-"""itself: the query's own position. previous: the one before. first: the first token that is no padding. same: the
-query's own token, earlier. induction: what followed the query's own token, earlier. far: more than FAR tokens back."""
+"""itself: the query's own position. previous: the position before. first: the first token that is not padding. same:
+earlier occurrences of the query's token. induction: the tokens that followed earlier occurrences of the query's token.
+far: keys more than FAR positions before the query."""
 COUNTS = ("queries", "repeated")
-"""queries: those with something to choose from, which see a token besides the first. repeated: those of them that may
-see an earlier occurrence of their own token."""
-SMALL = 2**16  # pairs: of so few, all are looked at
-BLOCK = {"cpu": 2**20, "cuda": 2**26}  # scores that are held at a time where whole rows are needed
+"""queries: how many queries see a token besides the first, and so have a choice. repeated: how many of these may see an
+earlier occurrence of their own token."""
+SMALL = 2**16  # query-key pairs; up to so many, whole rows are computed
+BLOCK = {"cpu": 2**20, "cuda": 2**26}  # scores in memory at a time where whole rows are computed
 
 
 class BatchTokens:
-    """The tokens of a batch of sequences, as far as they are read. What is derived from them serves every layer."""
+    """The tokens of a batch of sequences so far, and what is derived from them, shared by all layers of a model.
+
+    The reference to the longer text is weak, so that a growing text is not kept at every length, which
+    tests/agreement/test_watch_memory.py, test_a_generation_of_400_tokens, measures. The reference to a definition is
+    weak to tell whether the definition still lives: a new definition may get the identity of a dead one.
+    """
 
     def __init__(self, ids: Int[Tensor, "batch token"]) -> None:
         self.ids = ids
         self.places: dict[Hashable, tuple[ref[Attention], Places]] = {}
-        self._next: tuple[Tensor, ref[BatchTokens]] | None = None  # weak: a text that grows is not kept at every length
+        self._next: tuple[Tensor, ref[BatchTokens]] | None = None
 
     def followed_by(self, ids: Int[Tensor, "batch more"]) -> "BatchTokens":
-        """The text with these tokens behind it, the same object for every layer that was given the same ids."""
+        """Return the text with these tokens appended, the same object for each layer that passes the same `ids`."""
         longer = None if self._next is None or self._next[0] is not ids else self._next[1]()
         if longer is None:
             longer = BatchTokens(torch.cat([self.ids, ids.to(self.ids)], 1))
@@ -49,7 +56,7 @@ class BatchTokens:
         return longer
 
     def tensors(self) -> Iterator[Tensor]:
-        """Every tensor that is kept with it."""
+        """Yield every tensor that this object keeps."""
         yield self.ids
         if self._next is not None:
             yield self._next[0]
@@ -62,24 +69,24 @@ class BatchTokens:
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Where the queries of a call stand among its keys, and where the keys of each habit are."""
+    """The positions of a call's queries among its keys, and the keys that belong to each habit."""
 
     place: Int[Tensor, " query"]
-    """Of each query, counted from the first key that is here."""
+    """The position of each query, counted from the first key that is present."""
     first: Int[Tensor, "#batch"]
-    """The first token that is no padding; below 0 where a cache has let it go."""
+    """The first token that is not padding, counted likewise; negative if a cache evicted it."""
     batch: int
     keys: int
-    gone: int
-    """How many keys a cache has let go."""
+    evicted: int
+    """How many keys a cache dropped before the first that is present."""
     across: bool
-    """Whether the keys are another sequence, in which a query has no position."""
-    back: bool
-    """Whether no query sees what comes after it."""
+    """Whether the keys come from another sequence, in which a query has no position."""
+    causal: bool
+    """Whether the mask is known to hide every later key."""
     ids: Int[Tensor, "batch token"] | None
-    """The tokens of all keys, those that are gone included, where they are known."""
+    """The tokens of all keys, evicted ones included, if known."""
     listed: dict[str, Listing] | None = None
-    """None where whole rows are looked at."""
+    """The keys of each habit; None where whole rows are computed."""
 
     @classmethod
     def of(
@@ -93,34 +100,39 @@ class Places:
         across: bool,
         text: BatchTokens | None,
         device: torch.device,
-        gone: int = 0,
+        evicted: int = 0,
         lists: bool = True,
     ) -> "Places":
-        """Of `size` = (queries, keys), and a definition, in which keys that are gone are counted; `positions` are those
-        of the queries, where these are not the last ones. Without `lists` it is of no use to `shares`."""
+        """Return the places of a call.
+
+        `size` is (queries, keys); it and the definition count evicted keys. `positions` are those of the queries, None
+        for the last ones. `lists=False` saves the lists of keys, which only `shares` needs.
+        """
         text = None if across or text is None or text.ids.shape[1] != size[1] else text
-        key = (size, positions, gone, heads, identity(attention))
+        key = (size, positions, evicted, heads, identity_key(attention))
         if text is not None and key in text.places and text.places[key][0]() is not None:
-            return text.places[key][1]  # while a definition is alive, nothing else gets the identity of its tensors
+            return text.places[key][1]  # a living definition's identity is its own
         if positions is None:
             place = torch.arange(size[1] - size[0], size[1], device=device)
         else:
             place = torch.tensor(positions, dtype=torch.long, device=device)
-        first = first_key(attention, batch=batch, heads=heads, size=size, across=across, device=device)
+        first = first_real_key(attention, batch=batch, heads=heads, size=size, across=across, device=device)
         ids = None if text is None else text.ids.to(device)
-        back = _looks_back(attention.mask)
-        made = cls(place - gone, first - gone, batch, size[1] - gone, gone, across, back, ids)
+        made = cls(
+            place - evicted, first - evicted, batch, size[1] - evicted, evicted, across, _is_causal(attention.mask), ids
+        )
         if lists and attention.normalize is softmax and len(place) * made.keys > SMALL:
-            made = replace(made, listed=made._listed())
+            made = replace(made, listed=made._lists())
         if text is not None:
             text.places = {**(text.places if len(text.places) < 4 else {}), key: (ref(attention), made)}
         return made
 
-    def _listed(self) -> dict[str, Listing]:
+    def _lists(self) -> dict[str, Listing]:
+        """Return the keys of each habit for each query."""
         place, device = self.place, self.place.device
         every, keys = (torch.arange(n, device=device)[None].int() for n in (len(place), self.keys))
-        here = (self.first >= 0).int()[None, :, None].expand(1, -1, len(place))
-        first = Listing(every, self.first.clamp(min=0)[:, None].int(), torch.zeros_like(here), here)
+        present = (self.first >= 0).int()[None, :, None].expand(1, -1, len(place))
+        first = Listing(every, self.first.clamp(min=0)[:, None].int(), torch.zeros_like(present), present)
         if self.across:
             return {"first": first}
         start, stop = (
@@ -128,7 +140,7 @@ class Places:
             for ends in ([place - FAR, place, place - 1], [place + 1, place + 1, place])
         )
         listed = {"near": Listing(every, keys, start, stop), "first": first}
-        if not self.back:
+        if not self.causal:
             stop = (place - FAR)[None, None].clamp(0, self.keys).int()
             listed["far"] = Listing(every, keys, torch.zeros_like(stop), stop)
         if self.ids is not None:
@@ -136,41 +148,47 @@ class Places:
         return listed
 
     def _by_token(self, back: int) -> Listing:
-        """Keys in the order of their tokens, or of the tokens `back` before them. A query's stretch is that of its own
-        token, up to its own position."""
+        """Return, for each query, the keys whose token, or the token `back` positions before, is the query's token.
+
+        The keys are sorted by that token, so that those of a query are one stretch, which ends at the query.
+        """
         assert self.ids is not None
-        count, first, position = self.ids.shape[1], max(self.gone, back), self.place + self.gone
-        asking, rows = (self.ids[:, position] * count).sort(stable=True, dim=1)
+        count, first, position = self.ids.shape[1], max(self.evicted, back), self.place + self.evicted
+        wanted, rows = (self.ids[:, position] * count).sort(stable=True, dim=1)
         keys = torch.arange(first, count, device=self.ids.device)
         tokens, which = (self.ids[:, first - back : count - back] * count + keys).sort(1)
-        start, stop = (torch.searchsorted(tokens, asking + past)[None].int() for past in (0, position[rows]))
-        return Listing(rows.int(), (keys - self.gone)[which].int(), start, stop, asks=not back)
+        start, stop = (torch.searchsorted(tokens, wanted + past)[None].int() for past in (0, position[rows]))
+        return Listing(rows.int(), (keys - self.evicted)[which].int(), start, stop, wants_seen=not back)
 
     @property
     def tensors(self) -> list[Tensor]:
+        """Every tensor that this object keeps."""
         listed = [tensor for listing in (self.listed or {}).values() for tensor in listing.tensors]
         return [self.place, self.first, *listed, *([] if self.ids is None else [self.ids])]
 
     def marks(self, count: int = 1) -> Marks | None:
-        """What an engine is to tell beside its summary, of as many batches, one behind the other; None where whole rows
-        are looked at."""
+        """Return the extra sums an engine computes with its summary, for `count` calls stacked along the batch axis.
+
+        Return None where whole rows are computed.
+        """
         if self.listed is None or self.across:
             return None
         first, place = self.first.repeat(count if len(self.first) > 1 else 1)[:, None], self.place[None]
-        single = torch.stack([it.expand(len(first), len(self.place)) for it in (place, place - 1, first)])
+        single = torch.stack([key.expand(len(first), len(self.place)) for key in (place, place - 1, first)])
         return Marks(self.place - FAR, single)
 
-    def chosen(self, rows: slice) -> Bool[Tensor, "name #batch row key"]:
-        """Which keys are of which habit, for some of the queries."""
+    def habits(self, rows: slice) -> Bool[Tensor, "name #batch row key"]:
+        """Return which keys belong to which habit, for some of the queries."""
         key, place = torch.arange(self.keys, device=self.place.device), self.place[None, rows, None]
         same = followed = torch.zeros(1, 1, 1, dtype=torch.bool, device=key.device)
         if self.ids is not None:
-            asking, before = self.ids[:, self.place[rows] + self.gone, None], self.ids.roll(1, 1)
-            same = (self.ids[:, None, self.gone :] == asking) & (key < place)
-            followed = (before[:, None, self.gone :] == asking) & (key < place) & (key + self.gone > 0)
+            own, before = self.ids[:, self.place[rows] + self.evicted, None], self.ids.roll(1, 1)
+            same = (self.ids[:, None, self.evicted :] == own) & (key < place)
+            followed = (before[:, None, self.evicted :] == own) & (key < place) & (key + self.evicted > 0)
         far, first = place - key > FAR, key == self.first[:, None, None]
-        nowhere = torch.zeros_like(far | first | same)
-        return torch.stack([nowhere | it for it in (key == place, key == place - 1, first, same, followed, far)])
+        none = torch.zeros_like(far | first | same)
+        habits = (key == place, key == place - 1, first, same, followed, far)
+        return torch.stack([none | habit for habit in habits])
 
 
 def shares(
@@ -180,9 +198,9 @@ def shares(
     summary: Summary,
     places: Places,
 ) -> Float[Tensor, "batch heads sum"]:
-    """Return the sums over the queries that count: of the shares of NAMES, then COUNTS; float64, NaN where not known.
+    """Return the shares of NAMES, then COUNTS, summed over the queries that have a choice; float64, NaN if unknown.
 
-    The definition is that of the keys that are here. Several batches may stand one behind the other.
+    The definition is the one over the keys that are present. Several calls may be stacked along the batch axis.
     """
     chooses = counted(attention, summary, places)
     total = torch.zeros(*chooses.shape[:2], len(NAMES) + len(COUNTS), dtype=torch.float64, device=queries.device)
@@ -192,12 +210,12 @@ def shares(
 
     total[..., len(NAMES)] = chooses.sum(-1)
     if places.listed is None:
-        for rows, weights, chosen, seen in _rows(queries, keys, attention, summary, places):
-            some, share = chooses[:, :, rows], torch.einsum("bhrk,nbrk->nbhr", weights, chosen.to(weights.dtype))
-            again = some & (seen & chosen[NAMES.index("same"), :, None]).any(-1)
+        for rows, weights, habits, seen in _rows(queries, keys, attention, summary, places):
+            own, share = chooses[:, :, rows], torch.einsum("bhrk,nbrk->nbhr", weights, habits.to(weights.dtype))
+            again = own & (seen & habits[NAMES.index("same"), :, None]).any(-1)
             total[..., -1] += again.sum(-1)
             for name, part in zip(NAMES, share, strict=True):
-                add(name, part, again if name in ("same", "induction") else some)
+                add(name, part, again if name in ("same", "induction") else own)
     else:
         assert summary.lse is not None
         again, count, listed = chooses, len(queries) // max(places.batch, 1), dict(places.listed)
@@ -206,14 +224,16 @@ def shares(
                 add(name, summary.single[..., i], chooses)
             add("far", summary.before, chooses)
             listed = {name: listing for name, listing in listed.items() if name in ("same", "induction")}
-        parts = within(queries, keys, attention, summary.lse, [it.repeated(count) for it in listed.values()])
+        parts = listed_weights(
+            queries, keys, attention, summary.lse, [listing.repeated(count) for listing in listed.values()]
+        )
         for name, found in zip(listed, parts, strict=True):
             if name == "near":
                 near, itself, previous = found.share
                 add("itself", itself, chooses)
                 add("previous", previous, chooses)
-                if places.back:  # all that it sees is near or far
-                    add("far", (_seen(attention, summary.lse) - near).clamp(min=0.0), chooses)
+                if places.causal:  # every visible key is near or far
+                    add("far", (_weight_of_keys(attention, summary.lse) - near).clamp(min=0.0), chooses)
                 continue
             if found.seen is not None:
                 again = chooses & found.seen
@@ -227,9 +247,9 @@ def shares(
 
 
 def counted(attention: Attention, summary: Summary, places: Places) -> Bool[Tensor, "batch heads query"]:
-    """Which queries have something to choose from: they see something, and stand behind the first token."""
+    """Return which queries have a choice: they see a key, and stand after the first token."""
     entropy, lse, device = summary.entropy, summary.lse, summary.entropy.device
-    (batch, heads, rows), counts = entropy.shape, entropy >= 0  # a weight below zero makes it NaN
+    (batch, heads, rows), counts = entropy.shape, entropy >= 0  # NaN if a weight is negative
     if summary.top_keys.shape[-1]:
         counts = counts & (summary.top_keys[..., 0] >= 0)
     elif lse is not None and attention.sink is None:
@@ -243,8 +263,10 @@ def counted(attention: Attention, summary: Summary, places: Places) -> Bool[Tens
     return counts & _repeated(after, batch)[:, None].to(device)
 
 
-def _seen(attention: Attention, lse: Float[Tensor, "batch heads query"]) -> Float[Tensor, "batch heads query"]:
-    """The weight that a query gives to keys: all of it, or what the sink leaves."""
+def _weight_of_keys(
+    attention: Attention, lse: Float[Tensor, "batch heads query"]
+) -> Float[Tensor, "batch heads query"]:
+    """Return the total weight that each query gives to keys: 1, or what the sink leaves; 0 if it sees none."""
     if attention.sink is None:
         return (lse > -torch.inf).to(lse.dtype)
     sink = torch.as_tensor(attention.sink, dtype=lse.dtype, device=lse.device).reshape(-1, 1)
@@ -254,41 +276,40 @@ def _seen(attention: Attention, lse: Float[Tensor, "batch heads query"]) -> Floa
 def _rows(
     queries: Tensor, keys: Tensor, attention: Attention, summary: Summary, places: Places
 ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-    """Whole rows, some at a time, where there are few or the normaliser needs them: which, their weights, which keys
-    are of which habit, and which they see."""
+    """Yield blocks of whole rows: which rows, their weights, the keys of each habit, and the keys they see."""
     (batch, heads, rows, _), columns = queries.shape, keys.shape[-2]
-    if rows == 1:  # what the keys receive is what the one query gives
+    if rows == 1:  # what the keys receive are the weights of the one query
         at = Pairs.block(range(1), range(columns), of=(1, columns), batch=batch, heads=heads, device=queries.device)
         seen = attention.mask.sees(at)
         if isinstance(attention.bias, Bias):
             seen = seen & (attention.bias(at) > -torch.inf)
         one = slice(0, 1)
-        yield one, summary.received[:, :, None], _repeated(places.chosen(one), batch, 1), seen
+        yield one, summary.received[:, :, None], _repeated(places.habits(one), batch, 1), seen
         return
     most = BLOCK.get(queries.device.type, BLOCK["cuda"])
-    height = max(1, most // max(1, batch * heads * columns * attention.score.size(queries, keys)))
+    height = max(1, most // max(1, batch * heads * columns * attention.score.numbers_per_score(queries, keys)))
     for start in range(0, rows, height):
-        some = slice(start, min(start + height, rows))
-        number = torch.arange(some.start, some.stop, device=queries.device)
+        block = slice(start, min(start + height, rows))
+        number = torch.arange(block.start, block.stop, device=queries.device)
         masked = masked_rows(queries, keys, attention, number, range(columns), range(batch), range(heads))
         seen = masked > -torch.inf
         if summary.lse is None:
             weights = attention.weights(masked)
         else:
-            weights = torch.exp(masked - summary.lse[:, :, some, None].to(masked.dtype)).masked_fill_(~seen, 0.0)
-        yield some, weights, _repeated(places.chosen(some), batch, 1), seen
+            weights = torch.exp(masked - summary.lse[:, :, block, None].to(masked.dtype)).masked_fill_(~seen, 0.0)
+        yield block, weights, _repeated(places.habits(block), batch, 1), seen
 
 
 def _repeated(tensor: Tensor, batch: int, axis: int = 0) -> Tensor:
-    """For several batches, one behind the other."""
+    """Repeat or expand a tensor along `axis` to the size `batch`, for calls stacked along the batch axis."""
     count = tensor.shape[axis]
     if count in (1, batch):
         return tensor.expand(*tensor.shape[:axis], batch, *tensor.shape[axis + 1 :])
     return tensor.repeat(*[1] * axis, batch // count, *[1] * (tensor.ndim - axis - 1))
 
 
-def _looks_back(mask: Mask) -> bool:
-    """Whether it is known to hide what comes after a query."""
+def _is_causal(mask: Mask) -> bool:
+    """Return whether the mask is known to hide every key after a query."""
     if isinstance(mask, Both):
-        return any(map(_looks_back, mask.masks))
-    return _looks_back(mask.mask) if isinstance(mask, Renumbered) else isinstance(mask, Causal)
+        return any(map(_is_causal, mask.masks))
+    return _is_causal(mask.mask) if isinstance(mask, Renumbered) else isinstance(mask, Causal)

@@ -1,4 +1,4 @@
-"""The names of a model's attentions, and which of them are meant."""
+"""The names of a model's attentions, and the selection of some of them by `layers=`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -8,101 +8,112 @@ from torch import nn
 from ..words import hint
 
 Layers = str | int | Iterable[str | int] | None
-Parts = Mapping[str, nn.Module]  # a model, "", and everything in it, by where it stands
+"""Names, patterns such as "encoder.*" or numbers of layers; None is all."""
+Modules = Mapping[str, nn.Module]
+"""Every module of a model by its path; the model's own path is ""."""
 
 
-def parts_of(model: nn.Module) -> Parts:
-    """What dict(model.named_modules()) is, in half its time: a GPU has nothing to do before."""
-    parts: dict[str, nn.Module] = {}
+def modules_by_path(model: nn.Module) -> Modules:
+    """Return dict(model.named_modules()) in half the time: a GPU is idle until `watch` has it."""
+    modules: dict[str, nn.Module] = {}
     seen, rest = set[nn.Module](), [("", model)]
     while rest:
         path, module = rest.pop()
         if module in seen:
             continue
         seen.add(module)
-        parts[path] = module
+        modules[path] = module
         if module._modules:
-            below = f"{path}." if path else ""
-            rest += [(below + name, part) for name, part in reversed(module._modules.items()) if part is not None]
-    return parts
+            prefix = f"{path}." if path else ""
+            rest += [(prefix + name, child) for name, child in reversed(module._modules.items()) if child is not None]
+    return modules
 
 
-def name_of(path: str) -> str:
-    """encoder.3.self_attention.attend → encoder.3.self"""
+def attention_name(path: str) -> str:
+    """Return the name of one of Telescope's attentions from its path: encoder.3.self_attention.attend is
+    encoder.3.self."""
     layer = path.removesuffix("attend").removesuffix(".")
     *where, last = layer.split(".")
     return ".".join([*where, last.removesuffix("_attention") or "attention"])
 
 
-def chosen(names: Sequence[str], layers: Layers, past: Sequence[str] = (), argument: str = "layers") -> list[str]:
-    """Those that `layers` means: names, patterns such as "encoder.*", or numbers, which count in every stack.
+def select_layers(
+    names: Sequence[str], layers: Layers, unwatched: Sequence[str] = (), argument: str = "layers"
+) -> list[str]:
+    """Return the names that `layers` selects: by name, by a pattern such as "encoder.*", or by number.
 
-    `past` are attentions that cannot be watched; the error says so if one of them is asked for.
+    A number selects that layer of every stack of the model, and a negative number counts from the last layer of each.
+    `unwatched` are the attentions that cannot be watched, for the error. Raise a ValueError if nothing is selected, and
+    a TypeError for any other type.
     """
     if layers is None:
         return list(names)
     wanted = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else [layers]
     if not wanted:
         raise ValueError(f"{argument}=[] leaves nothing to watch; {argument}=None watches every attention")
-    found = [_meant(names, one, past, argument) for one in wanted]
-    return [name for name in names if any(name in some for some in found)]
+    found = [_select(names, one, unwatched, argument) for one in wanted]
+    return [name for name in names if any(name in selected for selected in found)]
 
 
-def within(names: Iterable[str], place: str) -> list[str]:
-    """The attentions that stand there: of model.layers.3 that is model.layers.3.self_attn."""
-    return [name for name in names if name.startswith(f"{place}.")]
-
-
-def left_out(parts: Parts, watched: Iterable[nn.Module]) -> tuple[str, ...]:
-    """Return the paths of modules that are attentions by the names of their classes and are not watched.
-
-    The innermost of them alone: none that is around or within a watched attention, or around another one.
-    """
-    seen = {id(module) for module in watched}
-    paths = {path for path, module in parts.items() if id(module) in seen}
-    named = [path for path, module in parts.items() if type(module).__name__.endswith("Attention")]
-    around = {above for path in (*paths, *named) for above in _above(path)}
-    return tuple(path for path in named if path not in around and paths.isdisjoint([path, *_above(path)]))
-
-
-def not_watched(names: Sequence[str]) -> str:
-    """Say which attentions cannot be watched."""
-    rest = len(names) - 3
-    some = ", ".join(names[:3]) + (f" and {rest} more" if rest > 0 else "")
-    who = f"{len(names)} attentions compute" if len(names) > 1 else "one attention computes"
-    return f"{who} the weights by code of their own, which watch cannot look into: {some}"
-
-
-def _above(path: str) -> list[str]:
-    """The paths of the modules around this one."""
-    steps = path.split(".") if path else []
-    return [".".join(steps[:count]) for count in range(len(steps))]
-
-
-def _meant(names: Sequence[str], one: str | int, past: Sequence[str], argument: str) -> list[str]:
+def _select(names: Sequence[str], one: str | int, unwatched: Sequence[str], argument: str) -> list[str]:
+    """Return the names that one item of `layers` selects."""
     if isinstance(one, str):
-        found = [name for name in names if fnmatchcase(name, one)] or within(names, one)
+        found = [name for name in names if fnmatchcase(name, one)] or attentions_inside(names, one)
         if not found:
-            overlooked = [name for name in past if fnmatchcase(name, one)] or within(past, one)
+            refused = [name for name in unwatched if fnmatchcase(name, one)] or attentions_inside(unwatched, one)
             raise ValueError(
-                f'{argument}="{one}": {not_watched(overlooked)}'
-                if overlooked
+                f'{argument}="{one}": {describe_unwatched(refused)}'
+                if refused
                 else f'{argument}="{one}" is no attention of this model; {hint(one, names)}'
             )
         return found
     if not isinstance(one, int) or isinstance(one, bool):
         raise TypeError(f'{argument} takes names, patterns such as "encoder.*" and numbers, not {type(one).__name__}')
-    places = {name: place for name in names if (place := _place(name))}
+    places = {name: place for name in names if (place := _stack_and_number(name))}
     sizes = {stack: number + 1 for stack, number in sorted(places.values())}
     found = [name for name, (stack, number) in places.items() if number == (one if one >= 0 else sizes[stack] + one)]
     if not found:
-        there = f"they count from 0 to {max(sizes.values()) - 1}" if sizes else f"none is numbered: {', '.join(names)}"
-        raise ValueError(f"{argument}={one} is no layer of this model; {there}")
+        count = max(sizes.values(), default=0)
+        numbered = f"they count from 0 to {count - 1}, or from -{count} to -1"
+        known = numbered if sizes else f"none is numbered: {', '.join(names)}"
+        raise ValueError(f"{argument}={one} is no layer of this model; {known}")
     return found
 
 
-def _place(name: str) -> tuple[str, int] | None:
-    """The stack it stands in and its number there: decoder.0.cross is number 0 in decoder."""
+def _stack_and_number(name: str) -> tuple[str, int] | None:
+    """Return the stack of an attention and its number there: decoder.0.cross is number 0 of decoder."""
     parts = name.split(".")
     numbered = [i for i, part in enumerate(parts) if part.isdecimal()]  # the first: a block may number its parts too
     return (".".join(parts[: numbered[0]]), int(parts[numbered[0]])) if numbered else None
+
+
+def attentions_inside(names: Iterable[str], path: str) -> list[str]:
+    """Return the names below a path: model.layers.3 holds model.layers.3.self_attn."""
+    return [name for name in names if name.startswith(f"{path}.")]
+
+
+def unwatched_attentions(modules: Modules, watched: Iterable[nn.Module]) -> tuple[str, ...]:
+    """Return the paths of modules that are attentions by the names of their classes and are not watched.
+
+    Only innermost modules: none that contains a watched attention or another unwatched one, or lies within a watched
+    attention.
+    """
+    ids = {id(module) for module in watched}
+    paths = {path for path, module in modules.items() if id(module) in ids}
+    named = [path for path, module in modules.items() if type(module).__name__.endswith("Attention")]
+    containing = {above for path in (*paths, *named) for above in _above(path)}
+    return tuple(path for path in named if path not in containing and paths.isdisjoint([path, *_above(path)]))
+
+
+def describe_unwatched(names: Sequence[str]) -> str:
+    """Return a sentence that names the attentions that cannot be watched."""
+    rest = len(names) - 3
+    listed = ", ".join(names[:3]) + (f" and {rest} more" if rest > 0 else "")
+    subject = f"{len(names)} attentions compute" if len(names) > 1 else "one attention computes"
+    return f"{subject} the weights by code of their own, which watch cannot look into: {listed}"
+
+
+def _above(path: str) -> list[str]:
+    """Return the paths of the modules that contain this one."""
+    steps = path.split(".") if path else []
+    return [".".join(steps[:count]) for count in range(len(steps))]

@@ -1,31 +1,37 @@
-"""One head in one sequence: what it asked, what it was offered, and by which definition."""
+"""Select one head of one sequence from a recorded call."""
 
 from typing import SupportsIndex
 
 import torch
 
-from ..attention.restrict import key_heads_of, of_heads, of_sequences
+from ..attention.restrict import key_heads_of, restrict_to_heads, restrict_to_sequences
 from ..tiles.head_scores import OneHead
 from ..words import whole_number
-from .kept import Call, StepsCall
+from .kept import RecordedCall, StepsCall
 
 
-def one_head(call: Call, number: SupportsIndex, sequence: SupportsIndex = 0) -> OneHead:
-    """Views of what was kept of a call, so that it costs nothing; `number` is that of the head in the model."""
-    number, sequence = whole_number("head", number), whole_number("sequence", sequence)
-    if number not in call.heads:
-        raise ValueError(f'there is no head {number} of "{call.name}"; kept are {", ".join(map(str, call.heads))}')
+def one_head(call: RecordedCall, number: SupportsIndex, sequence: SupportsIndex = 0) -> OneHead:
+    """Return the queries, keys, values and definition of one head in one sequence, as views of the call's tensors.
+
+    `number` is the head's number in the model. Negative numbers count from the last head kept and the last sequence.
+    Raise a ValueError that names the range if there is no such head or sequence.
+    """
+    place, sequence = call.head_index(number), whole_number("sequence", sequence)
     batch, heads = call.facts.shape[0], len(call.heads)
-    if not 0 <= sequence < batch:
-        raise ValueError(f'there is no sequence {sequence} of "{call.name}"; there are {batch}, counted from 0')
-    place, one = call.heads.index(number), slice(sequence, sequence + 1)
-    serving = int(key_heads_of(torch.tensor([place]), heads, call.keys.shape[1]))
-    own, shared = (one, slice(place, place + 1)), (one, slice(serving, serving + 1))
-    attention = of_heads(call.kept_attention(), torch.tensor([place]), heads)
+    if not -batch <= sequence < batch:
+        raise ValueError(
+            f'there is no sequence {sequence} of "{call.name}"; there are {batch}, counted from 0 to {batch - 1} or '
+            f"from -{batch} to -1"
+        )
+    sequence %= batch
+    one = slice(sequence, sequence + 1)
+    key_head = int(key_heads_of(torch.tensor([place]), heads, call.keys.shape[1]))
+    own, shared = (one, slice(place, place + 1)), (one, slice(key_head, key_head + 1))
+    attention = restrict_to_heads(call.kept_attention(), torch.tensor([place]), heads)
     return OneHead(
         queries=call.queries[own],
         keys=call.keys[shared],
         values=call.values[shared] if isinstance(call, StepsCall) else None,
-        attention=of_sequences(attention, torch.tensor([sequence]), batch),
+        attention=restrict_to_sequences(attention, torch.tensor([sequence]), batch),
         lse=None if call.lse is None else call.lse[own],
     )

@@ -1,4 +1,4 @@
-"""One query of one head, in float64: with every key of a sentence, or with those of a long text that it looks at."""
+"""Compute every step of one query of one head in float64, for all keys or for those with the largest weights."""
 
 from dataclasses import dataclass, replace
 
@@ -7,24 +7,28 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..attention import Pairs, softmax
-from ..attention.restrict import of_queries
-from ..engines.exact import weigh
+from ..attention.restrict import restrict_to_queries
+from ..engines.exact import nan_safe_weigh
 from ..survey.exact_rows import KEYS, masked_rows
 from ..tiles.head_scores import OneHead
-from ..trace.trace import formulas
+from ..trace.trace import formulas, score_products
 
-ALL, SOME = 512, 64  # up to so many keys all are looked at; of more, so many that get most
+ALL, SOME = 512, 64  # up to the first number, all keys are returned; of more keys, those with the largest weights
 
 
 @dataclass(frozen=True, eq=False)
 class RowInFloat64:
-    """`terms`, products of the `factors`, sum to the scores. context = Σ weights · value + what comes from the rest."""
+    """Every step of one query of one head, for some of its keys.
+
+    Summed over the last axis, `terms` are the scores; they are the products of the `factors`.
+    context = Σ weights · value + rest.
+    """
 
     keys: Int[Tensor, " key"]
-    """Which keys these are."""
+    """The numbers of the keys."""
     formulas: dict[str, str]
     steps: dict[str, Float[Tensor, " key"]]
-    """scores, scaled, capped, biased, masked and weights; a step that a definition lacks changes nothing."""
+    """scores, scaled, capped, biased, masked and weights; a step that the definition lacks repeats the step before."""
     query: Float[Tensor, " d_q"]
     key: Float[Tensor, "key d_k"]
     value: Float[Tensor, "key d_v"] | None
@@ -34,28 +38,34 @@ class RowInFloat64:
     """ln Σ exp(score) over all keys, the sink included; None where the normaliser is not softmax."""
     sink: float | None
     context: Float[Tensor, " d_v"] | None
+    """The output of the query; None without values."""
     rest: Float[Tensor, " d_v"] | None
+    """The part of `context` that comes from keys not in `keys`; None if there are none."""
     rest_weight: float
+    """The sum of the weights of the keys not in `keys`."""
 
 
 @torch.no_grad()
-def closely(head: OneHead, i: int, keys: Int[Tensor, " key"] | None = None) -> RowInFloat64:
-    """Query i; with these keys, unless it is left to it."""
+def row_in_float64(head: OneHead, i: int, keys: Int[Tensor, " key"] | None = None) -> RowInFloat64:
+    """Return every step of query `i`, for the given keys.
+
+    Without `keys`, for all keys of a text of at most ALL tokens, and of a longer one for the SOME largest weights.
+    """
     size, device = head.size, head.queries.device
-    attention = of_queries(head.attention, torch.tensor([i]), size)
+    attention = restrict_to_queries(head.attention, torch.tensor([i]), size)
     query = head.queries[:, :, i : i + 1].double()
     one = range(1)
     first = torch.zeros(1, dtype=torch.long, device=device)
     masked = masked_rows(query, head.keys, attention, first, range(size[1]), one, one)
     weights = attention.weights(masked)
     if keys is None:
-        few = size[1] > ALL
-        keys = weights[0, 0, 0].topk(SOME).indices.sort().values if few else torch.arange(size[1], device=device)
-    offered = head.keys[:, :, keys].double()
+        many = size[1] > ALL
+        keys = weights[0, 0, 0].topk(SOME).indices.sort().values if many else torch.arange(size[1], device=device)
+    chosen = head.keys[:, :, keys].double()
     at = Pairs.block(one, range(0), of=(1, size[1]), device=device)
     at = replace(at, key=keys[None, None, None])
-    scores = attention.score(query, offered)
-    scaled = attention.scaled(scores, offered)
+    scores = attention.score(query, chosen)
+    scaled = attention.scaled(scores, chosen)
     capped = attention.capped(scaled)
     biased = attention.biased(capped, at)
     steps = {
@@ -67,18 +77,17 @@ def closely(head: OneHead, i: int, keys: Int[Tensor, " key"] | None = None) -> R
         "weights": weights[..., keys],
     }
     others = weights.index_fill(-1, keys, 0.0)
-    score = attention.score
-    asks, offers = score.as_dot(query, offered) if score.is_dot_product else (None, None)
+    factors, terms = score_products(attention.score, query, chosen)
     sink = None if attention.sink is None else float(torch.as_tensor(attention.sink).reshape(-1)[0])
     return RowInFloat64(
         keys=keys,
-        formulas=formulas(head.attention, offered.shape[-1]),
+        formulas=formulas(head.attention, chosen.shape[-1]),
         steps={name: step[0, 0, 0] for name, step in steps.items()},
         query=query[0, 0, 0],
-        key=offered[0, 0],
+        key=chosen[0, 0],
         value=None if head.values is None else head.values[0, 0, keys].double(),
-        factors=None if asks is None or offers is None else (asks[0, 0, 0], offers[0, 0]),
-        terms=score.terms(query, offered)[0, 0, 0],
+        factors=factors,
+        terms=terms,
         lse=_lse(masked, sink) if attention.normalize is softmax else None,
         sink=sink,
         context=_context(head, weights, masked),
@@ -95,11 +104,11 @@ def _lse(masked: Float[Tensor, "1 1 1 key"], sink: float | None) -> float:
 def _context(
     head: OneHead, weights: Float[Tensor, "1 1 1 key"], masked: Float[Tensor, "1 1 1 key"]
 ) -> Float[Tensor, " d_v"] | None:
-    """A stretch of keys at a time: all values in float64 would be a second copy of them, of twice the size."""
+    """Return Σ weights · value, summed over blocks of keys: all values in float64 would take twice their memory."""
     if head.values is None:
         return None
     summed = weights.new_zeros(head.values.shape[-1])
     for start in range(0, weights.shape[-1], KEYS):
         part = slice(start, start + KEYS)
-        summed += weigh(weights[..., part], head.values[:, :, part].double(), masked[..., part])[0, 0, 0]
+        summed += nan_safe_weigh(weights[..., part], head.values[:, :, part].double(), masked[..., part])[0, 0, 0]
     return summed

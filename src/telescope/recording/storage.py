@@ -1,9 +1,9 @@
-"""Where a recording keeps its numbers: where the model runs, in this machine's memory, or on its disk."""
+"""Store the numbers of a recording on the model's device, in RAM or on disk, in tensors that grow along one axis."""
 
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from tempfile import mkdtemp
@@ -18,42 +18,48 @@ from ..words import hint
 
 
 class Store(ABC):
+    """A kind of memory that a recording may use: `ts.watch(store=...)`."""
+
     name: ClassVar[str]
 
     @abstractmethod
-    def room(self, dtype: torch.dtype, device: torch.device, shape: Sequence[int]) -> Tensor:
-        """Memory for numbers that are made on that device."""
+    def allocate(self, dtype: torch.dtype, device: torch.device, shape: Sequence[int]) -> Tensor:
+        """Return uninitialised memory for numbers that are computed on `device`."""
 
     @abstractmethod
-    def free(self, device: torch.device) -> tuple[int, str]:
-        """How many bytes there is room for, and of what, if the model runs on that device."""
+    def free_bytes(self, device: torch.device) -> tuple[int, str]:
+        """Return how many bytes are free for a model on `device`, and the name of that memory."""
 
 
 class Device(Store):
+    """The memory of the device on which the model runs."""
+
     name = "device"
 
-    def room(self, dtype: torch.dtype, device: torch.device, shape: Sequence[int]) -> Tensor:
+    def allocate(self, dtype: torch.dtype, device: torch.device, shape: Sequence[int]) -> Tensor:
         return torch.empty(tuple(shape), dtype=dtype, device=device)
 
-    def free(self, device: torch.device) -> tuple[int, str]:
+    def free_bytes(self, device: torch.device) -> tuple[int, str]:
         if device.type != "cuda":
-            return Ram().free(device)
+            return Ram().free_bytes(device)
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused, f"memory of {device}"
 
 
 class Ram(Store):
+    """The host's memory, pinned if the model runs on a GPU."""
+
     name = "ram"
 
-    def room(self, dtype: torch.dtype, device: torch.device, shape: Sequence[int]) -> Tensor:
+    def allocate(self, dtype: torch.dtype, device: torch.device, shape: Sequence[int]) -> Tensor:
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=device.type == "cuda")
 
-    def free(self, device: torch.device) -> tuple[int, str]:
+    def free_bytes(self, device: torch.device) -> tuple[int, str]:
         return _available(), "RAM"
 
 
 class Disk(Store):
-    """Files in a temporary folder, mapped into memory; the folder goes when the recording does."""
+    """Files in a temporary folder, mapped into memory. The folder is deleted with this object."""
 
     name = "disk"
 
@@ -61,7 +67,7 @@ class Disk(Store):
         self.folder, self.numbers = mkdtemp(prefix="telescope-"), count()
         finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
-    def room(self, dtype: torch.dtype, device: torch.device, shape: Sequence[int]) -> Tensor:
+    def allocate(self, dtype: torch.dtype, device: torch.device, shape: Sequence[int]) -> Tensor:
         size = torch.Size(shape)
         if not size.numel():
             return torch.empty(size, dtype=dtype)
@@ -69,7 +75,7 @@ class Disk(Store):
         mapped = torch.from_file(str(file), shared=True, size=size.numel(), dtype=dtype)
         return mapped.view(size)
 
-    def free(self, device: torch.device) -> tuple[int, str]:
+    def free_bytes(self, device: torch.device) -> tuple[int, str]:
         return shutil.disk_usage(self.folder).free, "disk"
 
 
@@ -77,60 +83,65 @@ STORES: dict[str, type[Store]] = {kind.name: kind for kind in (Device, Ram, Disk
 on_device = Device()
 
 
-def store_of(name: str) -> Store:
+def store_named(name: str) -> Store:
+    """Return a new store of this name; raise a ValueError that lists the names if none has it."""
     if name not in STORES:
         raise ValueError(f'there is no store="{name}"; {hint(str(name), STORES)}')
     return STORES[name]()
 
 
 def _available() -> int:
-    """What is free, and what the system would give back if it were asked."""
+    """Return the bytes of RAM that are free or that the system would reclaim."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        told = dict(line.split(":", 1) for line in lines)
-        return int(told["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):  # no Linux
+        fields = dict(line.split(":", 1) for line in lines)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):  # not Linux
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 class StoredTensor(ABC):
-    """Numbers that are kept, in memory or in a file."""
+    """A tensor that a recording keeps, in memory or in a file."""
 
     @property
     @abstractmethod
-    def tensor(self) -> Shaped[Tensor, "..."]: ...
+    def tensor(self) -> Shaped[Tensor, "..."]:
+        """The numbers, read from the file if they lie in one."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Known without reading a file."""
+        """The shape, without reading a file."""
         return tuple(self.tensor.shape)
 
     @property
     @abstractmethod
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """The size of the memory or of the file's part, in bytes."""
 
 
 class GrowingTensor(StoredTensor):
-    """`first`, to which more is put along one axis. Its memory doubles, so that a token costs a token.
+    """A tensor that grows along one axis. Its memory doubles when full, so that appending a token costs O(1).
 
-    It is copied, since it may be a view of memory that is written again; unless it was made to be kept, and here.
+    `first` is copied, since it may be a view of memory that the model writes to again. With `owned` the caller hands
+    over the memory of `first`, which a `Device` store keeps without a copy.
     """
 
     def __init__(
-        self, first: Shaped[Tensor, "..."], axis: int, store: Store = on_device, *, made_for_it: bool = False
+        self, first: Shaped[Tensor, "..."], axis: int, store: Store = on_device, *, owned: bool = False
     ) -> None:
         self.axis, self.size, self.store = axis, first.shape[axis], store
         self.dtype, self.device = first.dtype, first.device
         self.copied: torch.cuda.Event | None = None
         first = first.detach() if first.requires_grad else first
-        if made_for_it and isinstance(store, Device):
+        if owned and isinstance(store, Device):
             self.memory = first
         else:
-            self.memory = store.room(self.dtype, self.device, first.shape)
+            self.memory = store.allocate(self.dtype, self.device, first.shape)
             self._copy(self.memory, first)
 
     @property
     def tensor(self) -> Shaped[Tensor, "..."]:
+        """A view of the numbers so far; waits for a copy from a GPU that is under way."""
         if self.copied is not None:
             self.copied.synchronize()
             self.copied = None
@@ -141,19 +152,37 @@ class GrowingTensor(StoredTensor):
         return self.memory.nbytes
 
     def append(self, more: Shaped[Tensor, "..."]) -> None:
+        """Copy `more` behind the numbers so far."""
         size = self.size + more.shape[self.axis]
         if size > self.memory.shape[self.axis]:
             shape = list(self.memory.shape)
             shape[self.axis] = 2 * size
-            larger = self.store.room(self.dtype, self.device, shape)
+            larger = self.store.allocate(self.dtype, self.device, shape)
             larger.narrow(self.axis, 0, self.size).copy_(self.tensor)
             self.memory = larger
         self._copy(self.memory.narrow(self.axis, self.size, size - self.size), more)
         self.size = size
 
-    def _copy(self, place: Tensor, what: Tensor) -> None:
-        """From a GPU to memory that it can write by itself, nobody waits; whoever reads does."""
-        place.copy_(what, non_blocking=True)
-        if what.is_cuda and not place.is_cuda:
+    def _copy(self, target: Tensor, source: Tensor) -> None:
+        """Copy without blocking: from a GPU into pinned memory, `tensor` waits for the copy when it is read."""
+        target.copy_(source, non_blocking=True)
+        if source.is_cuda and not target.is_cuda:
             self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.copied.record()
+
+
+class StoredParts(dict[str, StoredTensor]):
+    """The tensors of one recorded call, by name, all in one store."""
+
+    def __init__(self, store: Store, parts: Mapping[str, StoredTensor] | None = None) -> None:
+        super().__init__(parts or {})
+        self.store = store
+
+    def grow(self, name: str, more: Shaped[Tensor, "..."], axis: int = 2, *, owned: bool = False) -> None:
+        """Append `more` to the tensor of this name, or begin the tensor with `more`; `owned` as in GrowingTensor."""
+        part = self.get(name)
+        if part is None:
+            self[name] = GrowingTensor(more, axis, self.store, owned=owned)
+        else:
+            assert isinstance(part, GrowingTensor)
+            part.append(more)

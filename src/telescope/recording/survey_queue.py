@@ -1,6 +1,10 @@
-"""Surveys of several attentions at once. A model's layers mostly ask the same of keys of the same size: put one behind
-the other, as more sequences of a batch, they take one start of a GPU's kernels instead of one each."""
+"""Batch the surveys of several layers into one kernel launch.
 
+The layers of a model mostly have one definition and keys of one size. Stacked along the batch axis, several layers take
+one launch of the GPU's kernels instead of one each.
+"""
+
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -10,194 +14,222 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..attention import Attention, softmax
-from ..attention.restrict import of_sequences
-from ..attention.values import identity, leaves
+from ..attention.restrict import restrict_to_sequences
+from ..attention.values import identity_key, leaves
 from ..engines import torch_modes
-from ..survey import Summary, read_off
-from ..survey.device import StreamEvent, beside, moment, read_here
+from ..survey import Summary, survey_unchecked
+from ..survey.device import StreamEvent, record_event, record_use, side_stream
 from .attention_call import AttentionCall
-from .continuation import marks
+from .continuation import fingerprints
 from .head_shares import BatchTokens, Places, shares
 
-MOST = 8  # calls
-ROOM = {"cpu": 2**22, "cuda": 2**26}  # bytes in which they wait; what is larger takes longer than to start it
-
-
-class SurveyInputs(NamedTuple):
-    """What a survey is read from, of those that the model goes on with."""
-
-    queries: Tensor
-    keys: Tensor
-
-    def of(self, change: Callable[[Tensor], Tensor]) -> "SurveyInputs":
-        return SurveyInputs(change(self.queries), change(self.keys))
-
-    @property
-    def shapes(self) -> tuple[Any, ...]:
-        return tuple((part.shape, part.dtype, part.device) for part in self)
+MAX_CALLS = 8  # surveyed in one launch
+STAGING_BYTES = {"cpu": 2**22, "cuda": 2**26}  # of one staging buffer; a larger call takes longer than its launch
 
 
 class SurveyResult(NamedTuple):
+    """The survey of one call, or of several calls stacked along the batch axis."""
+
     engine: str
     summary: Summary
-    keys: Int[Tensor, "batch key_heads key"]
-    """Their marks, by which they are known again."""
+    fingerprints: Int[Tensor, "batch key_heads key"]
+    """Of the keys; see `continuation.fingerprints`."""
     shares: Float[Tensor, "batch heads sum"]
-    """What the heads do by habit, summed over the queries."""
+    """The share of each habit of each head, summed over the queries; see `head_shares.shares`."""
 
-    def each(self, count: int) -> "list[SurveyResult]":
-        """What was found of each of so many calls."""
+    def split(self, count: int) -> "list[SurveyResult]":
+        """Return the results of the `count` calls that are stacked in this one."""
         parts = ([None] * count if part is None else part.chunk(count) for part in vars(self.summary).values())
-        each = zip(zip(*parts, strict=True), self.keys.chunk(count), self.shares.chunk(count), strict=True)
-        return [SurveyResult(self.engine, Summary(*own), keys, shares) for own, keys, shares in each]
+        each = zip(zip(*parts, strict=True), self.fingerprints.chunk(count), self.shares.chunk(count), strict=True)
+        return [SurveyResult(self.engine, Summary(*own), prints, shares) for own, prints, shares in each]
 
 
-class QueuedSurvey(NamedTuple):
-    lse: Tensor | None
-    then: Callable[[SurveyResult], None]
+class SurveyDestination(ABC):
+    """An object that stores the result of a queued survey.
 
+    The queue holds a strong reference to the destination until the survey has run. A destination that refers neither
+    to the queue nor to an object that does keeps the two out of a reference cycle.
+    """
 
-class StagingBuffer:
-    """Memory in which calls wait side by side. It is written again when what was in it has been read."""
-
-    def __init__(self) -> None:
-        self.made: Any = None
-        self.read: StreamEvent | None = None
-
-    def make(self, fit: int, like: SurveyInputs) -> None:
-        """For so many calls like this."""
-        if self.read is not None:
-            self.read.wait()
-        if self.made != (fit, like.shapes):
-            self.made = (fit, like.shapes)
-            self.parts = like.of(lambda part: _room(fit, part))
-            self.places = [self.some(i, i + 1) for i in range(fit)]
-
-    def some(self, first: int, stop: int) -> SurveyInputs:
-        """Of these calls."""
-        if stop - first == self.made[0]:
-            return self.parts
-        batch = len(self.parts.queries) // self.made[0]
-        return self.parts.of(lambda part: part[first * batch : stop * batch])
-
-    def put(self, place: int, parts: SurveyInputs) -> None:
-        for room, part in zip(self.places[place], parts, strict=True):
-            room.copy_(part)
+    @abstractmethod
+    def receive(self, result: SurveyResult) -> None:
+        """Store the result; on a GPU, in the stream in which the survey was launched."""
 
 
 class SurveyQueue:
-    """Calls that wait for their survey. Who wants one says `now`.
+    """Batch the surveys of several layers into one kernel launch. `flush()` runs what is queued.
 
-    Where numbers alone say who sees whom, a GPU surveys them beside what the model goes on with: one room is read while
-    the other is filled.
+    Where a definition consists of numbers alone, a GPU runs the survey on a second stream, concurrently with the model:
+    one staging buffer is read while the other is filled.
     """
 
     def __init__(self, top: int, map: tuple[int, int] | None) -> None:
         self.top, self.map = top, map
-        self.waiting: list[QueuedSurvey] = []
-        self.kind: Any = None
-        self.known: Attention | None = None
+        self.queued: list[QueuedSurvey] = []
+        self.kind: Any = None  # calls of one kind are surveyed together
+        self.original: Attention | None = None  # kept alive, so that no other definition gets its identity
         self.places: Places | None = None
         self.text: BatchTokens | None = None
-        self.fit, self.apart = 0, False
-        self.attention: dict[int, Attention] = {}
-        """The definition of so many calls as one."""
-        self.rooms = StagingBuffer(), StagingBuffer()
-        self.told: dict[torch.device, StreamEvent] = {}
+        self.capacity, self.concurrent = 0, False
+        self.stacked: dict[int, Attention] = {}  # the definition of so many calls stacked along the batch axis
+        self.buffers = StagingBuffer(), StagingBuffer()  # the first is being filled
+        self.finished: dict[torch.device, StreamEvent] = {}  # the end of the last survey on each device
 
-    def add(self, ran: AttentionCall, then: Callable[[SurveyResult], None]) -> None:
-        """`then` is called with what was found, now or later. What may be written to by then is copied; the lse is
-        nobody else's."""
-        parts = SurveyInputs(ran.queries, ran.keys)
-        about = ran.attention if ran.attention.fixed else identity(ran.attention)
-        kind = (about, ran.lse is None, parts.shapes, ran.text, ran.positions, ran.looks_across)
+    def add(self, call: AttentionCall, destination: SurveyDestination) -> None:
+        """Queue the survey of a call; `destination` receives the result now or later.
+
+        Queries, keys and the definition are copied, since the model may write to them. The lse is not: no one else
+        holds its memory.
+        """
+        inputs = SurveyInputs(call.queries, call.keys)
+        definition = call.attention if call.attention.has_no_tensors else identity_key(call.attention)
+        kind = (definition, call.lse is None, inputs.layout, call.text, call.positions, call.is_cross_attention)
         if kind != self.kind:
-            self._start()
-            size = ran.queries.nbytes + ran.keys.nbytes
-            self.fit = min(MOST, ROOM.get(ran.queries.device.type, 0) // max(1, size))
-            self.kind, self.apart, self.attention = kind, _apart(parts, ran.attention), {1: ran.attention.copied()}
-            self.known = ran.attention  # kept, so that nothing else gets its identity
-            self.places = ran.places
+            self._launch()
+            size = call.queries.nbytes + call.keys.nbytes
+            self.capacity = min(MAX_CALLS, STAGING_BYTES.get(call.queries.device.type, 0) // max(1, size))
+            self.kind, self.concurrent = kind, can_run_concurrently(inputs, call.attention)
+            self.stacked = {1: call.attention.clone()}
+            self.original = call.attention
+            self.places = call.places
         assert self.places is not None
-        if self.fit < (1 if self.apart else 2):
-            then(self.found(parts, ran.lse, ran.attention, self.places))
+        if self.capacity < (1 if self.concurrent else 2):
+            destination.receive(self.run_survey(inputs, call.lse, call.attention, self.places))
             return
-        if not self.waiting:
-            self.rooms = self.rooms[::-1]
-            self.rooms[0].make(self.fit, parts)
-        self.rooms[0].put(len(self.waiting), parts)
-        self.waiting.append(QueuedSurvey(ran.lse, then))
-        if len(self.waiting) == self.fit:
-            self._start()
+        if not self.queued:
+            self.buffers = self.buffers[::-1]
+            self.buffers[0].allocate(self.capacity, inputs)
+        self.buffers[0].put(len(self.queued), inputs)
+        self.queued.append(QueuedSurvey(call.lse, destination))
+        if len(self.queued) == self.capacity:
+            self._launch()
 
-    def text_of(self, ids: Int[Tensor, "batch token"]) -> BatchTokens:
-        """The text of these tokens, one for all layers that are given the same."""
+    def tokens(self, ids: Int[Tensor, "batch token"]) -> BatchTokens:
+        """Return the tokens of a text, one object for all layers that pass the same tensor."""
         if self.text is None or self.text.ids is not ids:
             self.text = BatchTokens(ids)
         return self.text
 
-    def now(self) -> None:
-        """Whoever waits is told."""
-        if self.waiting:
-            device = self.rooms[0].parts.queries.device
+    def flush(self) -> None:
+        """Run every queued survey, wait for the results, and free the staging buffers."""
+        if self.queued:
+            device = self.buffers[0].inputs.queries.device
             with torch_modes.recording_mode(device):
-                self._start()
+                self._launch()
         self.wait()
-        self.rooms, self.kind, self.known, self.places, self.attention = (
-            (StagingBuffer(), StagingBuffer()),
-            None,
-            None,
-            None,
-            {},
-        )
-        self.text = None
+        self.buffers = StagingBuffer(), StagingBuffer()
+        self.kind, self.original, self.places, self.text, self.stacked = None, None, None, None, {}
 
     def wait(self, *tensors: Tensor) -> None:
-        """What they were told, such as these, can be read here, and what it was read from be written to."""
-        for device, told in self.told.items():
-            told.wait(*(tensor for tensor in tensors if tensor.device == device))
+        """Order the current stream after every survey launched so far.
 
-    def _start(self) -> None:
-        waiting, self.waiting = self.waiting, []
-        if not waiting:
+        After `wait`, results (pass those that will be read here as `tensors`) may be read and the surveys' inputs
+        written to. The host does not block.
+        """
+        for device, end in self.finished.items():
+            end.wait(*(tensor for tensor in tensors if tensor.device == device))
+
+    def _launch(self) -> None:
+        """Survey all queued calls as one."""
+        queued, self.queued = self.queued, []
+        if not queued:
             return
         _, _, ((shape, _, device), _), *_ = self.kind
         assert self.places is not None
-        batch, count, room = shape[0], len(waiting), self.rooms[0]
-        if count not in self.attention:
-            self.attention[count] = of_sequences(self.attention[1], torch.tensor([*range(batch)] * count), batch)
-        whole, given = room.some(0, count), [call.lse for call in waiting if call.lse is not None]
-        with beside(whole.queries) if self.apart else nullcontext():
-            read_here(*given, *self.places.tensors)
-            lse = None if not given else given[0] if count == 1 else torch.cat(given)
-            found = self.found(whole, lse, self.attention[count], self.places)
-            for call, own in zip(waiting, found.each(count) if count > 1 else [found], strict=True):
-                call.then(own)
-            room.read = moment(device)
-        if room.read is not None:
-            self.told[device] = room.read
+        batch, count, buffer = shape[0], len(queued), self.buffers[0]
+        if count not in self.stacked:
+            self.stacked[count] = restrict_to_sequences(self.stacked[1], torch.tensor([*range(batch)] * count), batch)
+        inputs, lses = buffer.slots(0, count), [call.lse for call in queued if call.lse is not None]
+        with side_stream(inputs.queries) if self.concurrent else nullcontext():
+            record_use(*lses, *self.places.tensors)
+            lse = None if not lses else lses[0] if count == 1 else torch.cat(lses)
+            result = self.run_survey(inputs, lse, self.stacked[count], self.places)
+            for call, own in zip(queued, result.split(count) if count > 1 else [result], strict=True):
+                call.destination.receive(own)
+            buffer.last_read = record_event(device)
+        if buffer.last_read is not None:
+            self.finished[device] = buffer.last_read
 
-    def found(self, parts: SurveyInputs, lse: Tensor | None, attention: Attention, places: Places) -> SurveyResult:
-        """Of one call, or of several as one."""
-        size, map = (parts.queries.shape[-2], parts.keys.shape[-2]), None
+    def run_survey(
+        self, inputs: "SurveyInputs", lse: Tensor | None, attention: Attention, places: Places
+    ) -> SurveyResult:
+        """Survey one call, or several that are stacked along the batch axis."""
+        size, map = (inputs.queries.shape[-2], inputs.keys.shape[-2]), None
         if self.map is not None and 0 not in size:
             map = (min(self.map[0], size[0]), min(self.map[1], size[1]))
-        asked = places.marks(len(parts.queries) // max(places.batch, 1)) if parts.queries.device.type == "cpu" else None
-        seen = read_off(*parts, attention, top=self.top, lse=lse, map=map, marks=asked)
+        on_cpu, count = inputs.queries.device.type == "cpu", len(inputs.queries) // max(places.batch, 1)
+        seen = survey_unchecked(
+            *inputs, attention, top=self.top, lse=lse, map=map, marks=places.marks(count) if on_cpu else None
+        )
         return SurveyResult(
-            seen.engine, seen.summary, marks(parts.keys), shares(*parts, attention, seen.summary, places)
+            seen.engine, seen.summary, fingerprints(inputs.keys), shares(*inputs, attention, seen.summary, places)
         )
 
 
-def _room(fit: int, like: Tensor) -> Tensor:
-    """Of heads or of tokens one behind the other, as there: what lies alike is soon copied."""
+class QueuedSurvey(NamedTuple):
+    """A call whose queries and keys lie in the staging buffer."""
+
+    lse: Tensor | None
+    destination: SurveyDestination
+
+
+class SurveyInputs(NamedTuple):
+    """The tensors that a survey reads."""
+
+    queries: Tensor
+    keys: Tensor
+
+    def apply(self, change: Callable[[Tensor], Tensor]) -> "SurveyInputs":
+        """Return the inputs with `change` applied to each tensor."""
+        return SurveyInputs(change(self.queries), change(self.keys))
+
+    @property
+    def layout(self) -> tuple[Any, ...]:
+        """Shape, dtype and device of each tensor."""
+        return tuple((part.shape, part.dtype, part.device) for part in self)
+
+
+class StagingBuffer:
+    """Memory in which the queries and keys of several calls lie one after the other, reused for each launch."""
+
+    def __init__(self) -> None:
+        self.allocated: Any = None  # (capacity, layout) of `inputs`
+        self.last_read: StreamEvent | None = None
+
+    def allocate(self, capacity: int, like: SurveyInputs) -> None:
+        """Make room for so many calls with inputs like these, once earlier contents have been read."""
+        if self.last_read is not None:
+            self.last_read.wait()
+        if self.allocated != (capacity, like.layout):
+            self.allocated = (capacity, like.layout)
+            self.inputs = like.apply(lambda part: _empty(capacity, part))
+            self.each_slot = [self.slots(i, i + 1) for i in range(capacity)]
+
+    def slots(self, first: int, stop: int) -> SurveyInputs:
+        """Return views of the inputs of the calls from `first` to `stop`."""
+        if stop - first == self.allocated[0]:
+            return self.inputs
+        batch = len(self.inputs.queries) // self.allocated[0]
+        return self.inputs.apply(lambda part: part[first * batch : stop * batch])
+
+    def put(self, slot: int, inputs: SurveyInputs) -> None:
+        """Copy the inputs of a call into a slot."""
+        for memory, part in zip(self.each_slot[slot], inputs, strict=True):
+            memory.copy_(part)
+
+
+def can_run_concurrently(inputs: SurveyInputs, attention: Attention) -> bool:
+    """Return whether a GPU may survey while the model goes on: only if the definition holds nothing but numbers.
+
+    The model could write to a tensor of the definition before the survey has read that tensor.
+    """
+    numbers = all(leaf is None or leaf is softmax or isinstance(leaf, int | float) for leaf in leaves(attention))
+    return inputs.queries.is_cuda and numbers
+
+
+def _empty(capacity: int, like: Tensor) -> Tensor:
+    """Allocate memory for so many tensors, in the memory order of `like`, heads or tokens first: copies are faster."""
     batch, heads, tokens, width = like.shape
     if like.stride(1) < like.stride(2):
-        return like.new_empty(fit * batch, tokens, heads, width).transpose(1, 2)
-    return like.new_empty(fit * batch, heads, tokens, width)
-
-
-def _apart(parts: SurveyInputs, attention: Attention) -> bool:
-    """Whether it may be surveyed while the model goes on, which could write to anything but numbers."""
-    numbers = all(leaf is None or leaf is softmax or isinstance(leaf, int | float) for leaf in leaves(attention))
-    return parts.queries.is_cuda and numbers
+        return like.new_empty(capacity * batch, tokens, heads, width).transpose(1, 2)
+    return like.new_empty(capacity * batch, heads, tokens, width)

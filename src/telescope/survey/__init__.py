@@ -1,8 +1,12 @@
-"""`survey`: exact numbers about every query and every key of an attention, without ever holding the matrix."""
+"""`survey`: exact statistics of every query and every key of an attention, in memory that grows with n, not with n².
+
+May import attention/, engines/ and words.py. Read survey.py first; then reference.py, the definition of all numbers.
+chunked.py computes the same block by block on any device, triton.py with kernels/ on a GPU.
+"""
 
 from .cells import Cells
 from .dispatch import ENGINES
 from .summary import Marks, Summary
-from .survey import Survey, read_off, survey
+from .survey import Survey, survey, survey_unchecked
 
-__all__ = ["ENGINES", "Cells", "Marks", "Summary", "Survey", "read_off", "survey"]
+__all__ = ["ENGINES", "Cells", "Marks", "Summary", "Survey", "survey", "survey_unchecked"]

@@ -1,4 +1,4 @@
-"""Block by block, in plain PyTorch: any definition, on any device, and never more than a block of the matrix.
+"""Survey block by block in plain PyTorch: any definition, on any device, with one block of the matrix in memory.
 
 On a CPU a block stays in the cache and is passed over few times; that is where the speed comes from.
 """
@@ -14,16 +14,16 @@ from ..attention import Attention, softmax
 from ..attention.normalizers import ZeroSumError
 from .blocks import GROUP, Block, BlockScores, blocks
 from .cells import Cells
-from .device import as_it_fits
-from .summary import Marks, Summary, precision
+from .device import run_within_memory
+from .summary import Marks, Summary, compute_dtype
 
-SCORES = {"cpu": 2**21, "cuda": 2**26}  # how many a block holds: on a CPU as many as stay in its last cache
+SCORES = {"cpu": 2**21, "cuda": 2**26}  # scores in a block: on a CPU as many as stay in its last-level cache
 STRIP = 64  # rows whose marks are read together
-LOW = -1e4  # exp(LOW) is 0, and 0 · LOW is 0, which 0 · -inf is not
+LOW = -1e4  # exp(LOW) is 0, and 0 · LOW is 0, while 0 · -inf would be NaN
 
 
 def cannot(queries: Tensor, keys: Tensor, attention: Attention, top: int = 0) -> str | None:
-    """It can run everything."""
+    """Return None: this engine can survey every attention."""
     return None
 
 
@@ -34,6 +34,7 @@ def pool(
     lse: Float[Tensor, "batch heads query"] | None,
     cells: Cells,
 ) -> Float[Tensor, "batch heads rows columns"]:
+    """Return the map of these cells alone."""
     pooled = summarize(queries, keys, attention, lse, 0, cells).map
     assert pooled is not None
     return pooled
@@ -48,9 +49,10 @@ def summarize(
     cells: Cells | None,
     marks: Marks | None = None,
 ) -> Summary:
+    """Return the summary, in smaller blocks where memory runs out. An lse, where given, is not computed again."""
     most = SCORES.get(queries.device.type, SCORES["cuda"])
     run = partial(_summarize, queries, keys, attention, lse, top, cells, marks)
-    return as_it_fits(run, most, keys.shape[-2], queries, keys)
+    return run_within_memory(run, most, keys.shape[-2], queries, keys)
 
 
 def _summarize(
@@ -65,9 +67,9 @@ def _summarize(
 ) -> Summary:
     (batch, heads, rows, _), columns, device = queries.shape, keys.shape[-2], queries.device
     sink = -torch.inf if attention.sink is None else attention.sink
-    sink = torch.as_tensor(sink, dtype=precision(queries), device=device).reshape(-1, 1, 1).expand(heads, 1, 1)
+    sink = torch.as_tensor(sink, dtype=compute_dtype(queries), device=device).reshape(-1, 1, 1).expand(heads, 1, 1)
 
-    # what holds for a row that sees nothing; blocks write over it
+    # The numbers of a row that sees nothing. Blocks write over them.
     logs = sink[..., 0].expand(batch, heads, rows).clone() if lse is None else lse.to(sink.dtype)
     received = torch.zeros(batch, heads, columns, dtype=torch.float64, device=device)
     entropy = sink.new_zeros(batch, heads, rows)
@@ -80,22 +82,22 @@ def _summarize(
         before, single = torch.zeros_like(entropy), sink.new_zeros(batch, heads, rows, len(marks.single))
     scores = BlockScores(queries, keys, attention)
     for block in blocks(queries, keys, attention, most):
-        here, real = block.here, block.columns.stop - block.columns.start
+        at = block.index
         if attention.normalize is softmax:
-            read = _softmax(scores, block, None if lse is None else logs[here], sink[block.heads], top)
+            part = _softmax_statistics(scores, block, None if lse is None else logs[at], sink[block.heads], top)
             if lse is None:
-                logs[here] = read.lse
+                logs[at] = part.lse
         else:
-            read = _normalized(scores(block), block, attention, top)
-        entropy[here] = read.entropy
-        found = read.top_keys.shape[-1]
-        top_weights[here][..., :found] = read.top_weights
-        top_keys[here][..., :found] = torch.where(read.top_keys < 0, -1, read.top_keys + block.columns.start)
-        received[block.sequences, block.heads, block.columns] += (read.share.mT @ read.powers)[..., 0, :real]
+            part = _other_statistics(scores(block), block, attention, top)
+        entropy[at] = part.entropy
+        found = part.top_keys.shape[-1]
+        top_weights[at][..., :found] = part.top_weights
+        top_keys[at][..., :found] = torch.where(part.top_keys < 0, -1, part.top_keys + block.columns.start)
+        received[block.sequences, block.heads, block.columns] += (part.share.mT @ part.powers)[..., 0, : block.width]
         if cells is not None and pooled is not None:
-            _pool(pooled, read, cells, block)
+            _add_to_map(pooled, part, cells, block)
         if marks is not None and before is not None and single is not None:
-            _read_marks(before[here], single[here], read, marks, block)
+            _read_marks(before[at], single[at], part, marks, block)
 
     if cells is not None and pooled is not None:
         pooled = cells.averaged(pooled) if cells.how == "share" else pooled.masked_fill(pooled == -torch.inf, 0.0)
@@ -103,11 +105,11 @@ def _summarize(
     return Summary(lse, received.to(sink.dtype), entropy, top_weights, top_keys, pooled, before, single)
 
 
-# ------------------------------------------------------------------------------------------------ what a block says
+# ------------------------------------------------------------------------------------------- statistics of one block
 
 
 class BlockStatistics(NamedTuple):
-    """What is read off a block. Its weights are powers · share: multiplying them out would be one more pass."""
+    """Statistics of one block. Its weights are powers · share, not multiplied out, which would be one more pass."""
 
     powers: Float[Tensor, "batch heads query key"]
     share: Float[Tensor, "batch heads query 1"]
@@ -117,14 +119,17 @@ class BlockStatistics(NamedTuple):
     top_keys: Int[Tensor, "batch heads query found"]
 
 
-def _softmax(
+def _softmax_statistics(
     scores: BlockScores,
     block: Block,
     lse: Float[Tensor, "batch heads query"] | None,
     sink: Float[Tensor, "heads 1 1"],
     top: int,
 ) -> BlockStatistics:
-    """exp(score - shift) / Σ exp(score - shift), shifted by the largest score; exp(score - lse) where that is known."""
+    """Return the statistics of softmax weights.
+
+    The weights are exp(score - shift) / Σ exp(score - shift), shifted by the largest score, or exp(score - lse).
+    """
     shifted = scores(block)
     best, top_keys = _largest(shifted, top)
     if lse is None:
@@ -135,14 +140,14 @@ def _softmax(
     shift = shift.masked_fill(shift == -torch.inf, 0.0)  # nothing is seen, and there is no sink
 
     shifted -= shift
-    for edge in scores.hidden(block):
-        shifted[..., edge].clamp_(min=LOW)
-    powers = torch.exp(shifted, out=scores.room(shifted.shape, 1))
+    for columns in scores.maybe_hidden(block):
+        shifted[..., columns].clamp_(min=LOW)
+    powers = torch.exp(shifted, out=scores.buffer(shifted.shape, 1))
     share, log, spread = torch.ones_like(shift), shift, torch.zeros_like(shift)
     if lse is None:
         total = powers.sum(-1, keepdim=True)
-        whole = total + torch.exp(sink - shift)
-        share, log = 1.0 / whole.masked_fill(whole == 0.0, 1.0), shift + whole.log()
+        with_sink = total + torch.exp(sink - shift)
+        share, log = 1.0 / with_sink.masked_fill(with_sink == 0.0, 1.0), shift + with_sink.log()
         spread = total * -share.log()
     entropy = share * (spread - shifted.mul_(powers).sum(-1, keepdim=True))
     return BlockStatistics(
@@ -155,17 +160,17 @@ def _softmax(
     )
 
 
-def _normalized(
+def _other_statistics(
     masked: Float[Tensor, "batch heads query key"], block: Block, attention: Attention, top: int
 ) -> BlockStatistics:
-    """By any other normaliser, which says the weights of whole rows."""
-    real = block.columns.stop - block.columns.start
-    hidden = masked[..., :real] == -torch.inf
+    """Return the statistics of the weights of any other normaliser, which is given whole rows."""
+    real = masked[..., : block.width]
+    hidden = real == -torch.inf
     try:
-        weights = attention.normalize(masked[..., :real])
+        weights = attention.normalize(real)
     except ZeroSumError as problem:
-        raise ZeroSumError([i + part.start for i, part in zip(problem.row, block.here, strict=True)]) from None
-    masked[..., :real] = weights.masked_fill(hidden, -torch.inf)
+        raise ZeroSumError([i + part.start for i, part in zip(problem.row, block.index, strict=True)]) from None
+    real.copy_(weights.masked_fill(hidden, -torch.inf))
     best, top_keys = _largest(masked, top)
     return BlockStatistics(
         powers=weights,
@@ -180,88 +185,39 @@ def _normalized(
 def _largest(
     scores: Float[Tensor, "batch heads query key"], count: int
 ) -> tuple[Float[Tensor, "batch heads query found"], Int[Tensor, "batch heads query found"]]:
-    """The largest scores, the lower key first where they are equal; key -1 where a score is -inf.
+    """Return the largest scores and their keys, the lower key first among equal ones; key -1 where a score is -inf.
 
-    A group of keys that holds one of the `count` largest is among the `count` groups with the largest best.
+    The `count` largest scores are in the `count` groups of keys with the largest maxima, so only those are searched.
     """
     groups = scores.view(*scores.shape[:-1], -1, GROUP)
     few = min(count, groups.shape[-2])
     if few < groups.shape[-2]:
-        chosen = first(groups.amax(-1), few).sort(-1).values  # by key, so that the lower one stays first
+        chosen = top_indices(groups.amax(-1), few).sort(-1).values  # by key, so that the lower one stays first
         groups = groups.gather(-2, chosen[..., None].expand(*chosen.shape, GROUP))
         key = (chosen[..., None] * GROUP + torch.arange(GROUP, device=scores.device)).flatten(-2)
     else:
         key = torch.arange(scores.shape[-1], device=scores.device).expand(scores.shape)
     candidates = groups.flatten(-2)
-    where = first(candidates, min(count, candidates.shape[-1]))
+    where = top_indices(candidates, min(count, candidates.shape[-1]))
     best = candidates.gather(-1, where)
     return best, key.gather(-1, where).masked_fill(best == -torch.inf, -1)
 
 
-def _read_marks(
-    before: Float[Tensor, "batch heads query"],
-    single: Float[Tensor, "batch heads query which"],
-    read: BlockStatistics,
-    marks: Marks,
-    block: Block,
-) -> None:
-    start, real = block.columns.start, block.columns.stop - block.columns.start
-    powers, stop = read.powers[..., :real], (marks.before[block.rows] - start).clamp(0, real)
-    for row in range(0, len(stop), STRIP):
-        strip = slice(row, row + STRIP)
-        some, own = powers[:, :, strip], stop[strip]
-        whole, last = int(own.min()), int(own.max())  # up to the one all of these queries count, from the other on none
-        edge = torch.arange(whole, last, device=powers.device) < own[:, None]
-        total = some[..., :whole].sum(-1) + (some[..., whole:last] * edge).sum(-1)
-        before[:, :, strip] += total * read.share[:, :, strip, 0]
-    for i, where in enumerate(marks.single):
-        own = where.expand(len(where) if len(where) > 1 else block.sequences.stop, -1)
-        own = own[block.sequences, block.rows][:, None, :, None] - start
-        there = (own >= 0) & (own < real)
-        found = powers.gather(-1, own.clamp(0, real - 1).expand(*powers.shape[:3], 1)) * read.share * there
-        single[..., i] += found[..., 0]
+def top_indices(scores: Float[Tensor, "*rows key"], count: int) -> Int[Tensor, "*rows found"]:
+    """Return the indices of the largest scores, the lower index first among equal ones, in any order among -inf.
 
-
-# ------------------------------------------------------------------------------------------------------------- a map
-
-
-def _empty_map(sink: Float[Tensor, "heads 1 1"], batch: int, cells: Cells) -> Float[Tensor, "batch heads rows columns"]:
-    """Return a map that no block has been put into: 0 begins a sum, -inf a maximum."""
-    return sink.new_full((batch, len(sink), cells.rows, cells.columns), 0.0 if cells.how == "share" else -torch.inf)
-
-
-def _pool(pooled: Float[Tensor, "batch heads rows columns"], read: BlockStatistics, cells: Cells, block: Block) -> None:
-    """Put a block into the map: first its queries together, then its keys. A weight may be below zero (by_sum)."""
-    here, real = pooled[block.sequences, block.heads], block.columns.stop - block.columns.start
-    (batch, heads, _, columns), powers = here.shape, read.powers[..., :real]
-    of_queries, of_keys = (
-        ids.expand(pooled.shape[0], -1)[block.sequences, part]
-        for ids, part in ((cells.of_queries, block.rows), (cells.of_keys, block.columns))
-    )
-    rows, row = torch.unique(of_queries, return_inverse=True)
-    across = of_keys[:, None, None].expand(batch, heads, len(rows), real)
-    if cells.how == "share":
-        member = row[:, None] == torch.arange(len(rows), device=row.device)[:, None]
-        summed = (member[:, None] * read.share.mT) @ powers
-        here.index_add_(2, rows, here.new_zeros(batch, heads, len(rows), columns).scatter_add(3, across, summed))
-    else:
-        down = row[:, None, :, None].expand(powers.shape)
-        lowest = here.new_full((batch, heads, len(rows), real), -torch.inf)
-        largest = lowest.scatter_reduce(2, down, powers * read.share, "amax")
-        here[:, :, rows] = here[:, :, rows].scatter_reduce(3, across, largest, "amax")
-
-
-def first(scores: Float[Tensor, "*rows key"], count: int) -> Int[Tensor, "*rows found"]:
-    """Where the largest stand, the lower index first where they are equal, which topk by itself leaves to chance; of
-    what is -inf any."""
+    torch.topk alone leaves the order of equal scores open.
+    """
     best, where = scores.topk(min(count + 1, scores.shape[-1]), dim=-1)
     equal = (best[..., 1:] == best[..., :-1]) & (best[..., 1:] > -torch.inf)
-    return _by_index(scores, count) if equal.any() else where[..., :count]
+    return _top_indices_with_ties(scores, count) if equal.any() else where[..., :count]
 
 
-def _by_index(scores: Float[Tensor, "*rows key"], count: int) -> Int[Tensor, "*rows found"]:
-    """A float32 and its index make one whole number of 64 bits: bits of floats are in the order of the floats, once
-    those of negative ones are turned round."""
+def _top_indices_with_ties(scores: Float[Tensor, "*rows key"], count: int) -> Int[Tensor, "*rows found"]:
+    """Return `top_indices` of scores with ties, from a topk of int64 numbers that hold a float32 and its index.
+
+    The bits of floats, read as integers, have the order of the floats, once those of negative floats are inverted.
+    """
     if scores.dtype == torch.float64:
         return torch.sort(scores, dim=-1, descending=True, stable=True).indices[..., :count]
     bits = (scores + 0.0).view(torch.int32)  # + 0.0, since -0.0 equals 0.0
@@ -269,3 +225,59 @@ def _by_index(scores: Float[Tensor, "*rows key"], count: int) -> Int[Tensor, "*r
     last = scores.shape[-1] - 1
     packed = order.long() << 32 | last - torch.arange(last + 1, device=scores.device)
     return last - (packed.topk(count, dim=-1).values & 0xFFFFFFFF)
+
+
+def _read_marks(
+    before: Float[Tensor, "batch heads query"],
+    single: Float[Tensor, "batch heads query which"],
+    statistics: BlockStatistics,
+    marks: Marks,
+    block: Block,
+) -> None:
+    """Add a block's part of the marked weights to `before` and `single`, which have the block's rows."""
+    start, width = block.columns.start, block.width
+    powers, stop = statistics.powers[..., :width], (marks.before[block.rows] - start).clamp(0, width)
+    for row in range(0, len(stop), STRIP):
+        strip = slice(row, row + STRIP)
+        strip_powers, strip_stop = powers[:, :, strip], stop[strip]
+        common, last = int(strip_stop.min()), int(strip_stop.max())  # all rows count keys up to common, none from last
+        edge = torch.arange(common, last, device=powers.device) < strip_stop[:, None]
+        total = strip_powers[..., :common].sum(-1) + (strip_powers[..., common:last] * edge).sum(-1)
+        before[:, :, strip] += total * statistics.share[:, :, strip, 0]
+    for i, keys in enumerate(marks.single):
+        key = keys.expand(len(keys) if len(keys) > 1 else block.sequences.stop, -1)
+        key = key[block.sequences, block.rows][:, None, :, None] - start
+        in_block = (key >= 0) & (key < width)
+        found = powers.gather(-1, key.clamp(0, width - 1).expand(*powers.shape[:3], 1)) * statistics.share * in_block
+        single[..., i] += found[..., 0]
+
+
+# ------------------------------------------------------------------------------------------------------------- a map
+
+
+def _empty_map(sink: Float[Tensor, "heads 1 1"], batch: int, cells: Cells) -> Float[Tensor, "batch heads rows columns"]:
+    """Return a map without any block: 0 begins a sum, -inf a maximum."""
+    return sink.new_full((batch, len(sink), cells.rows, cells.columns), 0.0 if cells.how == "share" else -torch.inf)
+
+
+def _add_to_map(
+    pooled: Float[Tensor, "batch heads rows columns"], statistics: BlockStatistics, cells: Cells, block: Block
+) -> None:
+    """Add a block to the map: first pool its queries, then its keys. A weight may be below zero (by_sum)."""
+    part, width = pooled[block.sequences, block.heads], block.width
+    (batch, heads, _, columns), powers = part.shape, statistics.powers[..., :width]
+    row_of_query, column_of_key = (
+        ids.expand(pooled.shape[0], -1)[block.sequences, positions]
+        for ids, positions in ((cells.row_of_query, block.rows), (cells.column_of_key, block.columns))
+    )
+    rows, row = torch.unique(row_of_query, return_inverse=True)
+    across = column_of_key[:, None, None].expand(batch, heads, len(rows), width)
+    if cells.how == "share":
+        member = row[:, None] == torch.arange(len(rows), device=row.device)[:, None]
+        summed = (member[:, None] * statistics.share.mT) @ powers
+        part.index_add_(2, rows, part.new_zeros(batch, heads, len(rows), columns).scatter_add(3, across, summed))
+    else:
+        down = row[:, None, :, None].expand(powers.shape)
+        lowest = part.new_full((batch, heads, len(rows), width), -torch.inf)
+        largest = lowest.scatter_reduce(2, down, powers * statistics.share, "amax")
+        part[:, :, rows] = part[:, :, rows].scatter_reduce(3, across, largest, "amax")

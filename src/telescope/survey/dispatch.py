@@ -1,4 +1,8 @@
-"""Which engine runs a survey. Each has `cannot`, `summarize` and `pool`."""
+"""Choose the engine that runs a survey.
+
+An engine is a module with three functions: `cannot` returns why it cannot survey an attention, or None; `summarize`
+returns the Summary; `pool` returns a map alone.
+"""
 
 from types import ModuleType
 
@@ -8,7 +12,7 @@ from ..attention import Attention
 from ..words import hint
 from . import chunked, reference, triton
 
-ENGINES: dict[str, ModuleType] = {  # the first that can run it does
+ENGINES: dict[str, ModuleType] = {  # in order of preference
     "triton": triton,
     "chunked": chunked,
     "reference": reference,
@@ -16,7 +20,7 @@ ENGINES: dict[str, ModuleType] = {  # the first that can run it does
 
 
 def choose(queries: Tensor, keys: Tensor, attention: Attention, top: int, engine: str | None) -> str:
-    """The engine that was asked for, or the first that can."""
+    """Return the name of the engine: `engine` if given, else the first that can survey this attention."""
     if engine is None:
         return next(name for name in ENGINES if ENGINES[name].cannot(queries, keys, attention, top) is None)
     if engine not in ENGINES:

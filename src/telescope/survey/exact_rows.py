@@ -1,4 +1,7 @@
-"""Single rows of the matrix, exact, for whoever asks: they cost as much as the keys are many, and no more."""
+"""Compute single rows of the matrix exactly, and check a given lse against some of them.
+
+The cost of a row grows with the number of keys.
+"""
 
 from dataclasses import replace
 from math import inf, log
@@ -8,10 +11,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..attention import Attention, Pairs, dot
-from ..attention.values import has_numbers
-from .summary import precision
+from ..attention.values import has_data
+from .summary import compute_dtype
 
-KEYS = 2**16  # how many keys are turned to float32 at once
+KEYS = 2**16  # how many keys are converted to float32 at once
 
 
 def masked_rows(
@@ -23,42 +26,42 @@ def masked_rows(
     batch: range,
     heads: range,
 ) -> Float[Tensor, "some_batch some_heads row column"]:
-    """The masked scores of these rows and columns, in these sequences and heads."""
-    size, exact = (queries.shape[-2], keys.shape[-2]), precision(queries)
-    asking = queries[_slice(batch), :, rows].to(exact)
+    """Return the masked scores of these rows and columns, in these sequences and heads."""
+    size, dtype = (queries.shape[-2], keys.shape[-2]), compute_dtype(queries)
+    row_queries = queries[_slice(batch), :, rows].to(dtype)
     parts = []
     for start in range(columns.start, columns.stop, KEYS):
         part = range(start, min(start + KEYS, columns.stop))
         at = Pairs.block(range(len(rows)), part, of=size, batch=batch, heads=heads, device=queries.device)
         at = replace(at, row=rows[None, None, :, None], query=rows[None, None, :, None] + (size[1] - size[0]))
-        asked = keys[_slice(batch), :, _slice(part)]
-        scaled = attention.scaled(_scores(asking, asked, attention, heads), keys)
+        part_keys = keys[_slice(batch), :, _slice(part)]
+        scaled = attention.scaled(_scores(row_queries, part_keys, attention, heads), keys)
         parts.append(attention.masked(attention.biased(attention.capped(scaled), at), at))
-    return torch.cat(parts, -1) if parts else asking.new_zeros(len(batch), len(heads), len(rows), 0)
+    return torch.cat(parts, -1) if parts else row_queries.new_zeros(len(batch), len(heads), len(rows), 0)
 
 
 def _scores(queries: Tensor, keys: Tensor, attention: Attention, heads: range) -> Tensor:
-    """Of these heads alone where that can be: a score may hold numbers for each head, so it is asked about all."""
+    """Return the scores of these heads. Only a dot product skips the others: any other score may differ by head."""
     score, group = attention.score, queries.shape[1] // (keys.shape[1] or 1)
     if not score.is_dot_product:
         return score(queries, keys.to(queries.dtype))[:, _slice(heads)]
     queries, keys = score.as_dot(queries, keys)
     queries = queries[:, _slice(heads)]
-    shared = keys[:, heads.start // group : -(-heads.stop // group)]
-    if heads.step > 1:  # heads apart: each with the keys that it has
-        shared = torch.stack([keys[:, head // group] for head in heads], 1)
-    return dot(queries, shared.to(queries.dtype))
+    head_keys = keys[:, heads.start // group : -(-heads.stop // group)]
+    if heads.step > 1:  # heads are not neighbours: one copy of the keys for each
+        head_keys = torch.stack([keys[:, head // group] for head in heads], 1)
+    return dot(queries, head_keys.to(queries.dtype))
 
 
-def _slice(some: range) -> slice:
-    return slice(some.start, some.stop, some.step)
+def _slice(indices: range) -> slice:
+    return slice(indices.start, indices.stop, indices.step)
 
 
-ROWS = 3  # or four, looked at in the first and in the last head of the first and the last sequence
+ROWS = 3  # rows that check_sums computes, or one more, in the first and the last head of the first and last sequence
 
 
 def check_lse(queries: Tensor, lse: Tensor) -> None:
-    """Raise a TypeError or ValueError, one sentence, where it cannot be one."""
+    """Raise a TypeError or ValueError, one sentence, if lse is not a float tensor that fits the queries."""
     if not isinstance(lse, Tensor) or not lse.is_floating_point():
         kind = lse.dtype if isinstance(lse, Tensor) else type(lse).__name__
         raise TypeError(f"lse is a float tensor, the log of each row's sum of exponentials, not {kind}")
@@ -71,26 +74,29 @@ def check_lse(queries: Tensor, lse: Tensor) -> None:
 
 
 def check_sums(queries: Tensor, keys: Tensor, attention: Attention, lse: Tensor) -> None:
-    """Raise a ValueError, one sentence, where the weights of some rows do not sum to one."""
-    if not lse.numel() or not keys.shape[-2] or not has_numbers(lse):
+    """Raise a ValueError, one sentence, if the weights of some rows do not sum to one with this lse.
+
+    Synchronises with a GPU, once.
+    """
+    if not lse.numel() or not keys.shape[-2] or not has_data(lse):
         return
     batch, heads, rows = (
-        range(0, size, max(1, (size - 1) // apart)) for size, apart in zip(lse.shape, (1, 1, ROWS - 1), strict=True)
+        range(0, size, max(1, (size - 1) // gaps)) for size, gaps in zip(lse.shape, (1, 1, ROWS - 1), strict=True)
     )
-    some = torch.arange(rows.start, rows.stop, rows.step, device=lse.device)
-    scores = masked_rows(queries, keys, attention, some, range(keys.shape[-2]), batch, heads)
+    row_numbers = torch.arange(rows.start, rows.stop, rows.step, device=lse.device)
+    scores = masked_rows(queries, keys, attention, row_numbers, range(keys.shape[-2]), batch, heads)
     scores = _with_sink(scores, attention, heads)
     logs = lse[:: batch.step, :: heads.step, :: rows.step, None].to(scores.dtype)
-    sums, by_two = (torch.exp(scores - unit * logs).sum(-1) for unit in (1.0, log(2.0)))
+    sums, sums_base_2 = (torch.exp(scores - unit * logs).sum(-1) for unit in (1.0, log(2.0)))
     largest = scores.masked_fill(scores == -torch.inf, 0.0).abs().amax(-1)
-    told = torch.stack([sums, by_two, largest, scores.amax(-1)]).flatten(1).T.tolist()  # one wait for the GPU
+    numbers = torch.stack([sums, sums_base_2, largest, scores.amax(-1)]).flatten(1).T.tolist()
     rounding = max(torch.finfo(lse.dtype).eps, torch.finfo(queries.dtype).eps)
-    seeing = [(total, other, 1e-3 + (8.0 + most) * rounding) for total, other, most, top in told if top > -inf]
-    wrong = [total for total, _, slack in seeing if not abs(total - 1.0) <= slack]
+    checked = [(total, base_2, 1e-3 + (8.0 + most) * rounding) for total, base_2, most, top in numbers if top > -inf]
+    wrong = [total for total, _, slack in checked if not abs(total - 1.0) <= slack]
     if wrong:
         why = (
             "it looks like one of base 2: multiply it by ln 2"
-            if all(abs(other - 1.0) <= slack for _, other, slack in seeing)
+            if all(abs(base_2 - 1.0) <= slack for _, base_2, slack in checked)
             else "it belongs to other queries, keys or another definition; leave lse out and it is computed"
         )
         raise ValueError(f"with this lse the weights of a row sum to {wrong[0]:.4g}, not 1; {why}")
@@ -99,7 +105,7 @@ def check_sums(queries: Tensor, keys: Tensor, attention: Attention, lse: Tensor)
 def _with_sink(
     masked: Float[Tensor, "batch head row key"], attention: Attention, heads: range
 ) -> Float[Tensor, "batch head row key_and_sink"]:
-    """The sink is one more score."""
+    """Return the scores with the sink as one more score."""
     if attention.sink is None:
         return masked
     sink = torch.as_tensor(attention.sink, dtype=masked.dtype, device=masked.device).flatten()

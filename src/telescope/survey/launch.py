@@ -1,313 +1,406 @@
-"""How the survey's kernels are started; as torch operators too, of which torch.compile only knows what they change.
+"""Launch the survey's Triton kernels: directly or, under torch.compile and FakeTensor, as torch operators.
 
-Each takes a band of rows: queries (batch, heads, row, d), all keys, and what stands between their product and a weight.
+Every launcher `survey_...` takes a `Band` of rows and the tensors that it writes to. `run` calls a launcher.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from inspect import Parameter, Signature, signature
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-BM, BN = 64, 128  # the rows and keys of a tile
-BLOCK = 64  # the keys of which the largest weight is noted; where there are many keys a tile's, as notes are read too
-MANY = 2**14
-MAXIMA = torch.float16  # enough to tell where to look
-BUSY = 16  # blocks that may raise a threshold
-SIDE_BY_SIDE = 4  # programs that share the rows which ask for a block of keys
-SMALL: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}  # as triton's default, which later versions ask for
+BM, BN = 64, 128  # rows and keys of a tile
+BLOCK = 64  # keys whose largest weight is written down; with more than MANY_KEYS keys a whole tile's, to read less
+MANY_KEYS = 2**14
+MAXIMA = torch.float16  # dtype of these largest weights, precise enough to choose the blocks to search
+MOST_COMMON = 16  # blocks per tile of rows that may raise its thresholds
+PROGRAMS_PER_BLOCK = 4  # programs that share the rows to be multiplied with one block of keys
+SMALL: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}  # triton's defaults, which later versions require
 
 
-def room(top: int) -> tuple[int, int]:
-    """In how many blocks the top of a row is searched, and among how many keys of theirs; a row that needs more is
-    overfull, and searched from its first key to its last."""
-    return max(32, _power(3 * top)), max(64, _power(4 * top))
+class Band(NamedTuple):
+    """Some rows of an attention matrix, with all of its keys: the arguments that all launchers share.
+
+    The schemas of the torch operators are made from these fields, so the fields are written out here alone.
+    """
+
+    queries: Tensor
+    """(batch, heads, row, d): those of the band. The features of each query are contiguous."""
+    keys: Tensor
+    """(batch, key heads, key, d): all keys. The features of each key are contiguous."""
+    start: Tensor
+    """(batch or 1, row), int32: the first key that each row may see."""
+    stop: Tensor
+    """(batch or 1, row), int32: one past the last key that each row may see."""
+    tiles: Tensor
+    """(4, batch or 1, tile), int32: `tile_spans` of these rows."""
+    slopes: Tensor | None
+    """(heads,), float32: the slopes of ALiBi · log2(e)."""
+    relative: Tensor | None
+    """(heads or 1, distances), float32: a bias for each distance · log2(e)."""
+    bias: Tensor | None
+    """(batch or 1, heads or 1, row or 1, key), float32: any other bias, written out for the band."""
+    mask: Tensor | None
+    """(batch or 1, heads or 1, row or 1, key), uint8: 1 where a row sees a key, if start and stop do not suffice."""
+    scale: float
+    softcap: float | None
+    shift: int
+    """The position of the band's first row, counted in keys."""
+    first: int
+    """The number of the band's first row in the whole matrix."""
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int]:
+        """Rows, keys, heads, heads per key head and features, in the order in which the kernels take them."""
+        (_, heads, rows, width), (_, key_heads, keys, _) = self.queries.shape, self.keys.shape
+        return rows, keys, heads, heads // key_heads, width
+
+    @property
+    def matrices(self) -> int:
+        """Batch size · heads: how many matrices the kernels run over."""
+        return self.queries.shape[0] * self.queries.shape[1]
+
+    def kernel_arguments(self) -> tuple[Any, Any, Any, Any]:
+        """Return queries, keys, rule and tile spans as the kernels take them."""
+        from . import kernels
+
+        structures: Any = kernels
+        queries, keys, relative, start, tiles = self.queries, self.keys, self.relative, self.start, self.tiles
+        rule = structures.Rule(
+            self.scale,
+            self.softcap,
+            self.slopes,
+            relative,
+            0 if relative is None or len(relative) == 1 else relative.shape[-1],
+            None if relative is None else relative.shape[-1] // 2,
+            self.bias,
+            *_strides(self.bias),
+            self.mask,
+            *_strides(self.mask),
+            start,
+            self.stop,
+            start.stride(0) if len(start) > 1 else 0,
+            self.shift,
+        )
+        return (
+            structures.HeadTensor(queries, *queries.stride()[:3]),
+            structures.HeadTensor(keys, *keys.stride()[:3]),
+            rule,
+            structures.TileSpans(*tiles, tiles.stride(1) if tiles.shape[1] > 1 else 0),
+        )
 
 
-def notes(keys: int, top: int) -> int:
-    """The bytes of a row of one head in which its top is searched: maxima, later keys; blocks; and entries."""
-    _, key_blocks, places, slots = _searched(keys, top)
-    return max(key_blocks * MAXIMA.itemsize, slots * 8) + places * (8 + 4)
+def run(launcher: Any, band: Band, *arguments: Any) -> None:
+    """Call launcher(band, *arguments): as a torch operator while tracing, else directly, which takes less time.
+
+    torch.compile and FakeTensor cannot trace a kernel launch; of an operator they need only what it changes.
+    """
+    if torch.compiler.is_compiling() or type(band.queries) is not Tensor:
+        OPERATORS[launcher](*band, *arguments)
+    else:
+        launcher(band, *arguments)
 
 
-def _searched(keys: int, top: int) -> tuple[int, int, int, int]:
-    """The keys of a block, how many blocks whole tiles have, and the room for a row's blocks and keys."""
-    block = BN if keys > MANY else min(BN, max(BLOCK, _power(2 * top)))
-    return block, -(-keys // BN) * (BN // block), *room(top)
+OPERATORS: dict[Any, Any] = {}
+"""The torch operator of each launcher."""
+
+BAND_TYPES = get_type_hints(Band)
+
+Launcher = TypeVar("Launcher", bound=Callable[..., None])
 
 
-def tiles(start: Tensor, stop: Tensor, keys: int, *, written: bool) -> Tensor:
-    """The spans of each tile of rows together: between the first two somebody looks, between the other two everyone.
+def _operator(*mutated: str) -> Callable[[Launcher], Launcher]:
+    """Register a launcher as the torch operator telescope::<its name>, which writes to the arguments named here.
 
-    Rows beyond the last see nothing, and hinder nobody. Where a mask is written out no tile is clear of it.
+    The schema of an operator has no place for a NamedTuple, so the operator takes the fields of the Band one by one.
+    """
+
+    def register(launcher: Launcher) -> Launcher:
+        count = len(Band._fields)
+
+        def operator(*arguments: Any) -> None:
+            launcher(Band(*arguments[:count]), *arguments[count:])
+
+        kind = Parameter.POSITIONAL_OR_KEYWORD
+        shared = [Parameter(name, kind, annotation=annotation) for name, annotation in BAND_TYPES.items()]
+        own = [*signature(launcher).parameters.values()][1:]
+        operator.__signature__ = Signature([*shared, *own], return_annotation=None)  # type: ignore[attr-defined]
+        custom = torch.library.custom_op(f"telescope::{launcher.__name__}", operator, mutates_args=mutated)
+        custom.register_fake(lambda *arguments: None)
+        OPERATORS[launcher] = custom
+        return launcher
+
+    return register
+
+
+# ------------------------------------------------------------------------------------------------------- launchers
+
+
+@_operator("lse")
+def survey_lse(band: Band, sinks: Tensor | None, lse: Tensor) -> None:
+    """Write ln Σ exp(score) of the band's rows into lse (batch, heads, query); sinks (heads,) are in bits."""
+    from . import kernels
+
+    launch = launch_cache_for(*band, sinks, lse)
+    launch(
+        kernels.log_sum_exp, (-(-band.queries.shape[-2] // (2 * BM)), band.matrices),
+        *band.kernel_arguments(), sinks, _rows_from(band, lse), *band.sizes, band.tiles.shape[-1], lse.shape[-1],
+        TILES=2, **_tile_settings(band) | {"BM": 2 * BM, "BN": BN // 2, "num_warps": 8},
+    )  # fmt: skip
+
+
+@_operator("received", "entropy", "weights", "found", "overfull", "pooled")
+def survey_rows(
+    band: Band, lse: Tensor, received: Tensor, entropy: Tensor, weights: Tensor, found: Tensor, overfull: Tensor,
+    pooled: Tensor, cell_rows: int, cell_keys: int,
+) -> None:  # fmt: skip
+    """Compute what a survey has of the band: add to received and pooled, and write the band's rows of the others.
+
+    received (batch, heads, key)                       pooled (batch, heads, rows, columns), or without elements
+    entropy, overfull (batch, heads, query)            weights, found (batch, heads, query, top)
+
+    A cell of the map has `cell_rows` x `cell_keys` weights. A row is overfull where more keys might be among its top
+    than `search_capacity` has room for: it was searched from its first key to its last.
+    """
+    from . import kernels
+
+    launch = launch_cache_for(
+        *band, lse, received, entropy, weights, found, overfull, pooled, cell_rows, cell_keys
+    )  # fmt: skip
+    sizes, matrices, top = band.sizes, band.matrices, weights.shape[-1]
+    rows, keys, heads, *_ = sizes
+    row_tiles, lse_stride, grid = band.tiles.shape[-1], lse.shape[-1], (band.tiles.shape[-1], matrices)
+    q, k, rule, spans = band.kernel_arguments()
+    settings, band_lse = _tile_settings(band), _rows_from(band, lse)
+    block, key_blocks, block_capacity, key_capacity = _search_sizes(keys, top)
+    padded_rows = row_tiles * BM
+
+    def scratch(per_row: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return band_lse.new_empty(matrices * padded_rows * per_row, dtype=dtype)
+
+    maxima = scratch(max(key_blocks, 4 * key_capacity), MAXIMA) if top else None
+    launch(
+        kernels.statistics, (-(-keys // BN), matrices),
+        q, k, band_lse, rule, spans, received, _rows_from(band, entropy), maxima, pooled if pooled.numel() else None,
+        *sizes, row_tiles, lse_stride, cell_rows, cell_keys, pooled.shape[-1],
+        pooled.shape[-2] * pooled.shape[-1], band.first,
+        BLOCK=block, **settings,
+    )  # fmt: skip
+    if maxima is None:
+        return
+
+    threshold, block_count = scratch(1, torch.float32), scratch(1)
+    common = band_lse.new_empty(*grid, MOST_COMMON + 1, dtype=torch.int32)
+    row_blocks, block_rows = scratch(block_capacity, torch.int64), scratch(block_capacity)
+    zeros = band_lse.new_zeros(matrices * (key_blocks + padded_rows), dtype=torch.int32)
+    row_count, key_count = torch.split(zeros, [matrices * key_blocks, matrices * padded_rows])
+    classes = max(32, _next_power(2 * top))
+    launch(
+        kernels.find_blocks, grid,
+        maxima, spans, threshold, row_count, block_count, row_blocks, common, heads, row_tiles, key_blocks,
+        TOP=top, BM=BM, BN=block, CLASSES=classes, BLOCK_CAPACITY=block_capacity, MOST_COMMON=MOST_COMMON,
+        **SMALL | {"num_warps": classes // 16},
+    )  # fmt: skip
+    first_row = row_count.cumsum(0, dtype=torch.int32) - row_count
+    launch(
+        kernels.group_rows, (padded_rows // 16, matrices),
+        block_count, row_blocks, first_row, block_rows, padded_rows, key_blocks,
+        BM=16, BLOCK_CAPACITY=block_capacity, **SMALL,
+    )  # fmt: skip
+    settings["BN"] = block
+    launch(
+        kernels.raise_thresholds, grid,
+        q, k, band_lse, rule, threshold, common, *sizes, row_tiles, lse_stride,
+        TOP=top, MOST_COMMON=MOST_COMMON, **settings,
+    )  # fmt: skip
+    candidates = maxima.view(torch.int64)  # the maxima are not read again: their memory takes the candidate keys
+    launch(
+        kernels.collect_keys, (key_blocks, PROGRAMS_PER_BLOCK, matrices),
+        q, k, band_lse, rule, threshold, first_row, row_count, block_rows, key_count, candidates,
+        *sizes, padded_rows, lse_stride, KEY_CAPACITY=key_capacity, **settings,
+    )  # fmt: skip
+    results = _rows_from(band, weights), _rows_from(band, found)
+    top_settings = {"TOP": top, "TOP_PADDED": _next_power(top)}
+    launch(
+        kernels.rank_keys, (-(-rows // 4), matrices),
+        block_count, key_count, candidates, *results, _rows_from(band, overfull), rows, padded_rows, lse_stride,
+        BM=4, BLOCK_CAPACITY=block_capacity, KEY_CAPACITY=key_capacity, FEW=max(16, 2 * _next_power(top)),
+        **top_settings, **SMALL | {"num_warps": 1},
+    )  # fmt: skip
+    launch(
+        kernels.search_all_keys, (-(-rows // 16), matrices),
+        q, k, band_lse, rule, spans, _rows_from(band, overfull), *results, *sizes, lse_stride,
+        PROGRAMS=BM // 16, **top_settings, **_without_even(settings) | {"BM": 16, "BN": BN},
+    )  # fmt: skip
+
+
+@_operator("pooled")
+def survey_map(
+    band: Band, lse: Tensor, row_runs: Tensor, key_runs: Tensor, run_of_key: Tensor, pooled: Tensor, how: str
+) -> None:
+    """Add the band's rows to the map pooled (batch, heads, rows, columns); how is "share" or "max".
+
+    row_runs (3, run) and key_runs (3, run) are the runs of neighbours in one cell: first, stop and cell. A run of rows
+    has at most BM, one of keys at most BN. run_of_key (key,) is the number of each key's run.
+    """
+    from . import kernels
+
+    launch = launch_cache_for(*band, lse, row_runs, key_runs, run_of_key, pooled, how)
+    q, k, rule, _ = band.kernel_arguments()
+    launch(
+        kernels.pool, (row_runs.shape[-1], band.matrices),
+        q, k, _rows_from(band, lse), rule, tuple(row_runs), tuple(key_runs), run_of_key, pooled,
+        *band.sizes, lse.shape[-1], pooled.shape[-1], pooled[0, 0].numel(),
+        SHARE=how == "share", **_without_even(_tile_settings(band)),
+    )  # fmt: skip
+
+
+@_operator("share", "seen")
+def survey_listed(
+    band: Band, lse: Tensor, listed_rows: Tensor, listed_keys: Tensor, begin: Tensor, end: Tensor, share: Tensor,
+    seen: Tensor | None,
+) -> None:  # fmt: skip
+    """Write the weight of each row's listed keys into share (set, batch, heads, query); the band has all rows.
+
+    listed_rows (batch or 1, row) and listed_keys (batch or 1, slot) are lists of rows and keys. In each set, the keys
+    of the row in a slot stand in the slots from begin to end (set, batch or 1, row) of the other list. seen (batch,
+    heads, query), unless None, becomes true where a row sees one of its keys of the first set.
+    """
+    from . import kernels
+
+    launch = launch_cache_for(*band, lse, listed_rows, listed_keys, begin, end, share, seen)
+    (rows, keys, heads, group, width), sets = band.sizes, len(begin)
+    q, k, rule, _ = band.kernel_arguments()
+    strides = (0 if len(part) == 1 else part.shape[-1] for part in (listed_rows, listed_keys, begin[0]))
+    launch(
+        kernels.sum_listed, (-(-rows // BM), band.matrices),
+        q, k, lse, rule, listed_rows, listed_keys, begin, end, share, seen,
+        rows, keys, rows, listed_keys.shape[-1], *strides, begin[0].numel(), heads, group, width, lse.shape[-1],
+        share[0].numel(),
+        SETS=sets, SETS_PADDED=_next_power(sets), **_without_even(_tile_settings(band)),
+    )  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------- arguments of the kernels
+
+
+def tile_spans(start: Tensor, stop: Tensor, keys: int, *, has_mask: bool) -> Tensor:
+    """Return the spans of keys of each tile of BM rows, (4, batch or 1, tile): first, stop, inner first, inner stop.
+
+    From first to stop some row of the tile sees a key, from inner first to inner stop all rows see all keys. With
+    has_mask, a mask is written out as a table, and no tile has inner keys. Rows beyond the last change no span.
     """
     missing = (0, -start.shape[-1] % BM)
 
-    def each(spans: Tensor, fill: int) -> Tensor:
+    def by_tile(spans: Tensor, fill: int) -> Tensor:
         return pad(spans, missing, value=fill).reshape(len(spans), -1, BM)
 
-    first, last = each(torch.where(start < stop, start, keys), keys).amin(-1), each(stop, 0).amax(-1)
-    if written:
+    first, last = by_tile(torch.where(start < stop, start, keys), keys).amin(-1), by_tile(stop, 0).amax(-1)
+    if has_mask:
         return torch.stack([first, last, torch.full_like(first, keys), torch.zeros_like(first)])
-    return torch.stack([first, last, each(start, 0).amax(-1), each(stop, keys).amin(-1)])
+    return torch.stack([first, last, by_tile(start, 0).amax(-1), by_tile(stop, keys).amin(-1)])
 
 
-def _arguments(
-    queries: Tensor, keys: Tensor, start: Tensor, stop: Tensor, tiles: Tensor, slopes: Tensor | None,
-    relative: Tensor | None, bias: Tensor | None, mask: Tensor | None, scale: float, softcap: float | None, shift: int,
-) -> tuple[Any, Any, Any, Any]:  # fmt: skip
-    """Queries, keys, what stands between, and the tiles, as the kernels take them."""
-    from . import kernels
+def search_capacity(top: int) -> tuple[int, int]:
+    """Return in how many blocks the top of a row is searched, and among how many of their keys.
 
-    kinds: Any = kernels
-    rule = kinds.Rule(
-        scale,
-        softcap,
-        slopes,
-        relative,
-        0 if relative is None or len(relative) == 1 else relative.shape[-1],
-        None if relative is None else relative.shape[-1] // 2,
-        bias,
-        *_strides(bias),
-        mask,
-        *_strides(mask),
-        start,
-        stop,
-        start.stride(0) if len(start) > 1 else 0,
-        shift,
-    )
-    together = kinds.Tiles(*tiles, tiles.stride(1) if tiles.shape[1] > 1 else 0)
-    return kinds.Heads(queries, *queries.stride()[:3]), kinds.Heads(keys, *keys.stride()[:3]), rule, together
+    A row that needs more is overfull, and is searched from its first key to its last.
+    """
+    return max(32, _next_power(3 * top)), max(64, _next_power(4 * top))
+
+
+def scratch_bytes_per_row(keys: int, top: int) -> int:
+    """Return the bytes that the search for one row's top takes: maxima, later candidate keys; and blocks twice."""
+    _, key_blocks, block_capacity, key_capacity = _search_sizes(keys, top)
+    return max(key_blocks * MAXIMA.itemsize, key_capacity * 8) + block_capacity * (8 + 4)
+
+
+def _search_sizes(keys: int, top: int) -> tuple[int, int, int, int]:
+    """Return the keys per block, the blocks in all tiles of keys, and the two numbers of `search_capacity`."""
+    block = BN if keys > MANY_KEYS else min(BN, max(BLOCK, _next_power(2 * top)))
+    return block, -(-keys // BN) * (BN // block), *search_capacity(top)
 
 
 def _strides(table: Tensor | None) -> tuple[int, ...]:
-    """From one batch, head and row to the next; an axis of size one is the same for all."""
+    """Return the strides of batch, head and row; 0 for an axis of size one, which all share."""
     if table is None:
         return (0, 0, 0)
     return tuple(0 if size == 1 else step for size, step in zip(table.shape[:3], table.stride()[:3], strict=True))
 
 
-def _from(first: int, rows: Tensor) -> Tensor:
-    """(batch, heads, row, …) from the band's first row on."""
-    return rows[:, :, first:] if first else rows
+def _rows_from(band: Band, rows: Tensor) -> Tensor:
+    """Return (batch, heads, row, ...) from the band's first row on."""
+    return rows[:, :, band.first :] if band.first else rows
 
 
-def _shape(queries: Tensor, keys: Tensor) -> dict[str, Any]:
-    """How a tile is computed: wide heads and float32 take more of the memory near the processor."""
-    width = max(16, _power(queries.shape[-1]))
+def _tile_settings(band: Band) -> dict[str, Any]:
+    """Return how a tile is computed. Wide heads and float32 need more shared memory, so they get fewer stages."""
+    queries, keys = band.queries, band.keys
+    width = max(16, _next_power(queries.shape[-1]))
     large = width * queries.element_size() > 256
     return {
         "D": width,
         "BM": BM,
         "BN": BN,
-        "WHOLE": width == queries.shape[-1] and queries.shape[-2] % BM == 0 == keys.shape[-2] % BN,
+        "EVEN": width == queries.shape[-1] and queries.shape[-2] % BM == 0 == keys.shape[-2] % BN,
         "PRECISION": "ieee" if queries.dtype == torch.float32 else "tf32",
         "num_warps": 8 if large else 4,
         "num_stages": 2 if large else 3,
-        "enable_fp_fusion": True,  # triton's default, which later versions ask for
+        "enable_fp_fusion": True,  # triton's default, which later versions require
     }
 
 
-def _power(number: int) -> int:
-    """The next power of two."""
+def _without_even(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings for a kernel that always checks the bounds of its tiles."""
+    return {name: value for name, value in settings.items() if name != "EVEN"}
+
+
+def _next_power(number: int) -> int:
+    """Return the smallest power of two that is not below a number."""
     return 1 << (number - 1).bit_length()
 
 
-def survey_lse(
-    queries: Tensor, keys: Tensor, start: Tensor, stop: Tensor, tiles: Tensor, slopes: Tensor | None,
-    relative: Tensor | None, bias: Tensor | None, mask: Tensor | None, scale: float, softcap: float | None, shift: int,
-    first: int, sinks: Tensor | None, lse: Tensor,
-) -> None:  # fmt: skip
-    """lse (batch, heads, query): those of the band, which begins at row `first`."""
-    from . import kernels
-
-    begin = alike(
-        queries, keys, start, stop, tiles, slopes, relative, bias, mask, scale, softcap, shift, first,
-        sinks, lse,
-    )  # fmt: skip
-    (batch, heads, rows, width), (_, key_heads, columns, _) = queries.shape, keys.shape
-    arguments = _arguments(queries, keys, start, stop, tiles, slopes, relative, bias, mask, scale, softcap, shift)
-    begin(
-        kernels.log_sum_exp, (-(-rows // (2 * BM)), batch * heads),
-        *arguments, sinks, _from(first, lse), rows, columns, heads, heads // key_heads, width, tiles.shape[-1],
-        lse.shape[-1], PER=2, **_shape(queries, keys) | {"BM": 2 * BM, "BN": BN // 2, "num_warps": 8},
-    )  # fmt: skip
-
-
-def survey_rows(
-    queries: Tensor, keys: Tensor, start: Tensor, stop: Tensor, tiles: Tensor, slopes: Tensor | None,
-    relative: Tensor | None, bias: Tensor | None, mask: Tensor | None, scale: float, softcap: float | None, shift: int,
-    first: int, lse: Tensor, received: Tensor, entropy: Tensor, weights: Tensor, found: Tensor, overfull: Tensor,
-    pooled: Tensor, cell_rows: int, cell_keys: int,
-) -> None:  # fmt: skip
-    """received and pooled grow by what the band gives; of the others, the rows of the band are written.
-
-    `overfull` says in which rows too many keys came into question.
-    """
-    from . import kernels
-
-    begin = alike(
-        queries, keys, start, stop, tiles, slopes, relative, bias, mask, scale, softcap, shift, first,
-        lse, received, entropy, weights, found, overfull, pooled, cell_rows, cell_keys,
-    )  # fmt: skip
-    (batch, heads, rows, width), (_, key_heads, columns, _) = queries.shape, keys.shape
-    top, row_tiles, total, grid = weights.shape[-1], tiles.shape[-1], lse.shape[-1], (tiles.shape[-1], batch * heads)
-    q, k, rule, of_tiles = _arguments(
-        queries, keys, start, stop, tiles, slopes, relative, bias, mask, scale, softcap, shift
-    )
-    shape, own = _shape(queries, keys), _from(first, lse)
-    sizes = (rows, columns, heads, heads // key_heads, width)
-    block, key_blocks, places, slots = _searched(columns, top)
-
-    def scratch(of_row: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return own.new_empty(batch * heads * row_tiles * BM * of_row, dtype=dtype)
-
-    noted = scratch(max(key_blocks, 4 * slots), MAXIMA) if top else None
-    begin(
-        kernels.statistics, (-(-columns // BN), batch * heads),
-        q, k, own, rule, of_tiles, received, _from(first, entropy), noted, pooled if pooled.numel() else None, *sizes,
-        row_tiles, total, cell_rows, cell_keys, pooled.shape[-1], pooled.shape[-2] * pooled.shape[-1], first,
-        PART=block, **shape,
-    )  # fmt: skip
-    if noted is None:
-        return
-
-    lines = row_tiles * BM
-    threshold, count, busy = scratch(1, torch.float32), scratch(1), own.new_empty(*grid, BUSY + 1, dtype=torch.int32)
-    listed, entries = scratch(places, torch.int64), scratch(places)
-    zeros = own.new_zeros(batch * heads * (key_blocks + lines), dtype=torch.int32)
-    asked, marked = torch.split(zeros, [batch * heads * key_blocks, batch * heads * lines])
-    classes = max(32, _power(2 * top))
-    begin(
-        kernels.candidates, grid,
-        noted, of_tiles, threshold, asked, count, listed, busy, heads, row_tiles, key_blocks,
-        TOP=top, BM=BM, BN=block, CLASSES=classes, ROOM=places, MOST_BUSY=BUSY, **SMALL | {"num_warps": classes // 16},
-    )  # fmt: skip
-    before = asked.cumsum(0, dtype=torch.int32) - asked
-    begin(
-        kernels.enlist, (lines // 16, batch * heads),
-        count, listed, before, entries, lines, key_blocks, BM=16, ROOM=places, **SMALL,
-    )  # fmt: skip
-    shape["BN"] = block
-    begin(
-        kernels.sharpen, grid,
-        q, k, own, rule, threshold, busy, *sizes, row_tiles, total, TOP=top, MOST_BUSY=BUSY, **shape,
-    )  # fmt: skip
-    noted = noted.view(torch.int64)  # the maxima are not read again: keys take their place
-    begin(
-        kernels.mark, (key_blocks, SIDE_BY_SIDE, batch * heads),
-        q, k, own, rule, threshold, before, asked, entries, marked, noted, *sizes, lines, total, SLOTS=slots, **shape,
-    )  # fmt: skip
-    results, best = (_from(first, weights), _from(first, found)), {"TOP": top, "TOP_WIDE": _power(top)}
-    begin(
-        kernels.rank, (-(-rows // 4), batch * heads),
-        count, marked, noted, *results, _from(first, overfull), rows, lines, total,
-        BM=4, ROOM=places, SLOTS=slots, FEW=max(16, 2 * _power(top)), **best, **SMALL | {"num_warps": 1},
-    )  # fmt: skip
-    begin(
-        kernels.search, (-(-rows // 16), batch * heads),
-        q, k, own, rule, of_tiles, _from(first, overfull), *results, *sizes, total, PER=BM // 16, **best,
-        **{name: value for name, value in shape.items() if name != "WHOLE"} | {"BM": 16, "BN": BN},
-    )  # fmt: skip
-
-
-def survey_map(
-    queries: Tensor, keys: Tensor, start: Tensor, stop: Tensor, tiles: Tensor, slopes: Tensor | None,
-    relative: Tensor | None, bias: Tensor | None, mask: Tensor | None, scale: float, softcap: float | None, shift: int,
-    first: int, lse: Tensor, rows_of: Tensor, keys_of: Tensor, key_item: Tensor, pooled: Tensor, how: str,
-) -> None:  # fmt: skip
-    """pooled (batch, heads, rows, columns) grows by what the band gives."""
-    from . import kernels
-
-    begin = alike(
-        queries, keys, start, stop, tiles, slopes, relative, bias, mask, scale, softcap, shift, first,
-        lse, rows_of, keys_of, key_item, pooled, how,
-    )  # fmt: skip
-    (batch, heads, rows, width), (_, key_heads, columns, _) = queries.shape, keys.shape
-    q, k, rule, _ = _arguments(queries, keys, start, stop, tiles, slopes, relative, bias, mask, scale, softcap, shift)
-    shape = {name: value for name, value in _shape(queries, keys).items() if name != "WHOLE"}
-    begin(
-        kernels.pool, (rows_of.shape[-1], batch * heads),
-        q, k, _from(first, lse), rule, tuple(rows_of), tuple(keys_of), key_item, pooled, rows, columns, heads,
-        heads // key_heads, width, lse.shape[-1], pooled.shape[-1], pooled[0, 0].numel(), SHARE=how == "share", **shape,
-    )  # fmt: skip
-
-
-def survey_stretches(
-    queries: Tensor, keys: Tensor, start: Tensor, stop: Tensor, tiles: Tensor, slopes: Tensor | None,
-    relative: Tensor | None, bias: Tensor | None, mask: Tensor | None, scale: float, softcap: float | None, shift: int,
-    first: int, lse: Tensor, of_rows: Tensor, of_keys: Tensor, begin: Tensor, end: Tensor, share: Tensor,
-    seen: Tensor | None,
-) -> None:  # fmt: skip
-    """share (set, batch, heads, query) of the keys that are listed from `begin` to `end`; seen, of the first set."""
-    from . import kernels
-
-    launch = alike(
-        queries, keys, start, stop, tiles, slopes, relative, bias, mask, scale, softcap, shift, first,
-        lse, of_rows, of_keys, begin, end, share, seen,
-    )  # fmt: skip
-    (batch, heads, rows, width), (_, key_heads, columns, _) = queries.shape, keys.shape
-    q, k, rule, _ = _arguments(queries, keys, start, stop, tiles, slopes, relative, bias, mask, scale, softcap, shift)
-    shape = {name: value for name, value in _shape(queries, keys).items() if name != "WHOLE"}
-    sets, own = len(begin), (0 if len(it) == 1 else it.shape[-1] for it in (of_rows, of_keys, begin[0]))
-    launch(
-        kernels.stretches, (-(-rows // BM), batch * heads),
-        q, k, lse, rule, of_rows, of_keys, begin, end, share, seen, rows, columns, rows, of_keys.shape[-1], *own,
-        begin[0].numel(), heads, heads // key_heads, width, lse.shape[-1], share[0].numel(),
-        SETS=sets, WIDE=_power(sets), **shape,
-    )  # fmt: skip
-
-
-CHANGED: dict[Any, tuple[str, ...]] = {
-    survey_lse: ("lse",),
-    survey_rows: ("received", "entropy", "weights", "found", "overfull", "pooled"),
-    survey_map: ("pooled",),
-    survey_stretches: ("share", "seen"),
-}
-OPERATORS = {
-    function: torch.library.custom_op(f"telescope::{function.__name__}", function, mutates_args=changed)
-    for function, changed in CHANGED.items()
-}
-for _operator in OPERATORS.values():
-    _operator.register_fake(lambda *arguments: None)
-
-
-def run(function: Any, queries: Tensor, *arguments: Any) -> None:
-    """As an operator where somebody traces, who could not look inside; else directly, which takes less time."""
-    traced = torch.compiler.is_compiling() or type(queries) is not Tensor
-    (OPERATORS[function] if traced else function)(queries, *arguments)
+# ------------------------------------------------------------------------------------------------------ launch cache
 
 
 class LaunchCache:
-    """Of calls that are alike: a kernel is given arguments of the same kind each time."""
+    """Compiled kernels for launches whose arguments have the same kinds, as `launch_cache_for` compares them.
+
+    Triton inspects every argument at every launch. A launch that finds its kernel here skips that.
+    """
 
     def __init__(self) -> None:
         self._compiled: dict[tuple[Any, ...], Any] = {}
 
     def __call__(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **settings: Any) -> None:
-        """kernel[grid](*arguments, **settings), where the settings are those that it is compiled for."""
+        """Run kernel[grid](*arguments, **settings), where the kernel is compiled for each combination of settings."""
         key = (id(kernel), *settings.values())
         compiled = self._compiled.get(key)
-        if compiled is None:  # at first, and always where kernels are interpreted
+        if compiled is None:  # the first launch, and every launch under Triton's interpreter
             self._compiled[key] = kernel[grid](*arguments, **settings)
         else:
             rest = (settings[name] for name in kernel.arg_names[len(arguments) :])
             compiled[(*grid, 1, 1)[:3]](*arguments, *rest)
 
 
-def alike(*arguments: Any) -> LaunchCache:
-    """For calls with such arguments: numbers are the same, tensors have the same shape, and the same place in memory as
-    far as triton makes use of it."""
-    return _starts(tuple(_told(argument) for argument in arguments))
+def launch_cache_for(*arguments: Any) -> LaunchCache:
+    """Return the cache of launches with such arguments.
+
+    Numbers must be equal; tensors must have equal shapes, strides, dtypes and devices, and the same alignment to 16
+    bytes, for which Triton compiles.
+    """
+    return _launch_cache(tuple(_kind(argument) for argument in arguments))
 
 
 @lru_cache(maxsize=64)
-def _starts(told: tuple[Any, ...]) -> LaunchCache:
+def _launch_cache(kinds: tuple[Any, ...]) -> LaunchCache:
     return LaunchCache()
 
 
-def _told(argument: Any) -> Any:
+def _kind(argument: Any) -> Any:
     if not isinstance(argument, Tensor):
         return argument
     return argument.shape, argument.stride(), argument.dtype, argument.device, argument.data_ptr() % 16

@@ -1,4 +1,4 @@
-"""The law of `survey`: the whole matrix formed, and read off by plain formulas. The other engines mean this."""
+"""The definition of `survey`: form the whole matrix and apply plain formulas. Other engines must agree with it."""
 
 import torch
 from jaxtyping import Float
@@ -6,11 +6,11 @@ from torch import Tensor
 
 from ..attention import Attention, Pairs, softmax
 from .cells import Cells
-from .summary import Summary, precision
+from .summary import Summary, compute_dtype
 
 
 def cannot(queries: Tensor, keys: Tensor, attention: Attention, top: int = 0) -> str | None:
-    """It can run everything."""
+    """Return None: this engine can survey every attention."""
     return None
 
 
@@ -22,7 +22,8 @@ def summarize(
     top: int,
     cells: Cells | None,
 ) -> Summary:
-    masked = _masked(queries, keys, attention)
+    """Return the summary, with the map of `cells` if there are any. An lse, where given, is not computed again."""
+    masked = _masked_scores(queries, keys, attention)
     lse = _lse(masked, attention) if lse is None else lse.to(masked.dtype)
     weights = _weights(masked, attention, lse)
     order = masked if attention.normalize is softmax else weights.masked_fill(masked == -torch.inf, -torch.inf)
@@ -33,7 +34,7 @@ def summarize(
         entropy=-torch.xlogy(weights, weights).sum(-1),
         top_weights=top_weights,
         top_keys=top_keys,
-        map=None if cells is None else _pooled(weights, cells),
+        map=None if cells is None else _pool(weights, cells),
     )
 
 
@@ -44,19 +45,20 @@ def pool(
     lse: Float[Tensor, "batch heads query"] | None,
     cells: Cells,
 ) -> Float[Tensor, "batch heads rows columns"]:
+    """Return the map of these cells alone."""
     pooled = summarize(queries, keys, attention, lse, 0, cells).map
     assert pooled is not None
     return pooled
 
 
-def _masked(queries: Tensor, keys: Tensor, attention: Attention) -> Float[Tensor, "batch heads query key"]:
-    (batch, heads, rows, _), columns = queries.shape, keys.shape[-2]
+def _masked_scores(queries: Tensor, keys: Tensor, attention: Attention) -> Float[Tensor, "batch heads query key"]:
+    (batch, heads, rows, _), columns, dtype = queries.shape, keys.shape[-2], compute_dtype(queries)
     at = Pairs.block(range(rows), range(columns), of=(rows, columns), batch=batch, heads=heads, device=queries.device)
-    return attention.masked_scores(queries.to(precision(queries)), keys.to(precision(queries)), at)
+    return attention.masked_scores(queries.to(dtype), keys.to(dtype), at)
 
 
 def _lse(masked: Float[Tensor, "batch heads query key"], attention: Attention) -> Float[Tensor, "batch heads query"]:
-    """ln Σ exp(score); a sink is one more score."""
+    """Return ln Σ exp(score), where a sink is one more score."""
     lse = torch.logsumexp(masked, -1) if masked.shape[-1] else masked.new_full(masked.shape[:-1], -torch.inf)
     if attention.sink is None:
         return lse
@@ -70,7 +72,7 @@ def _weights(masked: Tensor, attention: Attention, lse: Tensor) -> Float[Tensor,
 
 
 def _top(weights: Tensor, order: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    """The first `top` by order, largest first, the lower key first where they are equal."""
+    """Return weights and keys of the `top` largest by `order`, largest first; among equal ones the lower key first."""
     ranked, keys = torch.sort(order, dim=-1, descending=True, stable=True)
     ranked, keys = ranked[..., :top], keys[..., :top]
     hidden = ranked == -torch.inf
@@ -81,9 +83,9 @@ def _top(weights: Tensor, order: Tensor, top: int) -> tuple[Tensor, Tensor]:
     )
 
 
-def _pooled(weights: Float[Tensor, "batch heads query key"], cells: Cells) -> Float[Tensor, "batch heads rows columns"]:
+def _pool(weights: Float[Tensor, "batch heads query key"], cells: Cells) -> Float[Tensor, "batch heads rows columns"]:
     batch, heads, queries, keys = weights.shape
-    cell = cells.of_queries[:, :, None] * cells.columns + cells.of_keys[:, None]
+    cell = cells.row_of_query[:, :, None] * cells.columns + cells.column_of_key[:, None]
     cell = cell.expand(batch, queries, keys).flatten(1)[:, None].expand(batch, heads, -1)
     pooled = weights.new_zeros(batch, heads, cells.rows * cells.columns)
     if cells.how == "share":

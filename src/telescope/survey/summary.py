@@ -1,4 +1,4 @@
-"""What an engine of `survey` gives back: numbers for each query and each key, none for their pairs."""
+"""What an engine of `survey` returns: numbers for each query and each key, none for each pair of them."""
 
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -9,17 +9,39 @@ from torch import Tensor
 
 
 class Marks(NamedTuple):
-    """Keys of each query whose weight is asked for beside the summary, where an engine has it at hand; -1 is none."""
+    """Keys of each query whose weights an engine should report with the summary, if it forms all weights anyway.
+
+    before   (query,): report the total weight of all keys before this one
+    single   (mark, batch or 1, query): report the weight of this key; -1 is no key
+
+    Example:
+        >>> import torch
+        >>> from telescope import Attention, causal
+        >>> from telescope.survey import Marks, survey_unchecked
+        >>> zeros, own = torch.zeros(1, 1, 4, 2), torch.arange(4)
+        >>> marks = Marks(before=own, single=own[None, None])  # everything before a query, and its own key
+        >>> seen = survey_unchecked(zeros, zeros, Attention(mask=causal), top=1, marks=marks)
+        >>> seen.summary.before[0, 0, 3].item(), seen.summary.single[0, 0, 3, 0].item()
+        (0.75, 0.25)
+    """
 
     before: Int[Tensor, " query"]
-    """The weight of all keys before this one is asked for."""
     single: Int[Tensor, "which #batch query"]
-    """The weight of this key is asked for."""
 
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """In float32, or in float64 for float64 inputs. A row that sees nothing has entropy 0, weights 0 and keys -1."""
+    """Numbers for each query and each key, in float32, or in float64 for float64 inputs.
+
+    A row that sees nothing has entropy 0, weights 0 and keys -1.
+
+    Example:
+        >>> import telescope as ts, torch
+        >>> zeros = torch.zeros(1, 2, 4, 8)
+        >>> summary = ts.survey(zeros, zeros, top=1).summary
+        >>> summary.received.shape, summary.one_head(1).received.shape
+        (torch.Size([1, 2, 4]), torch.Size([1, 1, 4]))
+    """
 
     lse: Float[Tensor, "batch heads query"] | None
     """ln Σ exp(score), the sink included, so that exp(score - lse) is the weight. None where it is not softmax."""
@@ -30,18 +52,20 @@ class Summary:
     top_weights: Float[Tensor, "batch heads query top"]
     """The largest weights, largest first; 0 where fewer keys are seen."""
     top_keys: Int[Tensor, "batch heads query top"]
-    """Their keys, int32, the lower one first where scores are equal; -1 where fewer are seen."""
+    """The keys of these weights, int32, the lower one first where scores are equal; -1 where fewer are seen."""
     map: Float[Tensor, "batch heads rows columns"] | None
+    """The pooled matrix, if cells were given."""
     before: Float[Tensor, "batch heads query"] | None = None
-    """The weights that Marks ask for, from engines that have them at hand."""
+    """The total weight that `Marks.before` names, from the engine that reports it."""
     single: Float[Tensor, "batch heads query which"] | None = None
+    """The weights that `Marks.single` names, from the engine that reports them."""
 
-    def of_head(self, i: int) -> "Summary":
-        """The same numbers of one head."""
-        kept: dict[str, Any] = {name: some[:, i : i + 1] for name, some in vars(self).items() if some is not None}
+    def one_head(self, i: int) -> "Summary":
+        """Return the numbers of head i; every tensor keeps its heads axis, of size 1."""
+        kept: dict[str, Any] = {name: part[:, i : i + 1] for name, part in vars(self).items() if part is not None}
         return replace(self, **kept)
 
 
-def precision(queries: Tensor) -> torch.dtype:
-    """The dtype a survey is computed in."""
+def compute_dtype(queries: Tensor) -> torch.dtype:
+    """Return the dtype a survey is computed in: float64 for float64 queries, else float32."""
     return torch.float64 if queries.dtype == torch.float64 else torch.float32

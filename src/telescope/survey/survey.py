@@ -1,4 +1,4 @@
-"""`survey`: what every query looks at and what every key is given, at any length, as data that can be asked further."""
+"""`survey` and its result: exact statistics of every query and key, from which maps, rows and cells can be computed."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -10,20 +10,20 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..attention import Attention, everyone, softmax
-from ..attention.restrict import key_heads_of, of_heads
+from ..attention.restrict import key_heads_of, restrict_to_heads
 from ..engines import attend, torch_modes
 from ..engines.check_inputs import check, check_without_values
 from ..words import whole_number
 from .cells import Cells, grid, segments
-from .device import beside
+from .device import side_stream
 from .dispatch import ENGINES, choose
 from .exact_rows import check_lse, check_sums, masked_rows
-from .extend import holds, joined
+from .extend import append_rows, can_reuse_rows
 from .summary import Marks, Summary
 
 
 class Top(NamedTuple):
-    """The largest weights of each query, largest first, and their keys; where fewer are seen, weight 0 and key -1."""
+    """The largest weights of each query, largest first, and their keys; weight 0 and key -1 where fewer are seen."""
 
     weights: Float[Tensor, "batch heads query top"]
     keys: Int[Tensor, "batch heads query top"]
@@ -38,9 +38,27 @@ class Peak(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Survey:
-    """Exact numbers for each query and each key; `.map`, `.rows` and `.cell` look further, `.extend` goes on.
+    """Exact numbers for each query and each key of an attention, as `survey` returns them.
 
-    Where only the summary was kept, queries and keys are on meta: they have a shape, but no numbers to look further.
+    .lse .received .entropy .peak .top are computed already. .map, .rows and .cell compute parts of the matrix from
+    queries and keys; .head returns the survey of one head; .extend adds queries and keys.
+
+    In a recording that kept only summaries, queries and keys are on the meta device: they have shapes but no numbers,
+    and .map, .rows, .cell and .extend raise a ValueError.
+
+    Example:
+        >>> import telescope as ts, torch
+        >>> zeros = torch.zeros(1, 2, 4, 8)  # all scores are equal, and so are the weights
+        >>> seen = ts.survey(zeros, zeros, ts.Attention(mask=ts.causal), top=2)
+        >>> seen
+        Survey of softmax...: 4 queries x 4 keys, batch 1, heads 2, by chunked; the top 2 of each query
+        >>> seen.rows(-1)[0, 0].tolist()
+        [[0.25, 0.25, 0.25, 0.25]]
+        >>> seen.map(2, 2)[0, 0]
+        tensor([[1.0000, 0.0000],
+                [0.5833, 0.4167]])
+        >>> seen.cell(3, 0).tolist(), seen.head(1).received.shape
+        ([[0.25, 0.25]], torch.Size([1, 1, 4]))
     """
 
     queries: Float[Tensor, "batch heads query d_q"]
@@ -50,7 +68,9 @@ class Survey:
     engine: str
     summary: Summary
     recorded: tuple[int, int] | None
+    """The rows and columns of the map in the summary, if it has one."""
     context: Float[Tensor, "batch heads query d_v"] | None
+    """The output of the attention, if values were given."""
 
     @property
     def lse(self) -> Float[Tensor, "batch heads query"] | None:
@@ -64,15 +84,17 @@ class Survey:
 
     @property
     def entropy(self) -> Float[Tensor, "batch heads query"]:
-        """-Σ w ln w of each query, in nats: 0 where it looks at one key, ln n where it looks at n alike."""
+        """-Σ w ln w of each query, in nats: 0 if all weight is on one key, ln n if n keys have equal weights."""
         return self.summary.entropy
 
     @property
     def top(self) -> Top:
+        """The largest weights of each query, largest first, and their keys."""
         return Top(self.summary.top_weights, self.summary.top_keys.long())
 
     @property
     def peak(self) -> Peak:
+        """The largest weight of each query, and its key. Raises a ValueError for a survey with top=0."""
         if not self.summary.top_keys.shape[-1]:
             raise ValueError("this survey was made with top=0, so it kept no peak; top=1 keeps it")
         return Peak(self.summary.top_weights[..., 0], self.summary.top_keys[..., 0].long())
@@ -81,15 +103,18 @@ class Survey:
     def map(
         self, rows: int | None = None, cols: int | None = None, how: str = "share", *, segments: Any = None
     ) -> Float[Tensor, "batch heads rows cols"]:
-        """The matrix, pooled to rows x cols, or to a row and a column for each of the `segments`.
+        """Return the matrix, pooled to rows x cols cells, or to a row and a column for each of the `segments`.
 
-        "share" sums over the keys of a cell and averages over its queries, so rows still sum to one; "max" is the
-        largest weight in a cell. `segments` are ids from 0, (token,) or (batch, token), or (query ids, key ids).
+        how        "share" sums over the keys of a cell and averages over its queries, so that rows still sum to one;
+                   "max" is the largest weight in a cell
+        segments   ids from 0 on, (token,) or (batch, token), or a pair (query ids, key ids)
+
+        Raises a ValueError or TypeError where these do not fit the matrix.
         """
         if how == "share" and segments is None and self.recorded is not None and (rows, cols) == self.recorded:
             assert self.summary.map is not None
             return self.summary.map
-        self._look_further("map")
+        self._require_tensors("map")
         cells = _cells(self.queries, self.keys, rows, cols, how, segments)
         with torch_modes.without_autocast(self.queries.device):
             pooled: Tensor = ENGINES[self.engine].pool(self.queries, self.keys, self.attention, self.lse, cells)
@@ -97,37 +122,37 @@ class Survey:
 
     @torch.no_grad()
     def rows(self, i: int | slice | range | Sequence[int] | Tensor) -> Float[Tensor, "batch heads row key"]:
-        """The weights of these queries, every key of them. Negative numbers count from the last query."""
-        self._look_further("rows")
+        """Return the weights of these queries with all keys. Negative numbers count from the last query."""
+        self._require_tensors("rows")
         where = _indices("rows", i, self.queries.shape[-2], "queries").to(self.queries.device)
         with torch_modes.without_autocast(self.queries.device):
-            return self.attention.weights(self._masked(where, range(self.keys.shape[-2])))
+            return self.attention.weights(self._masked_scores(where, range(self.keys.shape[-2])))
 
     @torch.no_grad()
     def cell(self, i: SupportsIndex, j: SupportsIndex) -> Float[Tensor, "batch heads"]:
-        """The weight query i gives key j, in every sequence and head."""
-        self._look_further("cell")
+        """Return the weight that query i gives to key j, in every sequence and head. Negative numbers count back."""
+        self._require_tensors("cell")
         (row,) = _indices("cell(i, ...)", whole_number("i", i), self.queries.shape[-2], "queries").tolist()
         (column,) = _indices("cell(..., j)", whole_number("j", j), self.keys.shape[-2], "keys").tolist()
         if self.lse is None:
             return self.rows(row)[:, :, 0, column]
         with torch_modes.without_autocast(self.queries.device):
             where = torch.tensor([row], device=self.queries.device)
-            masked = self._masked(where, range(column, column + 1))[:, :, 0, 0]
+            masked = self._masked_scores(where, range(column, column + 1))[:, :, 0, 0]
         return torch.exp(masked - self.lse[:, :, row]).masked_fill(masked == -torch.inf, 0.0)
 
     def head(self, i: SupportsIndex) -> "Survey":
-        """The survey of one head alone."""
+        """Return the survey of head i; every tensor keeps its heads axis, of size 1. Negative numbers count back."""
         (number,) = _indices("head", whole_number("head", i), self.queries.shape[1], "heads").tolist()
         which = torch.tensor([number])
-        serving = key_heads_of(which, self.queries.shape[1], self.keys.shape[1]).tolist()
+        key_head = key_heads_of(which, self.queries.shape[1], self.keys.shape[1]).tolist()
         return replace(
             self,
             queries=self.queries[:, [number]],
-            keys=self.keys[:, serving],
-            values=None if self.values is None else self.values[:, serving],
-            attention=of_heads(self.attention, which, self.queries.shape[1]),
-            summary=self.summary.of_head(number),
+            keys=self.keys[:, key_head],
+            values=None if self.values is None else self.values[:, key_head],
+            attention=restrict_to_heads(self.attention, which, self.queries.shape[1]),
+            summary=self.summary.one_head(number),
             context=None if self.context is None else self.context[:, [number]],
         )
 
@@ -139,42 +164,48 @@ class Survey:
         values: Float[Tensor, "batch key_heads new_key d_v"] | None = None,
         attention: Attention | None = None,
     ) -> "Survey":
-        """The survey of what was there and these, the same as from scratch; where no old query sees a new key, only
-        the new rows are computed. A recorded map is not carried on: `.map` computes it when it is asked for.
+        """Return the survey of the old queries and keys followed by these, as if computed from scratch.
 
-        Where the definition holds a tensor as long as the sequence (documents, padding(keep=...), from_tensor), pass
-        the longer `attention`.
+        Where no old query sees a new key, only the new rows are computed. A recorded map is dropped; `.map` computes
+        it again. Where the definition has a tensor as long as the sequence (documents, padding(keep=...),
+        from_tensor), pass the longer `attention`. `values` are needed if and only if the survey was made with values.
+
+        Raises a ValueError or TypeError where these do not fit the old ones.
         """
-        self._look_further("extend")
+        self._require_tensors("extend")
         attention = self.attention if attention is None else attention
         _check(queries, keys, values, replace(self.attention, mask=everyone, bias=None))
         if (values is None) != (self.values is None):
             raise ValueError(
-                "this survey has no values, so it cannot go on with some; make it with survey(..., values=...)"
+                "extend got values, but this survey was made without; make it with survey(..., values=...)"
                 if self.values is None
-                else "this survey has a context, so it goes on with values too: extend(queries, keys, values=...)"
+                else "this survey was made with values, so extend needs them too: extend(queries, keys, values=...)"
             )
-        all_queries, all_keys = _after("queries", self.queries, queries), _after("keys", self.keys, keys)
+        all_queries, all_keys = _append("queries", self.queries, queries), _append("keys", self.keys, keys)
         if self.values is not None and values is not None:
-            values = _after("values", self.values, values)
+            values = _append("values", self.values, values)
         old, new = (self.queries.shape[-2], self.keys.shape[-2]), (all_queries.shape[-2], all_keys.shape[-2])
         _check(all_queries, all_keys, values, attention)
-        top, reusable = self.top.keys.shape[-1], holds(self.attention, attention, old, new, self.queries, self.keys)
-        asking = all_queries[:, :, old[0] :] if reusable else all_queries
-        engine = self.engine if ENGINES[self.engine].cannot(asking, all_keys, attention, top) is None else None
-        more = survey(asking, all_keys, attention, top=top, values=values, engine=engine)
+        top, reusable = (
+            self.top.keys.shape[-1],
+            can_reuse_rows(self.attention, attention, old, new, self.queries, self.keys),
+        )
+        row_queries = all_queries[:, :, old[0] :] if reusable else all_queries
+        engine = self.engine if ENGINES[self.engine].cannot(row_queries, all_keys, attention, top) is None else None
+        more = survey(row_queries, all_keys, attention, top=top, values=values, engine=engine)
         if not reusable:
             return more
         context = None if self.context is None or more.context is None else torch.cat([self.context, more.context], -2)
-        return replace(more, queries=all_queries, summary=joined(self.summary, more.summary), context=context)
+        return replace(more, queries=all_queries, summary=append_rows(self.summary, more.summary), context=context)
 
-    def _look_further(self, what: str) -> None:
+    def _require_tensors(self, what: str) -> None:
+        """Raise a ValueError if queries and keys have no numbers."""
         if self.queries.is_meta:
             raise ValueError(
-                f'{what} needs queries and keys, but the summary alone was kept; ts.watch(keep="queries-keys") has them'
+                f'{what} needs queries and keys, but only summaries were kept; ts.watch(keep="queries-keys") keeps them'
             )
 
-    def _masked(self, rows: Tensor, columns: range) -> Tensor:
+    def _masked_scores(self, rows: Tensor, columns: range) -> Tensor:
         batch, heads = self.queries.shape[:2]
         return masked_rows(self.queries, self.keys, self.attention, rows, columns, range(batch), range(heads))
 
@@ -199,35 +230,54 @@ def survey(
     map: tuple[int, int] | None = None,
     engine: str | None = None,
 ) -> Survey:
-    """What every query looks at and what every key is given, exact, in memory that grows with n and not with n².
+    """Return exact statistics of every query and every key, in memory that grows with n and not with n².
 
-    .lse .received .entropy .peak .top .map(rows, cols) .rows(i) .cell(i, j) .extend(queries, keys)
+    queries     (batch, heads, query, d_q)
+    keys        (batch, key_heads, key, d_k), where key_heads divides heads
+    attention   the definition: score, scale, mask, bias, normaliser
+    top         how many of each query's largest weights are kept
+    values      (batch, key_heads, key, d_v): adds .context, the output of the attention
+    lse         (batch, heads, query): ln Σ exp(score) of a forward pass saves work; some rows are checked
+    map         (rows, cols): pools the matrix in the same pass, for .map(rows, cols)
+    engine      "triton", "chunked" or "reference"; None takes the first of them that can
 
-    `top` is how many of each query's largest weights are kept. `values` adds .context. Pass an `lse` where a forward
-    pass already has it, and less is computed. `map` = (rows, cols) records that map in the same pass.
+    Returns a `Survey` with .lse .received .entropy .peak .top .map(rows, cols) .rows(i) .cell(i, j) .head(i)
+    .extend(queries, keys). Gradients are not recorded.
+
+    Raises a TypeError or ValueError, one sentence, where an argument does not fit the others, and
+    torch.OutOfMemoryError where one row at a time does not fit into memory.
+
+    Example:
+        >>> import telescope as ts, torch
+        >>> keys = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 5.0]])[None, None]
+        >>> seen = ts.survey(keys, keys, ts.Attention(scale=1.0, mask=ts.causal), top=1)
+        >>> seen.peak.key.tolist()
+        [[[0, 1, 2]]]
+        >>> round(float(seen.received.sum()), 4)  # the weights of each of the three queries sum to one
+        3.0
     """
     _check(queries, keys, values, attention)
     if not isinstance(top, int) or isinstance(top, bool) or top < 0:
-        raise ValueError(f"top={top!r} is how many weights of each query are kept; it takes 0 or more")
+        raise ValueError(f"top={top!r} must be 0 or more, a whole number: how many weights of each query are kept")
     if queries.is_meta:
         raise ValueError("queries are on meta, where tensors have a shape but no numbers to survey; use cpu or cuda")
     if lse is not None and attention.normalize is not softmax:
-        raise ValueError("an lse belongs to softmax; leave it out where normalize is another")
+        raise ValueError("lse is defined for softmax only; leave it out for another normaliser")
     queries, keys = (tensor.detach() for tensor in torch_modes.cast_for_autocast(queries, keys))
     values = None if values is None else torch_modes.cast_for_autocast(values)[0].detach()
     with torch_modes.without_autocast(queries.device):
-        meanwhile: AbstractContextManager[object] = nullcontext()
+        stream: AbstractContextManager[object] = nullcontext()
         if lse is not None:
             check_lse(queries, lse)
-            lse, meanwhile = lse.detach(), beside(lse, urgent=True)
-        seen = read_off(queries, keys, attention, top=top, lse=lse, map=map, engine=engine)
+            lse, stream = lse.detach(), side_stream(lse, urgent=True)  # the check runs while the kernels do
+        seen = survey_unchecked(queries, keys, attention, top=top, lse=lse, map=map, engine=engine)
         if lse is not None:
-            with meanwhile:
+            with stream:
                 check_sums(queries, keys, attention, lse)
     return seen if values is None else replace(seen, values=values, context=attend(queries, keys, values, attention))
 
 
-def read_off(
+def survey_unchecked(
     queries: Float[Tensor, "batch heads query d_q"],
     keys: Float[Tensor, "batch key_heads key d_k"],
     attention: Attention,
@@ -238,14 +288,22 @@ def read_off(
     engine: str | None = None,
     marks: Marks | None = None,
 ) -> Survey:
-    """`survey` of what is known to fit, and of an lse that is known to be its own: on a GPU, nobody waits for it.
+    """Return `survey` of arguments that are known to fit, with an lse that is known to be right.
 
-    `marks` are answered by the engine that passes over all weights in turn, and by no other.
+    Nothing is checked, so that on a GPU nothing waits for a result. The arguments are those of `survey`. `marks` are
+    reported by the engine "chunked", which forms all weights; the other engines leave them out.
+
+    Example:
+        >>> import telescope as ts, torch
+        >>> from telescope.survey import survey_unchecked
+        >>> zeros = torch.zeros(1, 1, 4, 2)
+        >>> survey_unchecked(zeros, zeros, ts.Attention(), top=0).received.tolist()
+        [[[1.0, 1.0, 1.0, 1.0]]]
     """
     chosen = choose(queries, keys, attention, top, engine)
     cells = None if map is None else _cells(queries, keys, *_pair(map), "share", None)
-    also = () if marks is None or chosen != "chunked" else (marks,)
-    summary = ENGINES[chosen].summarize(queries, keys, attention, lse, top, cells, *also)
+    extra = () if marks is None or chosen != "chunked" else (marks,)
+    summary = ENGINES[chosen].summarize(queries, keys, attention, lse, top, cells, *extra)
     return Survey(queries, keys, None, attention, chosen, summary, map, None)
 
 
@@ -257,10 +315,11 @@ def _check(queries: Tensor, keys: Tensor, values: Tensor | None, attention: Atte
 
 
 def _cells(queries: Tensor, keys: Tensor, rows: int | None, cols: int | None, how: str, ids: Any) -> Cells:
+    """Return the cells of a map, from its size or from the ids of segments."""
     size, device = (queries.shape[-2], keys.shape[-2]), queries.device
     if ids is not None:
         if rows is not None or cols is not None:
-            raise ValueError("map takes rows and cols, or segments=, whose ids say how many there are; not both")
+            raise ValueError("map takes rows and cols, or segments=, not both: the ids give the size of the map")
         return segments(ids, how, of=size, batch=len(queries), device=device)
     if rows is None or cols is None:
         raise ValueError("map takes its size, map(rows, cols), or segments= with an id for each token")
@@ -274,7 +333,7 @@ def _pair(size: Any) -> tuple[int, int]:
 
 
 def _indices(what: str, i: Any, count: int, of: str) -> Int[Tensor, " row"]:
-    """Positions from 0 on, whatever way they were given."""
+    """Return positions from 0 on, given as a number, slice, range, list or tensor of numbers down to -count."""
     if isinstance(i, slice):
         i = range(*i.indices(count))
     where = torch.as_tensor(list(i) if isinstance(i, range) else i)
@@ -288,8 +347,8 @@ def _indices(what: str, i: Any, count: int, of: str) -> Int[Tensor, " row"]:
     return where.long() % max(count, 1)
 
 
-def _after(name: str, old: Tensor, new: Tensor) -> Tensor:
-    """The new ones put to the old."""
+def _append(name: str, old: Tensor, new: Tensor) -> Tensor:
+    """Return the old positions followed by the new ones."""
     if old.shape[:2] != new.shape[:2] or old.shape[3] != new.shape[3]:
         raise ValueError(
             f"extend: {name} have shape {tuple(new.shape)}, after {tuple(old.shape)}; only their number may differ"

@@ -1,7 +1,7 @@
-"""The survey on a GPU. From queries, keys and lse, q·k is computed once more, a tile at a time, and read in passing.
+"""Survey on a GPU: from queries, keys and lse, compute q·k once more, a tile at a time, and reduce it at once.
 
-First every block of keys sums up what it receives, and notes the largest weight of each row in it. These bound what
-the `top` of a row can be, so only the blocks that reach the bound are looked into again, for the keys themselves.
+First every block of keys sums what it receives, and writes down the largest weight of each row in it. These maxima
+bound the `top` of a row from below, so that only the blocks that reach the bound are searched for the keys themselves.
 """
 
 from collections.abc import Iterator
@@ -17,21 +17,21 @@ from torch import Tensor
 
 from ..attention import Attention, Bias, Mask, Pairs, dot, softmax
 from ..attention.biases import Alibi, Relative
-from ..attention.values import has_numbers, tensors
+from ..attention.values import has_data, tensors
 from .cells import Cells
-from .device import StreamEvent, as_it_fits, moment
-from .launch import BM, BN, notes, run, survey_lse, survey_map, survey_rows, tiles
+from .device import StreamEvent, record_event, run_within_memory
+from .launch import BM, BN, Band, run, scratch_bytes_per_row, survey_lse, survey_map, survey_rows, tile_spans
 from .summary import Summary
 
-MEMORY = 2**29  # bytes that a band of rows may take for its notes, or for a mask or bias that has no shorter form
-LEAST = 2**22  # with less there is hardly a tile of rows at a time
+MEMORY = 2**29  # bytes that a band of rows may take for scratch memory and for a mask or bias written out as a table
+LEAST = 2**22  # bytes below which a band would hardly have a tile of rows
 MOST = 64  # the longest top a row is searched for
 LOG2_E = 1.0 / log(2.0)
-INSTALLED = find_spec("triton") is not None  # asked once, not with every survey
+INSTALLED = find_spec("triton") is not None  # looked up once, not for every survey
 
 
 def cannot(queries: Tensor, keys: Tensor, attention: Attention, top: int = 0) -> str | None:
-    """Why this engine cannot run it, or None."""
+    """Return why this engine cannot survey such an attention, or None if it can."""
     if queries.device.type != "cuda":
         return f"it needs a GPU, and the queries are on {queries.device}"
     if not INSTALLED:
@@ -59,8 +59,9 @@ def summarize(
     top: int,
     cells: Cells | None,
 ) -> Summary:
-    run = partial(_summarize, queries, keys, attention, lse, top, cells)
-    return as_it_fits(run, MEMORY, LEAST, queries, keys)
+    """Return the summary, in bands of fewer rows where memory runs out. An lse, where given, is not computed again."""
+    within = partial(_summarize, queries, keys, attention, lse, top, cells)
+    return run_within_memory(within, MEMORY, LEAST, queries, keys)
 
 
 def _summarize(
@@ -80,7 +81,7 @@ def _summarize(
     overfull = lse.new_empty(lse.shape if top else (0,), dtype=torch.bool)
     sizes = (cells.row_size, cells.key_size) if tiled and cells else (1, 1)
     for band in matrix.bands(top=top):
-        run(survey_rows, *band, lse, received, entropy, weights, found, overfull, pooled, *sizes)
+        run(survey_rows, band, lse, received, entropy, weights, found, overfull, pooled, *sizes)
     if cells is not None:
         pooled = cells.averaged(pooled) if tiled else _pool(matrix, lse, cells)
     return Summary(lse, received, entropy, weights, found, None if cells is None else pooled)
@@ -93,54 +94,59 @@ def pool(
     lse: Float[Tensor, "batch heads query"] | None,
     cells: Cells,
 ) -> Float[Tensor, "batch heads rows columns"]:
-    def run(memory: int) -> Tensor:
+    """Return the map of these cells alone."""
+
+    def within(memory: int) -> Tensor:
         matrix = Matrix.of(queries, keys, attention, memory)
         return _pool(matrix, _lse(matrix, attention) if lse is None else lse.float().contiguous(), cells)
 
-    return as_it_fits(run, MEMORY, LEAST, queries, keys)
+    return run_within_memory(within, MEMORY, LEAST, queries, keys)
 
 
 def _lse(matrix: "Matrix", attention: Attention) -> Float[Tensor, "batch heads query"]:
-    """ln Σ exp(score), the sink included."""
+    """Return ln Σ exp(score), the sink included."""
     lse = matrix.start.new_empty(matrix.queries.shape[:3], dtype=torch.float32)
     heads = lse.shape[1]
     sinks = None
     if attention.sink is not None:
         sinks = torch.as_tensor(attention.sink, dtype=torch.float32, device=lse.device).expand(heads) * LOG2_E
     for band in matrix.bands():
-        run(survey_lse, *band, sinks, lse)
+        run(survey_lse, band, sinks, lse)
     return lse
 
 
 def _pool(matrix: "Matrix", lse: Tensor, cells: Cells) -> Float[Tensor, "batch heads rows columns"]:
     pooled = lse.new_zeros(*lse.shape[:2], cells.rows, cells.columns)
-    numbered = max(len(cells.of_queries), len(cells.of_keys))  # where each sequence has cells of its own: one by one
+    numbered = max(len(cells.row_of_query), len(cells.column_of_key))  # sequences with cells of their own: one by one
     for b in range(numbered):
-        own = slice(None) if numbered == 1 else slice(b, b + 1)
-        columns, item = _stretches(cells.of_keys[b % len(cells.of_keys)], BN)
-        of_queries = cells.of_queries[b % len(cells.of_queries)]
-        for band in matrix.bands(own):
-            (height, first) = band[0].shape[-2], band[-1]
-            rows, _ = _stretches(of_queries[first : first + height], BM)
-            run(survey_map, *band, lse[own], rows, columns, item, pooled[own], cells.how)
+        batch = slice(None) if numbered == 1 else slice(b, b + 1)
+        key_runs, run_of_key = _runs(cells.column_of_key[b % len(cells.column_of_key)], BN)
+        row_of_query = cells.row_of_query[b % len(cells.row_of_query)]
+        for band in matrix.bands(batch):
+            row_runs, _ = _runs(row_of_query[band.first : band.first + band.queries.shape[-2]], BM)
+            run(survey_map, band, lse[batch], row_runs, key_runs, run_of_key, pooled[batch], cells.how)
     return cells.averaged(pooled) if cells.how == "share" else pooled
 
 
-def _stretches(cell: Int[Tensor, " position"], most: int) -> tuple[Int[Tensor, "3 stretch"], Int[Tensor, " position"]]:
-    """Neighbours that fall into one cell, at most so many: (first, stop, cell); and in which stretch a position is."""
+def _runs(cell: Int[Tensor, " position"], most: int) -> tuple[Int[Tensor, "3 run"], Int[Tensor, " position"]]:
+    """Return runs of at most `most` neighbours in one cell, as (first, stop, cell), and the run of each position."""
     positions = torch.arange(len(cell), device=cell.device)
-    run = torch.ones_like(cell, dtype=torch.bool)
-    run[1:] = cell[1:] != cell[:-1]
-    since = positions - torch.where(run, positions, 0).cummax(0).values
-    first = (since % most == 0).nonzero().flatten()
+    changes = torch.ones_like(cell, dtype=torch.bool)
+    changes[1:] = cell[1:] != cell[:-1]
+    since_change = positions - torch.where(changes, positions, 0).cummax(0).values
+    first = (since_change % most == 0).nonzero().flatten()
     stop = torch.cat([first[1:], first.new_tensor([len(cell)])])
-    item = torch.searchsorted(first, positions, right=True) - 1
-    return torch.stack([first, stop, cell[first]]).int(), item.int()
+    run_of_position = torch.searchsorted(first, positions, right=True) - 1
+    return torch.stack([first, stop, cell[first]]).int(), run_of_position.int()
 
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """An attention matrix as the kernels take it: what can be said of it in short, and what has to be written out."""
+    """An attention matrix as the kernels take it.
+
+    Common masks and biases are given by their parameters. `bias` and `mask` are the others: they are written out as
+    tables, for a band of rows at a time.
+    """
 
     queries: Float[Tensor, "batch heads query d"]
     keys: Float[Tensor, "batch key_heads key d"]
@@ -154,69 +160,72 @@ class Matrix:
     stop: Int[Tensor, "#batch query"]
     tiles: Int[Tensor, "4 #batch tile"]
     memory: int
+    """Bytes that a band may take."""
 
     @classmethod
     def of(cls, queries: Tensor, keys: Tensor, attention: Attention, memory: int) -> "Matrix":
+        """Return the matrix of an attention that `cannot` has nothing against."""
         scale, bias = attention.scale_for(keys.shape[-1]), attention.bias
-        if attention.score != dot:  # what is multiplied into the queries should not be rounded to half precision
+        if attention.score != dot:  # in float32: the queries, once multiplied, should not be rounded to half precision
             queries, keys = attention.score.as_dot(queries.float(), keys.float())
         (batch, heads, rows, _), columns = queries.shape, keys.shape[-2]
-        known = has_numbers(queries) and type(queries) is Tensor and not any(True for _ in tensors(attention.mask))
-        spans = _remembered if known else _spans
-        start, stop, of_tiles, whole = spans(attention.mask, batch, heads, rows, columns, queries.device)
-        named = bias.slopes if isinstance(bias, Alibi) else bias.table if isinstance(bias, Relative) else None
-        named = None if named is None else (named.detach().to(queries.device, torch.float32) * LOG2_E).contiguous()
+        cacheable = has_data(queries) and type(queries) is Tensor and not any(True for _ in tensors(attention.mask))
+        spans = _cached_spans if cacheable else _spans
+        start, stop, tiles, complete = spans(attention.mask, batch, heads, rows, columns, queries.device)
+        table = bias.slopes if isinstance(bias, Alibi) else bias.table if isinstance(bias, Relative) else None
+        table = None if table is None else (table.detach().to(queries.device, torch.float32) * LOG2_E).contiguous()
         assert bias is None or isinstance(bias, Bias)
         return cls(
             queries if queries.stride(-1) == 1 else queries.contiguous(),
             keys if keys.stride(-1) == 1 else keys.contiguous(),
             scale,
             attention.softcap,
-            slopes=named if isinstance(bias, Alibi) else None,
-            relative=named if isinstance(bias, Relative) else None,
-            bias=None if named is not None else bias,
-            mask=None if whole else attention.mask,
+            slopes=table if isinstance(bias, Alibi) else None,
+            relative=table if isinstance(bias, Relative) else None,
+            bias=None if table is not None else bias,
+            mask=None if complete else attention.mask,
             start=start,
             stop=stop,
-            tiles=of_tiles,
+            tiles=tiles,
             memory=memory,
         )
 
-    def bands(self, batch: slice = slice(None), *, top: int = 0) -> Iterator[tuple[Any, ...]]:
-        """The arguments of the kernels, for as many rows at a time as memory has room for, notes included."""
-        some, rows = range(len(self.queries))[batch], self.queries.shape[-2]
-        height = max(self.memory // max(self._row_bytes(some, top), 1) // BM * BM, BM)
+    def bands(self, batch: slice = slice(None), *, top: int = 0) -> Iterator[Band]:
+        """Yield bands of as many rows as fit into `memory`, with the scratch memory of a search for `top`."""
+        sequences, rows = range(len(self.queries))[batch], self.queries.shape[-2]
+        height = max(self.memory // max(self._row_bytes(sequences, top), 1) // BM * BM, BM)
         for first in range(0, rows, height):
-            band = range(first, min(first + height, rows))
-            yield (
-                *self._part(batch, band),
-                self.slopes,
-                self.relative,
-                None if self.bias is None else self._table(self.bias, band, some).float(),
-                None if self.mask is None else self._table(self.mask.sees, band, some).view(torch.uint8),
-                self.scale,
-                self.softcap,
-                self.keys.shape[-2] - rows + first,
-                first,
+            part = range(first, min(first + height, rows))
+            yield Band(
+                *self._part(batch, part),
+                slopes=self.slopes,
+                relative=self.relative,
+                bias=None if self.bias is None else self._table(self.bias, part, sequences).float(),
+                mask=None if self.mask is None else self._table(self.mask.sees, part, sequences).view(torch.uint8),
+                scale=self.scale,
+                softcap=self.softcap,
+                shift=self.keys.shape[-2] - rows + first,
+                first=first,
             )
 
-    def _part(self, batch: slice, band: range) -> tuple[Tensor, ...]:
-        """Queries, keys and spans of these sequences and rows."""
-        if batch == slice(None) and len(band) == self.queries.shape[-2]:
+    def _part(self, batch: slice, rows: range) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return queries, keys, start, stop and tiles of these sequences and rows."""
+        if batch == slice(None) and len(rows) == self.queries.shape[-2]:
             return self.queries, self.keys, self.start, self.stop, self.tiles
-        own, of_tiles = slice(band.start, band.stop), slice(band.start // BM, -(-band.stop // BM))
-        start, stop = (spans[batch if len(spans) > 1 else slice(None), own] for spans in (self.start, self.stop))
+        part, of_tiles = slice(rows.start, rows.stop), slice(rows.start // BM, -(-rows.stop // BM))
+        start, stop = (spans[batch if len(spans) > 1 else slice(None), part] for spans in (self.start, self.stop))
         tiles = self.tiles[:, batch if self.tiles.shape[1] > 1 else slice(None), of_tiles]
-        return self.queries[batch, :, own], self.keys[batch], start, stop, tiles
+        return self.queries[batch, :, part], self.keys[batch], start, stop, tiles
 
     def _row_bytes(self, batch: range, top: int) -> int:
-        """What a row of a band takes: the notes of each head, and its part of a mask and a bias."""
-        probe = (rule for rule in (self.bias, self.mask and self.mask.sees) if rule is not None)
-        tables = sum(row.numel() * row.element_size() for row in (self._table(rule, range(1), batch) for rule in probe))
-        searched = notes(self.keys.shape[-2], top) if top else 0
+        """Return the bytes of one row of a band: scratch memory of all heads, and its part of a mask and a bias."""
+        rules = (rule for rule in (self.bias, self.mask and self.mask.sees) if rule is not None)
+        tables = sum(row.numel() * row.element_size() for row in (self._table(rule, range(1), batch) for rule in rules))
+        searched = scratch_bytes_per_row(self.keys.shape[-2], top) if top else 0
         return len(batch) * self.queries.shape[1] * searched + tables
 
     def _table(self, rule: object, rows: range, batch: range) -> Tensor:
+        """Return a bias or mask written out for these rows and all keys."""
         size = (self.queries.shape[-2], self.keys.shape[-2])
         at = Pairs.block(
             rows, range(size[1]), of=size, batch=batch, heads=self.queries.shape[1], device=self.queries.device
@@ -229,22 +238,23 @@ class Matrix:
 def _spans(
     mask: Mask, batch: int, heads: int, rows: int, columns: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, bool]:
-    """The first key that each row sees and the one past the last; the same of tiles of rows; whether that says all."""
+    """Return the first key each row sees, one past the last, the spans of tiles, and whether a row sees all between."""
     at = Pairs.block(range(rows), range(1), of=(rows, columns), batch=batch, heads=heads, device=device)
     spans = mask.spans(at, columns)
     start, stop = (
-        spread.squeeze(-1).expand(-1, rows).int().contiguous() for spread in (spans.start.amin(1), spans.stop.amax(1))
+        ends.squeeze(-1).expand(-1, rows).int().contiguous() for ends in (spans.start.amin(1), spans.stop.amax(1))
     )
-    return start, stop, tiles(start, stop, columns, written=not spans.whole), spans.whole
+    return start, stop, tile_spans(start, stop, columns, has_mask=not spans.whole), spans.whole
 
 
-@lru_cache(maxsize=16)  # masks of positions alone come again with every layer
-def _once(*asked: Any) -> tuple[tuple[Tensor, Tensor, Tensor, bool], StreamEvent | None]:
-    return _spans(*asked), moment(asked[-1])
+@lru_cache(maxsize=16)  # all layers of a model have the same mask, if it depends on positions alone
+def _spans_and_event(*arguments: Any) -> tuple[tuple[Tensor, Tensor, Tensor, bool], StreamEvent | None]:
+    return _spans(*arguments), record_event(arguments[-1])
 
 
-def _remembered(*asked: Any) -> tuple[Tensor, Tensor, Tensor, bool]:
-    spans, made = _once(*asked)
+def _cached_spans(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, bool]:
+    """Return `_spans`, made at most once; the current CUDA stream waits for the stream that made them."""
+    spans, made = _spans_and_event(*arguments)
     if made is not None:
         made.wait(*spans[:3])
     return spans

@@ -1,4 +1,4 @@
-"""`doctor`: every engine on this machine, held against float64, with its speed and what keeps it from running."""
+"""`telescope doctor`: compare every engine on this machine with float64, time it, and report why it does not run."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,14 +24,11 @@ from ..engines import chunked, flex, reference, sdpa
 from ..survey import ENGINES as SURVEYS
 from ..survey import Survey, survey
 
-SIZE = (1, 4, 261, 64)  # batch, heads, position, feature: longer than a kernel's tile, and odd
+SIZE = (1, 4, 261, 64)  # batch, heads, positions, features of the check: longer than a kernel's tile, and odd
 TIMED = {"cpu": (1, 8, 1024, 64), "cuda": (1, 16, 4096, 128)}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-ROUNDINGS = {
-    torch.float32: 100,
-    torch.bfloat16: 4,
-    torch.float16: 4,
-}  # of the largest number, that an answer may be off
+# The largest error allowed, in roundings (eps of the dtype) of the largest number of the result.
+ROUNDINGS = {torch.float32: 100, torch.bfloat16: 4, torch.float16: 4}
 
 PLAIN = Attention(mask=causal)
 RICH = Attention(mask=causal & window(100), softcap=5.0)
@@ -41,8 +38,13 @@ Run = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class EngineCheck:
-    """An engine: what it computes of queries, keys and values, what that should be, by the steps of the reference, and
-    the log-sum-exp of every query if it gives one."""
+    """One engine, and how to check it.
+
+    cannot  returns why the engine cannot run these inputs, or None
+    answer  runs the engine on queries, keys and values
+    lse     returns the log-sum-exp of each query, where the engine computes it
+    truth   the right answer, from the steps of the reference
+    """
 
     name: str
     attention: Attention
@@ -54,7 +56,14 @@ class EngineCheck:
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found about one engine; `wrong` says what is wrong with it, `missing` why it does not run."""
+    """The result of one check. `missing` and `wrong` are sentences, empty where the engine runs and is right.
+
+    missing  why the engine does not run
+    errors   the largest absolute error against float64, by dtype
+    rows     what rows of exp(score - lse) sum to: "1" where the log-sum-exp is right
+    ms       milliseconds of one run at the size of `TIMED`
+    wrong    what is wrong with the answer
+    """
 
     name: str
     missing: str = ""
@@ -66,72 +75,78 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
+    """The findings of all engines; `machine` names versions and the GPU, `timed` the size that was timed."""
+
     machine: str
     timed: str
     findings: tuple[Finding, ...]
 
     @property
     def healthy(self) -> bool:
+        """Whether no engine is wrong. An engine that does not run is not wrong."""
         return not any(finding.wrong for finding in self.findings)
 
 
-def doctor(device: torch.device | None = None, *, every: bool = False) -> Report:
-    """Examine every engine; `every` takes in those that compile for half a minute first."""
+def check_engines(device: torch.device | None = None, *, every: bool = False) -> Report:
+    """Check every engine on a device, the GPU where there is one.
+
+    `every` includes engines that compile for about half a minute first.
+    """
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "no GPU"
     triton = __import__("triton").__version__ if find_spec("triton") else "none"
-    timed = f"ms at {' x '.join(map(str, TIMED[device.type]))}, {_fast(device)}"
+    timed = f"ms at {' x '.join(map(str, TIMED[device.type]))}, {_timed_dtype(device)}"
     return Report(
         f"telescope {__version__}   torch {torch.__version__}   triton {triton}   {gpu}",
         timed.replace("torch.", ""),
-        tuple(examine(patient, device) for patient in patients(device, every=every)),
+        tuple(run_check(check, device) for check in engine_checks(device, every=every)),
     )
 
 
-def patients(device: torch.device, *, every: bool) -> Iterator[EngineCheck]:
-    """All engines of attend and survey, sdpa once for each of torch's backends."""
+def engine_checks(device: torch.device, *, every: bool) -> Iterator[EngineCheck]:
+    """Yield a check for each engine of attend and survey; for sdpa, one for each of torch's backends."""
     for backend, lse in _backends(device).items():
         name = backend.name.lower().removesuffix("_attention")
-        yield EngineCheck(f"attend  sdpa ({name})", PLAIN, _anything, partial(_sdpa, backend), lse)
-    flexes = every or device.type == "cuda"
+        yield EngineCheck(f"attend  sdpa ({name})", PLAIN, _can_run, partial(_sdpa, backend), lse)
     yield EngineCheck(
         "attend  flex",
         RICH,
-        partial(_flex_cannot, waits=not flexes),
+        partial(_flex_cannot, skip=not every and device.type == "cpu"),
         lambda q, k, v: flex.attend(q, k, v, RICH),
         (lambda q, k, v: flex.lse(q, k, v, RICH)) if device.type == "cuda" else None,
     )
-    yield EngineCheck("attend  chunked", RICH, _anything, lambda q, k, v: chunked.attend(q, k, v, RICH))
-    yield EngineCheck("attend  reference", RICH, _anything, lambda q, k, v: reference.attend(q, k, v, RICH))
+    yield EngineCheck("attend  chunked", RICH, _can_run, lambda q, k, v: chunked.attend(q, k, v, RICH))
+    yield EngineCheck("attend  reference", RICH, _can_run, lambda q, k, v: reference.attend(q, k, v, RICH))
     for name in SURVEYS:
         run = partial(_survey, name)
         yield EngineCheck(
             f"survey  {name}",
             RICH,
             partial(_survey_cannot, name),
-            lambda q, k, v, run=run: _told(run(q, k, v)),  # type: ignore[misc]
+            lambda q, k, v, run=run: _survey_numbers(run(q, k, v)),  # type: ignore[misc]
             lambda q, k, v, run=run: run(q, k, v).lse,  # type: ignore[misc]
-            _true,
+            _reference_numbers,
         )
 
 
-def examine(patient: EngineCheck, device: torch.device) -> Finding:
+def run_check(check: EngineCheck, device: torch.device) -> Finding:
+    """Run one engine in every dtype, compare its answers with float64, and time it."""
     inputs = {dtype: _inputs(SIZE, device, dtype) for dtype in DTYPES}
-    missing = patient.cannot(*inputs[torch.float32])
+    missing = check.cannot(*inputs[torch.float32])
     if missing:
-        return Finding(patient.name, missing)
+        return Finding(check.name, missing)
     errors: dict[str, float] = {}
     wrong, rows, refused = "", "", ""
     for dtype, (q, k, v) in inputs.items():
         try:
-            answer = _quietly(patient.answer, q, k, v)
-            lse = None if patient.lse is None else _quietly(patient.lse, q, k, v)
+            answer = _without_warnings(check.answer, q, k, v)
+            lse = None if check.lse is None else _without_warnings(check.lse, q, k, v)
         except (RuntimeError, ValueError) as problem:
             refused = str(problem).strip().split("\n")[0]
             continue
-        steps = reference.steps(q.double(), k.double(), v.double(), patient.attention)
+        steps = reference.steps(q.double(), k.double(), v.double(), check.attention)
         kind = str(dtype).removeprefix("torch.")
-        truth = patient.truth(steps)
+        truth = check.truth(steps)
         errors[kind] = float((answer.double() - truth).abs().max())
         allowed = ROUNDINGS[dtype] * torch.finfo(dtype).eps * max(1.0, float(truth.abs().max()))
         if not errors[kind] <= allowed:
@@ -140,46 +155,51 @@ def examine(patient: EngineCheck, device: torch.device) -> Finding:
             rows = row_sums(steps.masked, lse)
             wrong = wrong or ("" if rows == "1" else f"rows of exp(score - lse) sum to {rows} in {kind}")
     if not errors:
-        return Finding(patient.name, refused or "it takes none of float32, bfloat16 and float16")
-    return Finding(patient.name, "", errors, rows, _ms(patient, device), wrong)
+        return Finding(check.name, refused or "it takes none of float32, bfloat16 and float16")
+    return Finding(check.name, "", errors, rows, _milliseconds(check, device), wrong)
 
 
 def row_sums(masked: Tensor, lse: Tensor) -> str:
-    """1, if lse is the natural logarithm of each row's sum of exponentials; else what it is, if that can be told."""
+    """Return what the rows of exp(masked - lse) sum to: "1" where lse is the natural log-sum-exp of each row.
+
+    Otherwise "1 in base 2 only: ..." for a base-2 logarithm, or the sum that is farthest from 1.
+    """
     masked, lse = masked.double(), lse.double().reshape(masked.shape[:-1]).unsqueeze(-1)
 
-    def largest_miss(lse: Tensor) -> Tensor:
+    def worst_sum(lse: Tensor) -> Tensor:
         sums = torch.exp(masked - lse).sum(-1)
         return sums.flatten()[(sums - 1.0).abs().nan_to_num(torch.inf).argmax()]
 
-    slack = 0.02  # an lse of halves is rounded; one of base 2 is off by far more
-    if abs(float(largest_miss(lse)) - 1.0) <= slack:
+    slack = 0.02  # an lse in half precision is rounded; one in base 2 is off by far more
+    if abs(float(worst_sum(lse)) - 1.0) <= slack:
         return "1"
-    if abs(float(largest_miss(lse * log(2.0))) - 1.0) <= slack:
+    if abs(float(worst_sum(lse * log(2.0))) - 1.0) <= slack:
         return "1 in base 2 only: multiply it by ln 2"
-    return f"{float(largest_miss(lse)):.3g}"
+    return f"{float(worst_sum(lse)):.3g}"
 
 
 def draw(report: Report) -> RenderableType:
+    """Return the report as a table for a rich console, a line for each engine."""
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
     table.add_column("engine", no_wrap=True)
-    for head in (*(str(kind)[6:] for kind in DTYPES), "rows", "ms"):
-        table.add_column(head, justify="right", no_wrap=True)
+    for title in (*(str(dtype)[6:] for dtype in DTYPES), "rows", "ms"):
+        table.add_column(title, justify="right", no_wrap=True)
     table.add_column("")
     for finding in report.findings:
-        errors = [_short(finding.errors.get(str(kind)[6:])) for kind in DTYPES]
+        errors = [_format_error(finding.errors.get(str(dtype)[6:])) for dtype in DTYPES]
         ms = "" if finding.ms is None else f"{finding.ms:.2f}"
         verdict = finding.missing or finding.wrong or "right"
         style = "dim" if finding.missing else "red" if finding.wrong else "green"
         table.add_row(finding.name, *errors, finding.rows[:6], ms, Text(verdict, style))
-    legend = f"largest error against float64; rows: the sum of exp(score - lse), to be 1; {report.timed}"
+    legend = f"largest error against float64; rows: the sum of exp(score - lse), which should be 1; {report.timed}"
     return Group(Text(report.machine), Text(legend, style="dim"), Text(), table)
 
 
 # ------------------------------------------------------------------------------------------------------ the engines
 
 
-def _anything(queries: Tensor, keys: Tensor, values: Tensor) -> str | None:
+def _can_run(queries: Tensor, keys: Tensor, values: Tensor) -> str | None:
+    """Return None: the engine runs any inputs."""
     return None
 
 
@@ -189,7 +209,7 @@ def _sdpa(backend: SDPBackend, queries: Tensor, keys: Tensor, values: Tensor) ->
 
 
 def _backends(device: torch.device) -> dict[SDPBackend, Run | None]:
-    """torch's backends on this device, each with the operation that tells its log-sum-exp."""
+    """Return torch's backends on this device, each with the operation that returns its log-sum-exp."""
     aten: Any = torch.ops.aten
     if device.type == "cpu":
         return {
@@ -219,21 +239,21 @@ def _survey(name: str, queries: Tensor, keys: Tensor, values: Tensor) -> Survey:
     return survey(queries, keys, RICH, engine=name)
 
 
-def _told(survey: Survey) -> Tensor:
-    """What a survey says of every key and query."""
+def _survey_numbers(survey: Survey) -> Tensor:
+    """Return what each key receives, and the entropy and the largest weights of each query, as one tensor."""
     return torch.cat([survey.received, survey.entropy, survey.top.weights.flatten(2)], -1)
 
 
-def _true(steps: reference.AttentionSteps) -> Tensor:
-    """The same, read off the weights."""
+def _reference_numbers(steps: reference.AttentionSteps) -> Tensor:
+    """Return the numbers of `_survey_numbers`, computed from the matrix of weights."""
     weights = steps.weights
     entropy = -torch.xlogy(weights, weights).sum(-1)
     return torch.cat([weights.sum(-2), entropy, weights.topk(8).values.flatten(2)], -1)
 
 
-def _flex_cannot(queries: Tensor, keys: Tensor, values: Tensor, *, waits: bool) -> str | None:
+def _flex_cannot(queries: Tensor, keys: Tensor, values: Tensor, *, skip: bool) -> str | None:
     return flex.cannot(queries, keys, values, RICH) or (
-        "not tried, since it compiles for half a minute on a CPU; telescope doctor --all" if waits else None
+        "not tried, since it compiles for half a minute on a CPU; telescope doctor --all" if skip else None
     )
 
 
@@ -241,23 +261,23 @@ def _flex_cannot(queries: Tensor, keys: Tensor, values: Tensor, *, waits: bool) 
 
 
 def _inputs(size: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    dice = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(size, generator=dice).to(device, dtype) for _ in range(3))
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(size, generator=generator).to(device, dtype) for _ in range(3))
     return q, k, v
 
 
-def _fast(device: torch.device) -> torch.dtype:
+def _timed_dtype(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
-def _ms(patient: EngineCheck, device: torch.device) -> float | None:
-    """The median of five runs; None where this size or dtype is none of its own."""
-    inputs = _inputs(TIMED[device.type], device, _fast(device))
+def _milliseconds(check: EngineCheck, device: torch.device) -> float | None:
+    """Return the median time of five runs after one warm-up; None where the engine refuses this size or dtype."""
+    inputs = _inputs(TIMED[device.type], device, _timed_dtype(device))
     times = []
     try:
         for _ in range(6):
             start = perf_counter()
-            _quietly(patient.answer, *inputs)
+            _without_warnings(check.answer, *inputs)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             times.append(perf_counter() - start)
@@ -266,12 +286,12 @@ def _ms(patient: EngineCheck, device: torch.device) -> float | None:
     return 1e3 * median(times[1:])
 
 
-def _quietly(run: Run, *inputs: Tensor) -> Tensor:
-    """torch explains at length, by warnings, why a backend does not take a dtype."""
+def _without_warnings(run: Run, *inputs: Tensor) -> Tensor:
+    """Run an engine without gradients and without torch's many warnings about backends that refuse a dtype."""
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         return run(*inputs)
 
 
-def _short(error: float | None) -> str:
+def _format_error(error: float | None) -> str:
     return "" if error is None else f"{error:.0e}"

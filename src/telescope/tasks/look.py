@@ -1,4 +1,4 @@
-"""`telescope watch`: a model in a folder reads a text, and every head of it is looked at."""
+"""`telescope watch`: run a model of a folder on a text, and record every attention."""
 
 import json
 from collections.abc import Callable
@@ -14,22 +14,22 @@ from torch import Tensor, nn
 from .. import decoding
 from ..files import paths
 from ..models import GPT, Encoder, Model, Transformer, load
-from ..models.saved.load import found, read_tokenizer
+from ..models.saved.load import find_model, read_tokenizer
 from ..recording.recording import Recording
 from ..watch.watch import watch
 
-Progress = Callable[[str, int, int], object]  # what is done, how much of it, of how much
+Progress = Callable[[str, int, int], object]  # called with the attention's name, how many are done, and of how many
 
 
 class WatchedText(NamedTuple):
-    """A model that has read a text."""
+    """The recording of a model that read a text, the number of tokens it read, and the text it wrote, if any."""
 
     recording: Recording
     tokens: int
     written: str
 
 
-def look(
+def watch_text(
     folder: Path,
     text: str,
     *,
@@ -41,31 +41,42 @@ def look(
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> WatchedText:
-    """Read the text, at most so many tokens of it, and go on with `write` more."""
-    model, tokenizer = opened(folder)
-    model = (model.float() if device == "cpu" else model).to(device).eval()  # a CPU computes in float32
+    """Record every attention while the model of a folder reads a text, and writes `write` more tokens.
+
+    layers, keep, store  see `watch`
+    tokens               read at most this many tokens of the text
+    progress             called after each attention
+
+    Raises ValueError for a folder without a tokenizer, and for a text without tokens.
+    """
+    model, tokenizer = open_model(folder)
+    model = (model.float() if device == "cpu" else model).to(device).eval()  # on a CPU, compute in float32
     ids = torch.tensor([tokenizer.encode(text).ids[:tokens]], device=device)
     if not ids.numel():
         raise ValueError("the text has no tokens; a model needs at least one")
     with torch.no_grad(), watch(model, layers=layers, keep=keep, store=store, tokenizer=tokenizer) as recording:
-        count = {"done": 0}
+        done = 0
 
-        def each(name: str) -> None:
-            count["done"] += 1
+        def count_attention(name: str) -> None:
+            nonlocal done
+            done += 1
             if progress is not None:
-                progress(name, count["done"], len(recording) * max(1, write))
+                progress(name, done, len(recording) * max(1, write))
 
-        recording.each = each
-        written = _read(model, ids, write)
-    recording.each = None
+        recording.on_call = count_attention
+        written = _run(model, ids, write)
+    recording.on_call = None
     return WatchedText(recording, ids.shape[1], tokenizer.decode(written) if written else "")
 
 
-def opened(folder: Path) -> tuple[nn.Module, Tokenizer]:
-    """A model of ours, or one of transformers where that is installed; and its tokenizer."""
-    folder = found(folder)
+def open_model(folder: Path) -> tuple[nn.Module, Tokenizer]:
+    """Load the model and the tokenizer of a folder: by Telescope, or by transformers where that is installed.
+
+    A folder that Telescope saved is always loaded by Telescope.
+    """
+    folder = find_model(folder)
     config = paths.read_json(folder / "config.json")
-    if "tokenizer.json" not in paths.names(folder):
+    if "tokenizer.json" not in paths.list_names(folder):
         raise ValueError(f"{folder} has no tokenizer.json, so it cannot read a text")
     tokenizer = read_tokenizer(folder / "tokenizer.json")
     tokenizer.no_padding()
@@ -73,38 +84,39 @@ def opened(folder: Path) -> tuple[nn.Module, Tokenizer]:
     if "telescope" in config or find_spec("transformers") is None:
         return load(folder), tokenizer
     transformers: Any = import_module("transformers")
-    transformers.utils.logging.disable_progress_bar()  # there is one of ours
-    kinds = config.get("architectures") or ["AutoModel"]
-    kind = getattr(transformers, str(kinds[0]), transformers.AutoModel)
+    transformers.utils.logging.disable_progress_bar()  # the command shows its own
+    architectures = config.get("architectures") or ["AutoModel"]
+    model_class = getattr(transformers, str(architectures[0]), transformers.AutoModel)
     try:
-        model: nn.Module = kind.from_pretrained(str(folder), local_files_only=True, use_safetensors=True)
+        model: nn.Module = model_class.from_pretrained(str(folder), local_files_only=True, use_safetensors=True)
     except (OSError, ValueError, RuntimeError) as problem:
         reason = str(problem).strip().split("\n")[0]
         raise ValueError(f"{folder} cannot be opened by transformers: {reason}") from None
     return model, tokenizer
 
 
-def _read(model: Any, ids: Tensor, write: int) -> list[int]:
-    """Read, and write if asked to; a translator always writes."""
+def _run(model: Any, ids: Tensor, write: int) -> list[int]:
+    """Run the model on token ids and return the ids it wrote: `write` of them; 32 for an encoder-decoder and 0."""
     if isinstance(model, Model):
         if isinstance(model, Transformer) or write:
             options = {"max_new_tokens": write or 32, "temperature": 0.0}
             (line,) = decoding.generate(model, ids, **options)  # type: ignore[arg-type]
             return line.ids
         if not isinstance(model, GPT | Encoder):
-            raise ValueError(f"{type(model).__name__} reads no text by itself")
+            raise ValueError(f"a {type(model).__name__} reads no text by itself; a Transformer, GPT or Encoder does")
         model(ids)
         return []
-    translates = bool(model.config.is_encoder_decoder)
-    if write or translates:
+    encoder_decoder = bool(model.config.is_encoder_decoder)
+    if write or encoder_decoder:
         mask = torch.ones_like(ids)
         written = model.generate(ids, attention_mask=mask, max_new_tokens=write or 32, do_sample=False)
-        rest: list[int] = written[0, 0 if translates else ids.shape[1] :].tolist()
-        return rest
+        new_ids: list[int] = written[0, 0 if encoder_decoder else ids.shape[1] :].tolist()
+        return new_ids
     model(ids)
     return []
 
 
-def to_json(reading: WatchedText) -> str:
-    heads = {"model": reading.recording.model, "tokens": reading.tokens, "heads": reading.recording.heads().to_dict()}
+def to_json(watched: WatchedText) -> str:
+    """Return the statistics of every head as JSON."""
+    heads = {"model": watched.recording.model, "tokens": watched.tokens, "heads": watched.recording.heads().to_dict()}
     return json.dumps(heads, ensure_ascii=False, allow_nan=False, indent=1)

@@ -1,4 +1,4 @@
-"""Where data lie, and their lines: a set that is missing or broken is one sentence."""
+"""Read the files of corpora: find their folder, and report a missing or broken file in one sentence."""
 
 import gzip
 import json
@@ -9,87 +9,93 @@ from pathlib import Path
 from typing import Any, Literal
 
 Split = Literal["train", "validation", "test"]
-LARGEST = 1 << 28  # bytes of a file, unpacked: a small one may unpack to any size
-USUAL = ("data", "shared/data", "../shared/data")  # in the current folder, or beside the checkout
+MAX_BYTES = 1 << 28  # of an unpacked file: a small .gz may unpack to any size
+DEFAULT_FOLDERS = ("data", "shared/data", "../shared/data")  # in the current folder, or beside the checkout
 
 
 def data_folder(given: str | os.PathLike[str] | None = None) -> Path:
-    """The folder that was given, or the one that TELESCOPE_DATA names, or a usual one that exists."""
+    """Return the folder of all data: the given one, else that of TELESCOPE_DATA, else a default one that exists."""
     named = given or os.environ.get("TELESCOPE_DATA")
     if named:
         return Path(named)
-    return next((Path(place) for place in USUAL if Path(place).is_dir()), Path(USUAL[0]))
+    return next((Path(folder) for folder in DEFAULT_FOLDERS if Path(folder).is_dir()), Path(DEFAULT_FOLDERS[0]))
 
 
-def set_folder(data: Path, name: str, source: str) -> Path:
-    """The folder of one set; `source` is where it can be had."""
+def corpus_folder(data: Path, name: str, source: str) -> Path:
+    """Return the folder of a corpus; if it is missing, raise a ValueError that names `source`, where to get it."""
     if not (data / name).is_dir():
-        raise ValueError(f"there is no {data / name}; get it from {source}, and say by --data or TELESCOPE_DATA where")
+        raise ValueError(
+            f"there is no {data / name}; get it from {source}, and name its parent folder by --data or TELESCOPE_DATA"
+        )
     return data / name
 
 
-def read(file: Path) -> str:
-    """The text of a file, or of the same file with .gz behind its name."""
+def read_text(file: Path) -> str:
+    """Return the UTF-8 text of a file, or of its packed version with .gz behind the name."""
     packed = file.with_name(f"{file.name}.gz")
-    there = packed if packed.exists() else file
-    if not there.exists():
+    path = packed if packed.exists() else file
+    if not path.exists():
         raise ValueError(f"there is no {file}, and no {packed.name} beside it")
-    if not there.is_file():
-        raise ValueError(f"{there} cannot be read: it is not a file")  # a pipe would be waited for
+    if not path.is_file():
+        raise ValueError(f"{path} cannot be read: it is not a file")  # opening a pipe would block
     try:
-        with gzip.open(there) if there is packed else there.open("rb") as opened:
-            contents = opened.read(LARGEST + 1)
-        if len(contents) > LARGEST:
-            raise ValueError(f"{there} holds more than {LARGEST:,} bytes of text, more than a set of data does")
+        with gzip.open(path) if path is packed else path.open("rb") as opened:
+            contents = opened.read(MAX_BYTES + 1)
+        if len(contents) > MAX_BYTES:
+            raise ValueError(f"{path} holds more than {MAX_BYTES:,} bytes of text; a corpus file holds at most so many")
         return contents.decode("utf-8")
-    except (OSError, EOFError, zlib.error) as error:  # cut off, or not packed at all
-        raise ValueError(f"{there} cannot be read: {error}") from None
+    except (OSError, EOFError, zlib.error) as error:  # truncated, or not packed at all
+        raise ValueError(f"{path} cannot be read: {error}") from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise ValueError(f"{file}, line {line}: is not UTF-8") from None
 
 
-def lines(file: Path) -> list[str]:
-    """By newlines alone: a caption may hold any other character that Python would end a line at."""
-    text = read(file)
+def read_lines(file: Path) -> list[str]:
+    """Return the lines of a file, split at newlines only: str.splitlines would split at other characters too."""
+    text = read_text(file)
     return text.removesuffix("\n").split("\n") if text else []
 
 
-def columns(file: Path, count: int) -> Iterator[list[str]]:
-    """The lines of a table whose columns are separated by tabs."""
-    for number, line in enumerate(lines(file), 1):
+def read_columns(file: Path, count: int) -> Iterator[list[str]]:
+    """Yield the cells of each line of a tab-separated table; raise a ValueError if a line has not `count` of them."""
+    for number, line in enumerate(read_lines(file), 1):
         cells = line.split("\t")
         if len(cells) != count:
             raise ValueError(f"{file}, line {number}: has {len(cells)} columns separated by tabs, not {count}")
         yield cells
 
 
-def records(file: Path, *fields: str) -> Iterator[tuple[str, ...]]:
-    """Texts of JSON objects, one of them a line (.jsonl) or all in one list (.json)."""
+def read_records(file: Path, *fields: str) -> Iterator[tuple[str, ...]]:
+    """Yield these text fields of each JSON object of a file: one object a line (.jsonl), or a list of them (.json)."""
     if file.suffix == ".jsonl":
-        numbered = ((f"{file}, line {i}", parsed(line, f"{file}, line {i}")) for i, line in enumerate(lines(file), 1))
+        numbered_lines = ((f"{file}, line {i}", line) for i, line in enumerate(read_lines(file), 1))
+        numbered = ((where, parse_json(line, where)) for where, line in numbered_lines)
     else:
-        several = parsed(read(file), str(file))
-        if not isinstance(several, list):
+        parsed = parse_json(read_text(file), str(file))
+        if not isinstance(parsed, list):
             raise ValueError(f"{file}: is not a list of records")
-        numbered = ((f"{file}, record {i}", record) for i, record in enumerate(several, 1))
+        numbered = ((f"{file}, record {i}", record) for i, record in enumerate(parsed, 1))
     for where, record in numbered:
-        texts = [record.get(field) for field in fields] if isinstance(record, dict) else []
-        said = tuple(text for text in texts if isinstance(text, str))
-        if len(said) < len(fields):
-            raise ValueError(f"{where}: is not an object that says {' and '.join(fields)}")
-        yield said
+        values = [record.get(field) for field in fields] if isinstance(record, dict) else []
+        texts = tuple(value for value in values if isinstance(value, str))
+        if len(texts) < len(fields):
+            raise ValueError(f"{where}: is not an object with the texts {' and '.join(fields)}")
+        yield texts
 
 
-def side_by_side(left: Path, right: Path) -> list[tuple[str, str]]:
-    """Two files in which the same line is the same sentence."""
-    ours, theirs = lines(left), lines(right)
-    if len(ours) != len(theirs):
-        raise ValueError(f"{left} has {len(ours):,} lines, {right} {len(theirs):,}; they should be the same sentences")
-    return list(zip(ours, theirs, strict=True))
+def read_parallel(left: Path, right: Path) -> list[tuple[str, str]]:
+    """Return the pairs of lines of two files, in which equal line numbers belong together."""
+    left_lines, right_lines = read_lines(left), read_lines(right)
+    if len(left_lines) != len(right_lines):
+        raise ValueError(
+            f"{left} has {len(left_lines):,} lines, {right} {len(right_lines):,}; they should be the same sentences"
+        )
+    return list(zip(left_lines, right_lines, strict=True))
 
 
-def parsed(text: str, where: str) -> Any:
+def parse_json(text: str, where: str) -> Any:
+    """Return the value of a JSON text; raise a ValueError that begins with `where`."""
     try:
         return json.loads(text)
     except RecursionError:

@@ -1,7 +1,7 @@
-"""The masked scores of some queries with a stretch of keys, block by block; what a mask hides is skipped.
+"""Compute the masked scores of some queries of one head with a range of keys, block by block.
 
-Scores are in bits, so that 2^score takes the place of exp(score): a power of two is the quicker one, and tiles are of
-log2.
+Blocks that a mask hides are skipped. Scores are in bits, so that exp2(score) takes the place of exp(score): exp2 is
+faster, and tiles hold log2.
 """
 
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..attention import Attention, Pairs, dot, everyone, softmax
-from ..survey.summary import precision
+from ..survey.summary import compute_dtype
 
 
 class OneHead(NamedTuple):
-    """Of one head and one sequence; the values and the lse only where they were kept."""
+    """The tensors and the definition of one head and one sequence; values and lse only where they were kept."""
 
     queries: Float[Tensor, "1 1 query d_q"]
     keys: Float[Tensor, "1 1 key d_k"]
@@ -28,52 +28,63 @@ class OneHead(NamedTuple):
 
     @property
     def size(self) -> tuple[int, int]:
+        """The numbers of queries and keys."""
         return self.queries.shape[-2], self.keys.shape[-2]
 
 
-ROWS, BLOCK = 128, 2**20  # of a block, so many rows and scores: fewer take longer to begin than to make
+ROWS, BLOCK = 128, 2**20  # rows and scores of a block: smaller ones take longer to start than to compute
 
 
 class HeadScores:
-    """blocks(rows, columns) are the scores of these, with the places that each block has among them."""
+    """The scores of one head, computed where they are needed.
+
+    start, stop   (query,): the first key that each query sees, and one past the last
+    complete      whether a query sees all keys between the two
+    """
 
     def __init__(self, head: OneHead) -> None:
         if head.attention.normalize is not softmax:
-            raise ValueError("a map of log weights is one of softmax, and this attention has another normaliser")
-        self.head, self.size, self.kind = head, head.size, precision(head.queries)
-        self.attention, self.open = head.attention, replace(head.attention, mask=everyone)
+            raise ValueError("a map needs the weights of softmax, and this attention has another normaliser")
+        self.head, self.size, self.dtype = head, head.size, compute_dtype(head.queries)
+        self.attention, self.unmasked = head.attention, replace(head.attention, mask=everyone)
         self.plain = head.attention.score == dot and head.attention.softcap is None and head.attention.bias is None
         every = torch.arange(self.size[0], device=head.queries.device)
         spans = head.attention.mask.spans(self._pairs(every, range(0)), self.size[1])
-        self.start, self.stop = (end.reshape(-1).expand(self.size[0]) for end in (spans.start, spans.stop))
-        self.whole = spans.whole
+        self.start, self.stop = (ends.reshape(-1).expand(self.size[0]) for ends in (spans.start, spans.stop))
+        self.complete = spans.whole
 
     def blocks(
         self, rows: Int[Tensor, " row"], columns: range, multiple: int = 1
     ) -> Iterator[tuple[slice, slice, Float[Tensor, "some_rows some_columns"]]]:
-        """Only blocks in which something may be seen; of a multiple of so many columns each, up to the last one."""
+        """Yield the scores of these rows and columns, in blocks, each with its slices of `rows` and of `columns`.
+
+        Only blocks in which a key may be seen are yielded. All but the last have a multiple of `multiple` columns.
+        """
         queries, keys = self.head.queries, self.head.keys
         step = max(1, BLOCK // (multiple * min(ROWS, max(len(rows), 1)))) * multiple
         start, stop = self.start[rows], self.stop[rows]
         parts = [slice(at, min(at + ROWS, len(rows))) for at in range(0, len(rows), ROWS)]
-        asking = [queries[:, :, rows[part]].to(self.kind) for part in parts]
-        if self.plain:  # a dot product grows with its query: so it is scaled in one pass over fewer numbers
-            asking = [asks * (self.attention.scale_for(keys.shape[-1]) * log2(e)) for asks in asking]
-        seen = [(int(start[part].min()), int(stop[part].max())) for part in parts]
-        inner = [(int(start[part].max()), int(stop[part].min())) if self.whole else (0, -1) for part in parts]
+        part_queries = [queries[:, :, rows[part]].to(self.dtype) for part in parts]
+        if self.plain:  # scaling the queries scales a dot product, in one pass over fewer numbers
+            factor = self.attention.scale_for(keys.shape[-1]) * log2(e)
+            part_queries = [part * factor for part in part_queries]
+        outer = [(int(start[part].min()), int(stop[part].max())) for part in parts]
+        inner = [(int(start[part].max()), int(stop[part].min())) if self.complete else (0, -1) for part in parts]
         for first in range(columns.start, columns.stop, step):
-            some = range(first, min(first + step, columns.stop))
-            asked = None
-            for part, asks, (low, high), (left, right) in zip(parts, asking, seen, inner, strict=True):
-                if high <= some.start or some.stop <= low:
+            taken = range(first, min(first + step, columns.stop))
+            taken_keys = None  # converted at most once, and only if a part sees one of them
+            for part, part_query, (low, high), (left, right) in zip(parts, part_queries, outer, inner, strict=True):
+                if high <= taken.start or taken.stop <= low:
                     continue
-                asked = keys[:, :, some.start : some.stop].to(self.kind) if asked is None else asked
-                whole = left <= some.start and some.stop <= right
-                scores = self._scores(self.open if whole else self.attention, asks, asked, rows[part], some)
-                yield part, slice(some.start - columns.start, some.stop - columns.start), scores
+                if taken_keys is None:
+                    taken_keys = keys[:, :, taken.start : taken.stop].to(self.dtype)
+                all_visible = left <= taken.start and taken.stop <= right
+                attention = self.unmasked if all_visible else self.attention
+                scores = self._scores(attention, part_query, taken_keys, rows[part], taken)
+                yield part, slice(taken.start - columns.start, taken.stop - columns.start), scores
 
-    def seen(self, rows: Int[Tensor, " row"]) -> int:
-        """How many scores these rows have, between the first and the last key that each may see."""
+    def count(self, rows: Int[Tensor, " row"]) -> int:
+        """Return how many scores these rows have, between the first and the last key that each may see."""
         return int((self.stop[rows] - self.start[rows]).sum())
 
     def _scores(self, attention: Attention, queries: Tensor, keys: Tensor, rows: Tensor, columns: range) -> Tensor:

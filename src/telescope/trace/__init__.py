@@ -1,6 +1,6 @@
-"""Every step of one attention, kept and shown: terminal, HTML, JSON, geometry.
+"""Run an attention with every step kept, and show the steps: in a terminal, as HTML, as JSON, as geometry.
 
-Imports attention, engines and words. Read trace.py first: `trace` runs the steps, `Trace` holds them.
+May import attention, engines and words. Read trace.py first: `trace` runs the steps, `Trace` holds them.
 """
 
 from .trace import Row, Trace, trace

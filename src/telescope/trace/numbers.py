@@ -1,4 +1,4 @@
-"""Numbers as a person would write them: no more digits than they have, at most four after the point."""
+"""Format numbers for people: at most four decimal places, long rows shortened, weights as colours; and for JSON."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor
 
 
-def digits(numbers: Tensor) -> int:
-    """How many places after the point show these numbers: none for whole ones, two for 0.43, otherwise four."""
+def decimal_places(numbers: Tensor) -> int:
+    """Return how many decimal places these numbers need: 0 for whole numbers, 2 for numbers like 0.43, otherwise 4."""
     finite = numbers[numbers.isfinite()].double()
     for places in (0, 2):
         if bool(((finite * 10**places).round() - finite * 10**places).abs().le(1e-4).all()):
@@ -15,34 +15,36 @@ def digits(numbers: Tensor) -> int:
     return 4
 
 
-def write(number: float, places: int) -> str:
+def format_number(number: float, places: int) -> str:
+    """Return the number with this many decimal places; in scientific notation from a million on."""
     if number != number or number in (float("inf"), float("-inf")):
         return str(number)
     return f"{number:.4g}" if abs(number) >= 1e6 else f"{number:.{places}f}"
 
 
-def shown(count: int, most: int) -> list[int | None]:
-    """Which of `count` things to show when there is room for `most`: the first and the last ones, None for the gap."""
+def visible_indices(count: int, most: int) -> list[int | None]:
+    """Return which of `count` items to show where `most` fit: the first and the last items, None for the gap."""
     if count <= most:
         return list(range(count))
     last = max(1, most // 4)
     return [*range(most - last - 1), None, *range(count - last, count)]
 
 
-def vector(numbers: Tensor, most: int = 8) -> str:
-    """[0.43 0.15 0.89]"""
-    places, values = digits(numbers), numbers.tolist()
-    return "[" + " ".join("…" if i is None else write(values[i], places) for i in shown(len(values), most)) + "]"
+def format_vector(numbers: Tensor, most: int = 8) -> str:
+    """Return a vector as text, such as "[0.43 0.15 0.89]", with at most `most` numbers."""
+    places, values = decimal_places(numbers), numbers.tolist()
+    cells = ("…" if i is None else format_number(values[i], places) for i in visible_indices(len(values), most))
+    return f"[{' '.join(cells)}]"
 
 
-def factor(number: float, places: int) -> str:
-    """A number behind a multiplication sign: a negative one in brackets."""
-    return f"({write(number, places)})" if number < 0 else write(number, places)
+def format_factor(number: float, places: int) -> str:
+    """Return a number to be written after a multiplication sign: a negative number stands in brackets."""
+    return f"({format_number(number, places)})" if number < 0 else format_number(number, places)
 
 
-def total(terms: Sequence[str], most: int = 8) -> str:
-    """a + b - c + … + z"""
-    summed = " + ".join("…" if i is None else terms[i] for i in shown(len(terms), most))
+def format_sum(terms: Sequence[str], most: int = 8) -> str:
+    """Return the sum of the terms as text, such as "a + b - c + … + z", with at most `most` terms."""
+    summed = " + ".join("…" if i is None else terms[i] for i in visible_indices(len(terms), most))
     return summed.replace("+ -", "- ")
 
 
@@ -61,38 +63,43 @@ _VIRIDIS = (
 
 
 def background(weight: float) -> tuple[int, int, int]:
-    """The colour of a weight from 0 to 1; what lies outside takes the nearest end."""
-    place = min(max(weight, 0.0), 1.0) * (len(_VIRIDIS) - 1) if weight == weight else 0.0
-    low = min(int(place), len(_VIRIDIS) - 2)
+    """Return the colour (red, green, blue) of a weight from 0 to 1; weights outside take the colour of the nearest end.
+
+    NaN takes the colour of 0.
+    """
+    position = min(max(weight, 0.0), 1.0) * (len(_VIRIDIS) - 1) if weight == weight else 0.0
+    low = min(int(position), len(_VIRIDIS) - 2)
     return tuple(  # type: ignore[return-value]
-        round(a + (b - a) * (place - low)) for a, b in zip(_VIRIDIS[low], _VIRIDIS[low + 1], strict=True)
+        round(a + (b - a) * (position - low)) for a, b in zip(_VIRIDIS[low], _VIRIDIS[low + 1], strict=True)
     )
 
 
-def ink(paper: tuple[int, int, int]) -> str:
-    """Black or white, whichever is easier to read on this colour: its contrast is then at least 4.5 : 1."""
-    return "black" if luminance(paper) > 0.179 else "white"
+def text_colour(colour: tuple[int, int, int]) -> str:
+    """Return "black" or "white", whichever reads better on this background: the contrast is at least 4.5 : 1."""
+    return "black" if luminance(colour) > 0.179 else "white"
 
 
 def luminance(colour: tuple[int, int, int]) -> float:
-    """How bright it is to an eye, from 0 to 1 (WCAG's relative luminance)."""
+    """Return the perceived brightness of a colour, from 0 to 1 (WCAG's relative luminance)."""
     channels = (channel / 255 for channel in colour)
     red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def plain(tensor: Tensor | None) -> Any:
+def json_numbers(tensor: Tensor | None) -> Any:
+    """Return a tensor as nested lists, in float64; -inf, inf and nan as strings, since JSON has no such numbers."""
     if tensor is None:
         return None
     exact = tensor.detach().double().cpu()
-    return exact.tolist() if bool(exact.isfinite().all()) else _said(exact.tolist())
+    return exact.tolist() if bool(exact.isfinite().all()) else _finite_or_strings(exact.tolist())
 
 
-def number(value: float | None) -> float | str | None:
-    return None if value is None else _said(value)
+def json_number(value: float | None) -> float | str | None:
+    """Return one number as `json_numbers` would."""
+    return None if value is None else _finite_or_strings(value)
 
 
-def _said(numbers: Any) -> Any:
+def _finite_or_strings(numbers: Any) -> Any:
     if isinstance(numbers, list):
-        return [_said(one) for one in numbers]
+        return [_finite_or_strings(number) for number in numbers]
     return numbers if abs(numbers) < float("inf") else str(numbers)

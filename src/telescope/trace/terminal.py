@@ -1,4 +1,4 @@
-"""Numbers as tables for a terminal: named rows and columns, weights as coloured cells."""
+"""Render the steps of an attention as tables for a terminal: named rows and columns, weights as coloured cells."""
 
 from collections.abc import Callable, Iterable, Sequence
 from io import StringIO
@@ -13,11 +13,19 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from .numbers import background, digits, ink, shown, write
+from .numbers import background, decimal_places, format_number, text_colour, visible_indices
+
+ROWS, COLUMNS = 24, 12  # what fits a page; every number is in to_json()
 
 
 class TraceStep(NamedTuple):
-    """`formula` made the numbers; `rows` are tokens, and so are `columns`, or None where they are features."""
+    """One step of an attention, as it is shown.
+
+    formula  how the numbers were made, such as "scores / √64"
+    axes     the names of the four axes of `numbers`
+    rows     the token of each row
+    columns  the token of each column; None where the columns are features
+    """
 
     name: str
     formula: str
@@ -27,88 +35,15 @@ class TraceStep(NamedTuple):
     columns: tuple[str, ...] | None
 
     def matrix(self, batch: int, head: int, heads: int) -> Float[Tensor, "row column"]:
-        """What head number `head` of `heads` sees of it: grouped heads share their keys and values."""
+        """Return the numbers of head `head` of `heads`. Grouped heads share the matrix of their keys or values."""
         return self.numbers[batch, head * self.numbers.shape[1] // heads]
 
 
-def peak(name: str, numbers: Tensor) -> float | None:
-    """The largest weight, which is drawn brightest; None for steps that are not weights."""
-    return None if name != "weights" or not numbers.numel() else numbers.max().item() or 1.0
+def render_steps(formula: str, steps: Sequence[TraceStep], heads: int, batch: int = 0) -> RenderableType:
+    """Return a table of each step, head by head, under the formula of the whole attention.
 
-
-ROWS, COLUMNS = 24, 12  # what fits a page; every number is in to_json()
-
-
-class TableLine(NamedTuple):
-    """One line of a table. Numbers with a peak are weights, in colour, and the peak is the brightest."""
-
-    name: str
-    numbers: Tensor
-    places: int
-    peak: float | None
-
-
-def lines(names: Sequence[str], matrix: Tensor, peak: float | None = None) -> list[TableLine]:
-    places = digits(matrix) if peak is None else 4
-    return [TableLine(name, numbers, places, peak) for name, numbers in zip(names, matrix, strict=True)]
-
-
-def table(columns: Sequence[str] | None, lines: Sequence[TableLine]) -> RenderableType:
-    return inset(Fitting(lambda: (_drawn(columns, lines, most) for most in range(COLUMNS, 2, -1))))
-
-
-class Fitting:
-    """The first of some tables that there is room for: fewer numbers are better than numbers cut short."""
-
-    def __init__(self, tables: Callable[[], Iterable[Table]]) -> None:
-        self.tables = tables
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        boundless, drawn = options.update(width=10_000), Table()
-        for drawn in self.tables():
-            if Measurement.get(console, boundless, drawn).maximum <= options.max_width:
-                break
-        yield drawn
-
-
-def _drawn(columns: Sequence[str] | None, lines: Sequence[TableLine], most: int) -> Table:
-    drawn = Table(box=None, padding=(0, 1), pad_edge=False, show_header=columns is not None, header_style="dim")
-    drawn.add_column(no_wrap=True)
-    across = shown(len(lines[0].numbers) if lines else 0, most)
-    for j in across:
-        drawn.add_column(Text("…" if j is None else columns[j] if columns else ""), justify="right", no_wrap=True)
-    for i in shown(len(lines), ROWS):
-        if i is None:
-            drawn.add_row("…")
-            continue
-        name, numbers, places, peak = lines[i]
-        values = numbers.tolist()
-        drawn.add_row(Text(name), *(Text("…") if j is None else cell(values[j], places, peak) for j in across))
-    return drawn
-
-
-def inset(picture: RenderableType) -> RenderableType:
-    return Padding(picture, (0, 0, 0, 3))
-
-
-def text(picture: RenderableType, width: int = 240) -> str:
-    """The picture in plain characters, without colour."""
-    page = StringIO()
-    Console(file=page, width=width, color_system=None, legacy_windows=False).print(picture)
-    return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
-
-
-def cell(number: float, places: int, peak: float | None, name: str = "") -> Text:
-    if number == -inf:
-        return Text("-inf", style="dim")
-    if peak is None:
-        return Text(write(number, places))
-    paper = background(number / peak)
-    return Text(f" {name}{write(number, places)} ", style=f"{ink(paper)} on rgb({paper[0]},{paper[1]},{paper[2]})")
-
-
-def walk(formula: str, steps: Sequence[TraceStep], heads: int, batch: int = 0) -> RenderableType:
-    """Every step in order, head by head. Where queries, keys and values are the same inputs, they are shown once."""
+    Where queries, keys and values are one tensor, that tensor is shown once, as "inputs".
+    """
     queries, keys, values, *rest = steps
     if queries.numbers is keys.numbers is values.numbers:
         steps = [queries._replace(name="inputs", formula="x: each is query, key and value"), *rest]
@@ -119,5 +54,87 @@ def walk(formula: str, steps: Sequence[TraceStep], heads: int, batch: int = 0) -
         for number, step in enumerate(steps, 1):
             matrix = step.matrix(batch, head, heads)
             title = Text.assemble((f"\n{number}  {step.name}", "bold cyan"), f" = {step.formula}")
-            parts += [title, table(step.columns, lines(step.rows, matrix, peak(step.name, matrix)))]
+            rows = table_rows(step.rows, matrix, largest_weight(step.name, matrix))
+            parts += [title, render_table(step.columns, rows)]
     return Group(*parts)
+
+
+def largest_weight(step: str, numbers: Tensor) -> float | None:
+    """Return the largest number of the step "weights", which is drawn brightest; None for the other steps."""
+    return None if step != "weights" or not numbers.numel() else numbers.max().item() or 1.0
+
+
+class TableRow(NamedTuple):
+    """One row of a table. A row with a `peak` holds weights: they are coloured, and the peak is the brightest."""
+
+    name: str
+    numbers: Tensor
+    places: int
+    peak: float | None
+
+
+def table_rows(names: Sequence[str], matrix: Tensor, peak: float | None = None) -> list[TableRow]:
+    """Return the rows of a matrix, all with the same number of decimal places."""
+    places = decimal_places(matrix) if peak is None else 4
+    return [TableRow(name, numbers, places, peak) for name, numbers in zip(names, matrix, strict=True)]
+
+
+def render_table(columns: Sequence[str] | None, rows: Sequence[TableRow]) -> RenderableType:
+    """Return an indented table of these rows, with as many columns, up to 12, as the terminal is wide enough for."""
+    return indent(FirstThatFits(lambda: (_build_table(columns, rows, most) for most in range(COLUMNS, 2, -1))))
+
+
+class FirstThatFits:
+    """Render the first of several tables that fits the terminal's width, or the last one.
+
+    The tables show fewer and fewer numbers: leaving numbers out is better than cutting them short.
+    """
+
+    def __init__(self, tables: Callable[[], Iterable[Table]]) -> None:
+        self.tables = tables
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        unlimited, table = options.update(width=10_000), Table()
+        for table in self.tables():
+            if Measurement.get(console, unlimited, table).maximum <= options.max_width:
+                break
+        yield table
+
+
+def _build_table(columns: Sequence[str] | None, rows: Sequence[TableRow], most: int) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=False, show_header=columns is not None, header_style="dim")
+    table.add_column(no_wrap=True)
+    visible = visible_indices(len(rows[0].numbers) if rows else 0, most)
+    for j in visible:
+        table.add_column(Text("…" if j is None else columns[j] if columns else ""), justify="right", no_wrap=True)
+    for i in visible_indices(len(rows), ROWS):
+        if i is None:
+            table.add_row("…")
+            continue
+        name, numbers, places, peak = rows[i]
+        values = numbers.tolist()
+        table.add_row(Text(name), *(Text("…") if j is None else number_cell(values[j], places, peak) for j in visible))
+    return table
+
+
+def number_cell(number: float, places: int, peak: float | None, label: str = "") -> Text:
+    """Return one cell. With a `peak` the number is a weight: its background shows its share of the peak."""
+    if number == -inf:
+        return Text("-inf", style="dim")
+    if peak is None:
+        return Text(format_number(number, places))
+    colour = background(number / peak)
+    style = f"{text_colour(colour)} on rgb({colour[0]},{colour[1]},{colour[2]})"
+    return Text(f" {label}{format_number(number, places)} ", style=style)
+
+
+def indent(renderable: RenderableType) -> RenderableType:
+    """Return the renderable, three columns to the right."""
+    return Padding(renderable, (0, 0, 0, 3))
+
+
+def render_text(renderable: RenderableType, width: int = 240) -> str:
+    """Return the renderable as plain characters, without colour."""
+    page = StringIO()
+    Console(file=page, width=width, color_system=None, legacy_windows=False).print(renderable)
+    return "\n".join(line.rstrip() for line in page.getvalue().splitlines())

@@ -1,4 +1,4 @@
-"""Pieces joined to words: a tokenizer cuts words into pieces, and people read words."""
+"""Group the pieces of a tokenizer into words: tokenizers cut words into pieces, and people read words."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,106 +6,116 @@ from unicodedata import category
 
 from tokenizers import Encoding
 
-Span = tuple[int, int]  # where in a text a token stands: from, and up to
+Span = tuple[int, int]  # the characters of a text that a token covers: the first, and the one after the last
 JOINS = "'’-"  # within a word: man's, well-known
 
 
 @dataclass(frozen=True)
 class Words:
-    """The words that tokens stand for: `of` has the number of each token's word, `pieces` what each token is of it.
+    """The words of a tokenized text.
 
-    As segments of a survey's map, `of` joins weights: a word's row is the mean over its pieces, its column their sum.
-    `real` are the numbers of those that stand in the text; the others are special tokens.
+    names       each word, as it is shown
+    word_ids    the number of each token's word. As segments of a survey's map, `word_ids` joins weights: the row of a
+                word is the mean over its tokens, its column their sum
+    pieces      each token, as it is shown: "·" stands before a token that continues a word
+    text_words  the numbers of the words that stand in the text; the others are special tokens
     """
 
     names: tuple[str, ...]
-    of: tuple[int, ...]
+    word_ids: tuple[int, ...]
     pieces: tuple[str, ...]
-    real: tuple[int, ...]
+    text_words: tuple[int, ...]
 
     @classmethod
-    def of_text(cls, text: str, encoding: Encoding) -> "Words":
-        """Of a text as a tokenizer, of whatever kind, encoded it. A token that it added is a word by itself."""
+    def from_encoding(cls, text: str, encoding: Encoding) -> "Words":
+        """Return the words of a text that any tokenizer encoded. A special token is a word by itself."""
         tokens = zip(encoding.offsets, encoding.tokens, encoding.special_tokens_mask, strict=True)
-        return cls.of_spans(text, [name if added else span for span, name, added in tokens])
+        return cls.from_spans(text, [name if special else span for span, name, special in tokens])
 
     @classmethod
-    def of_spans(cls, text: str, spans: Sequence[Span | str]) -> "Words":
-        """Of tokens that stand at these places of a text. One that stands nowhere in it is given by its name.
+    def from_spans(cls, text: str, spans: Sequence[Span | str]) -> "Words":
+        """Return the words of tokens that cover these spans of a text; a special token is given by its name.
 
-        A token that begins in the word in which the one before it ends is of the same word: so what spans two words
-        of the text makes one of them.
+        A token that begins in the word in which the token before it ends belongs to the same word. A token that spans
+        two words of the text so makes one word of them.
         """
-        words, of = _words(text), list[int]()
-        number, before = -1, None
+        character_words, word_ids = _number_words(text), list[int]()
+        number, previous = -1, None
         for span in spans:
-            first, last = (None, None) if isinstance(span, str) else _ends(text, words, span)
-            number += first is None or first != before
-            before = last
-            of.append(number)
-        groups = [[span for span, owner in zip(spans, of, strict=True) if owner == n] for n in range(number + 1)]
-        begins = [owner not in of[:i] for i, owner in enumerate(of)]
+            first, last = (None, None) if isinstance(span, str) else _first_and_last_word(text, character_words, span)
+            number += first is None or first != previous
+            previous = last
+            word_ids.append(number)
+        groups = [[span for span, word in zip(spans, word_ids, strict=True) if word == n] for n in range(number + 1)]
+        starts = [word not in word_ids[:i] for i, word in enumerate(word_ids)]
         return cls(
-            names=tuple(_said(text, group) for group in groups),
-            of=tuple(of),
+            names=tuple(_covered_text(text, group) for group in groups),
+            word_ids=tuple(word_ids),
             pieces=tuple(
-                f"{'' if begun else '·'}{_said(text, [span])}" for begun, span in zip(begins, spans, strict=True)
+                f"{'' if start else '·'}{_covered_text(text, [span])}"
+                for start, span in zip(starts, spans, strict=True)
             ),
-            real=tuple(number for number, group in enumerate(groups) if not isinstance(group[0], str)),
+            text_words=tuple(number for number, group in enumerate(groups) if not isinstance(group[0], str)),
         )
 
-    def tokens(self, word: int) -> list[int]:
-        """Which tokens make a word."""
-        return [i for i, owner in enumerate(self.of) if owner == word]
+    def positions(self, word: int) -> list[int]:
+        """Return the positions of the tokens that make a word."""
+        return [i for i, owner in enumerate(self.word_ids) if owner == word]
 
-    def find(self, word: str) -> int | None:
-        """The number of this word, in whatever case; of the last one, where there are several."""
-        found = [number for number, name in enumerate(self.names) if name.lower() == word.lower()]
+    def find(self, name: str) -> int | None:
+        """Return the number of the last word with this name, in upper or lower case; None where no word has it."""
+        found = [number for number, other in enumerate(self.names) if other.lower() == name.lower()]
         return found[-1] if found else None
 
 
-def _said(text: str, spans: Sequence[Span | str]) -> str:
+def _covered_text(text: str, spans: Sequence[Span | str]) -> str:
+    """Return the text from the first span to the last, or the name of a special token; "␣" for nothing but space."""
     first, last = spans[0], spans[-1]
     if isinstance(first, str) or isinstance(last, str):
         return str(first)
     stop = last[1]
-    while stop < len(text) and _is_sign(text[stop]):  # é may be two characters, and its token say one
+    while stop < len(text) and _is_combining(text[stop]):  # é may be two characters, of which a span covers only one
         stop += 1
-    said = text[first[0] : stop]
-    return " ".join(said.split()) or "␣" * bool(said)
+    covered = text[first[0] : stop]
+    return " ".join(covered.split()) or "␣" * bool(covered)
 
 
-def _ends(text: str, words: Sequence[int], span: Span) -> tuple[int, int]:
-    """The words in which a token begins and ends, spaces left out; of nothing but space, the one it leads to."""
-    at = [i for i in range(*span) if not text[i].isspace()] or [span[0]]
-    first, last = (words[min(i, len(words) - 1)] for i in (at[0], at[-1]))
+def _first_and_last_word(text: str, character_words: Sequence[int], span: Span) -> tuple[int, int]:
+    """Return the words in which a token begins and ends. Spaces do not count; a token of spaces is in the next word."""
+    covered = [i for i in range(*span) if not text[i].isspace()] or [span[0]]
+    first, last = (character_words[min(i, len(character_words) - 1)] for i in (covered[0], covered[-1]))
     return first, last
 
 
-def _words(text: str) -> list[int]:
-    """The number of each character's word, and of the end. A space has that of the word behind it, if there is one."""
-    words, number, before = list[int](), 0, ""
+def _number_words(text: str) -> list[int]:
+    """Return the word number of each character and of the text's end. A space belongs to the word after it, if any."""
+    words, number, previous = list[int](), 0, ""
     for i in range(len(text.rstrip())):
-        kind = before if before and _is_sign(text[i]) else _kind(text, i)
-        number += before not in ("", kind)
+        kind = previous if previous and _is_combining(text[i]) else _character_kind(text, i)
+        number += previous not in ("", kind)
         words.append(number)
-        before = kind
+        previous = kind
     return words + [number] * (len(text) + 1 - len(words))
 
 
-def _kind(text: str, i: int) -> str:
-    """Nothing for a space, "mark" for punctuation and symbols, "word" for all that words are made of."""
+def _character_kind(text: str, i: int) -> str:
+    """Return "" for a space, "mark" for punctuation and symbols, "word" for letters, digits and what joins them."""
     if text[i].isspace():
         return ""
-    if text[i] in JOINS and 0 < i < len(text) - 1 and _of_word(text[i - 1]) and _of_word(text[i + 1]):
+    if (
+        text[i] in JOINS
+        and 0 < i < len(text) - 1
+        and _is_word_character(text[i - 1])
+        and _is_word_character(text[i + 1])
+    ):
         return "word"
-    return "word" if _of_word(text[i]) else "mark"
+    return "word" if _is_word_character(text[i]) else "mark"
 
 
-def _of_word(character: str) -> bool:
+def _is_word_character(character: str) -> bool:
     return category(character)[0] in "LMN"
 
 
-def _is_sign(character: str) -> bool:
-    """Written onto the character before it: an accent, a vowel of Hindi."""
+def _is_combining(character: str) -> bool:
+    """Return whether the character is written onto the one before it, as an accent or a vowel sign of Hindi is."""
     return category(character)[0] == "M"

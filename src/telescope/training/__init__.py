@@ -1,4 +1,7 @@
-"""Training: `train` a model on data by an objective, as `Training` says. Needs telescope[train]."""
+"""Train a model on data by an objective: `train` runs the loop that `Training` describes. Needs telescope[train].
+
+May import: attention, layers, models, survey, watch and files. Read first: loop.py, then step.py; data is in batch.py.
+"""
 
 from .batch import IGNORE, Data, PairBatch, Spec, TextBatch, generator
 from .events import Event, Finished, HeadsWatched, Logged, Report, Saved, Started, Stopped, Validated

@@ -1,4 +1,4 @@
-"""A batch: tensors with one row for each sequence, and among them `targets`, what has to be guessed."""
+"""Batches of training: tensors with one row for each sequence, and the `Data` protocol that produces them."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -9,18 +9,39 @@ from torch import Tensor
 
 from .settings import Training
 
-IGNORE = -100  # a target that is none: padding, and rows that only fill up a batch
+IGNORE = -100  # the target of padding and of rows that only fill up a batch: no loss is computed for it
 
 
 class TextBatch(NamedTuple):
-    """What a GPT learns by: `targets` are what comes after each of the ids."""
+    """Token ids (batch, n) and the id that follows each of them, as `targets` (batch, n): a batch for a GPT.
+
+    Example:
+        >>> import torch
+        >>> from telescope.training import TextBatch
+        >>> text = torch.tensor([[5, 6, 7, 8]])
+        >>> TextBatch(ids=text[:, :-1], targets=text[:, 1:]).targets.tolist()
+        [[6, 7, 8]]
+    """
 
     ids: Int[Tensor, "batch n"]
     targets: Int[Tensor, "batch n"]
 
 
 class PairBatch(NamedTuple):
-    """What a translator learns by. Behind its `lengths` the source is padding; the target's is seen by nobody."""
+    """Source ids with their lengths, and the decoder's inputs and targets: a batch for a translator.
+
+    source   (batch, n); ids from position lengths[i] of row i on are padding, and masked
+    lengths  (batch,); real tokens of each source
+    target   (batch, m); inputs of the decoder. Padding needs no mask: it stands last, and the decoder is causal
+    targets  (batch, m); the id that follows each of `target`, IGNORE for padding
+
+    Example:
+        >>> from telescope.training import Examples, Training
+        >>> data = Examples([[5, 6, 7]], [[1, 7, 6, 5, 2]])
+        >>> batch = data.take(data.batches(Training(steps=1, rows=1), epoch=None)[0])
+        >>> batch.source[0, :3].tolist(), batch.target[0, :4].tolist(), batch.targets[0, :4].tolist()
+        ([5, 6, 7], [1, 7, 6, 5], [7, 6, 5, 2])
+    """
 
     source: Int[Tensor, "batch n"]
     lengths: Int[Tensor, " batch"]
@@ -32,9 +53,18 @@ Batch = TypeVar("Batch", bound=tuple[Any, ...])  # a NamedTuple of tensors with 
 
 
 class Spec(NamedTuple):
-    """Which batch it will be. `rows` are on the device: examples, or where windows start; the first `real` count.
+    """Describe a batch before its tensors are gathered.
 
-    What is drawn in a batch is drawn by its `chances`, numbers from 0 to 1.
+    rows     (batch,), on the device: indices of examples, or start positions of windows
+    widths   columns of the batch's tensors: (source, target), or (text,)
+    real     the first `real` rows count; the others only fill up the shape
+    chances  (batch, n), uniform in [0, 1): random numbers for data that is changed at random, such as `Gapped`
+
+    Example:
+        >>> from telescope.training import Training, Windows
+        >>> spec = Windows([0, 1, 2, 3, 4], block=2).batches(Training(steps=1, rows=3), epoch=None)[0]
+        >>> spec.rows.tolist(), spec.widths, spec.real
+        ([0, 2, 0], (2,), 2)
     """
 
     rows: Int[Tensor, " batch"]
@@ -44,40 +74,56 @@ class Spec(NamedTuple):
 
 
 class Data(Protocol):
-    """What can be trained on: `Examples`, `Windows`, or anything else that has these.
+    """The interface of training data: `Examples`, `Windows`, `Gapped`, or any class with these members.
 
-    Batches are a matter of the settings' seed and of the epoch alone, so that a place in the data is two numbers.
-    Nothing may be drawn from torch's own generators, which are the model's; `generator` makes another.
+    Batches depend on the settings' seed and on the epoch alone, so that two numbers identify a position in the data.
+    Implementations must not draw from torch's global generators, which belong to the model; use `generator`.
+
+    Example:
+        >>> from telescope.training import Data, Windows
+        >>> data: Data = Windows([0, 1, 2, 3], block=2)
+        >>> data.largest
+        3
     """
 
-    largest: int  # of all ids, so that one the model does not know is found before a GPU stumbles over it
+    largest: int  # the largest id, to report an id outside the vocabulary before a GPU kernel fails on it
 
-    def to(self, device: torch.device) -> "Data": ...
+    def to(self, device: torch.device) -> "Data":
+        """Move the data to the device and return it."""
+        ...
 
     def batches(self, settings: Training, epoch: int | None) -> Sequence[Any]:
-        """The specs of all batches of an epoch; of None, which is for validation: everything once, in order."""
+        """Return the specs of an epoch's batches; with epoch=None, for validation, everything once and in order."""
 
     def take(self, spec: Any) -> Any:
-        """The batch of a spec. A row that is there only for the shape has nothing but IGNORE for targets."""
+        """Return the batch of a spec. In rows that only fill up the shape every target is IGNORE."""
 
     def describe(self) -> str:
-        """By which it is known again: a run goes on only with the same data."""
+        """Return a line with sizes and a checksum: a run resumes only with data of the same description."""
 
 
 def generator(seed: int, epoch: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """Of an epoch; on a CPU unless said, so that the order is the same everywhere."""
+    """Return the random generator of an epoch. On the CPU, the default, it draws the same numbers on every machine.
+
+    Example:
+        >>> import torch
+        >>> from telescope.training import generator
+        >>> first = torch.rand(2, generator=generator(seed=0, epoch=3))
+        >>> torch.equal(first, torch.rand(2, generator=generator(seed=0, epoch=3)))
+        True
+    """
     return torch.Generator(device).manual_seed(1_000_003 * seed + epoch)
 
 
-def share(batch: Batch, part: int, parts: int) -> Batch:
-    """One of `parts` equal parts of the rows. What is missing is filled up by the first row, without targets."""
-    if parts == 1:
+def process_share(batch: Batch, rank: int, processes: int) -> Batch:
+    """Return the rows of one process: an equal share of the batch, padded with the first row without targets."""
+    if processes == 1:
         return batch
     rows = len(batch[0])
-    size = -(-rows // parts)
-    mine = torch.arange(part * size, (part + 1) * size, device=batch[0].device)
-    beyond = mine >= rows
-    cut: Any = type(batch)(*(tensor[mine.masked_fill(beyond, 0)] for tensor in batch))
-    cut = cut._replace(targets=cut.targets.masked_fill(beyond[:, None], IGNORE))
-    same: Batch = cut
-    return same
+    size = -(-rows // processes)
+    own_rows = torch.arange(rank * size, (rank + 1) * size, device=batch[0].device)
+    is_padding = own_rows >= rows
+    cut: Any = type(batch)(*(tensor[own_rows.masked_fill(is_padding, 0)] for tensor in batch))
+    cut = cut._replace(targets=cut.targets.masked_fill(is_padding[:, None], IGNORE))
+    share: Batch = cut
+    return share

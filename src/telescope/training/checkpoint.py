@@ -1,6 +1,6 @@
-"""Checkpoints: OUT/checkpoints/step-00001000, a folder that is there whole or not at all; the last one is kept.
+"""Checkpoints: folders OUT/checkpoints/step-00001000, written atomically; only the last one is kept.
 
-state.json says where the run stands and what it is a run of; every other file holds tensors. None is a pickle.
+state.json holds the run's progress and identity; every other file holds tensors (safetensors). None is a pickle.
 """
 
 import os
@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..files import paths
-from ..files.atomic import write_json, written_whole
-from ..files.safetensors import in_file
+from ..files.atomic import atomic_folder, write_json
+from ..files.safetensors import scan_file
 from .settings import TrainingError
 
 STATE = "state.json"
@@ -26,7 +26,7 @@ STATE = "state.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """`state` is JSON; `tensors` are files of them, by name."""
+    """A saved run: `state` as JSON, and `tensors` by the name of their file and their name in the file."""
 
     step: int
     state: Mapping[str, Any]
@@ -34,93 +34,98 @@ class Checkpoint:
 
 
 def write(out: Path, checkpoint: Checkpoint) -> Path:
-    """Beside those that are there, which go when it is whole. What cannot be written leaves them as they are."""
+    """Write a checkpoint, then delete the earlier ones, and return its folder.
+
+    Raises TrainingError if the checkpoint cannot be written; the earlier ones are then kept.
+    """
     folder = _folder(out, checkpoint.step)
-    earlier = steps(out)
+    earlier = saved_steps(out)
     try:
-        with written_whole(folder) as new:
+        with atomic_folder(folder) as new:
             for name, tensors in checkpoint.tensors.items():
                 save_file(dict(tensors), new / f"{name}.safetensors")
             write_json(new / STATE, checkpoint.state)
     except (OSError, SafetensorError) as error:
-        kept = f"the checkpoint of step {earlier[-1]:,} is kept" if earlier else "there is none before it"
+        kept = f"the checkpoint of step {earlier[-1]:,} is kept" if earlier else "there is no earlier checkpoint"
         raise TrainingError(
-            f"{folder} cannot be written: {_reason(error)}; {kept}; then the same command goes on"
+            f"{folder} cannot be written: {_reason(error)}; {kept}; run the same command again to go on"
         ) from None
     for step in earlier:
         if step != checkpoint.step:
             shutil.rmtree(_folder(out, step), ignore_errors=True)
-    _clear(out)
+    _remove_unfinished(out)
     return folder
 
 
 def read(out: Path) -> Checkpoint | None:
-    """The last one, if there is any."""
-    there = steps(out)
-    if not there:
+    """Return the last checkpoint, or None if there is none."""
+    steps = saved_steps(out)
+    if not steps:
         return None
-    folder = _folder(out, there[-1])
+    folder = _folder(out, steps[-1])
     state = paths.read_json(folder / STATE)
-    files = [name for name in paths.names(folder) if name.endswith(".safetensors")]
-    return Checkpoint(there[-1], state, {name.removesuffix(".safetensors"): _tensors(folder / name) for name in files})
+    files = [name for name in paths.list_names(folder) if name.endswith(".safetensors")]
+    tensors = {name.removesuffix(".safetensors"): _read_tensors(folder / name) for name in files}
+    return Checkpoint(steps[-1], state, tensors)
 
 
-def steps(out: Path) -> list[int]:
-    """Of all that are whole, the last one last."""
+def saved_steps(out: Path) -> list[int]:
+    """Return the steps of all complete checkpoints, in ascending order."""
     try:
         names = os.listdir(out / "checkpoints")
     except FileNotFoundError:
         return []
-    return sorted(int(found[1]) for name in names if (found := re.fullmatch(r"step-(\d+)", name)))
+    return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"step-(\d+)", name)))
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str = "") -> Iterable[str]:
-    """Where two recipes differ: "training.lr is 0.001 there and 0.002 here"."""
+    """Yield where a run's identity differs from a checkpoint's: "training.lr is 0.001 there and 0.002 here"."""
     for name in dict.fromkeys((*theirs, *ours)):
-        mine, other = ours.get(name), theirs.get(name)
-        if isinstance(mine, Mapping) and isinstance(other, Mapping):
-            yield from differences(mine, other, f"{path}{name}.")
-        elif mine != other:
-            yield f"{path}{name} is {other!r} there and {mine!r} here"
+        our_value, their_value = ours.get(name), theirs.get(name)
+        if isinstance(our_value, Mapping) and isinstance(their_value, Mapping):
+            yield from differences(our_value, their_value, f"{path}{name}.")
+        elif our_value != their_value:
+            yield f"{path}{name} is {their_value!r} there and {our_value!r} here"
 
 
 def _folder(out: Path, step: int) -> Path:
     return out / "checkpoints" / f"step-{step:08d}"
 
 
-def _clear(out: Path) -> None:
-    """What a run that was killed while it wrote has left."""
-    for left in (out / "checkpoints").glob(".step-*"):
-        shutil.rmtree(left, ignore_errors=True)
+def _remove_unfinished(out: Path) -> None:
+    """Delete the folders that a run has left which was killed while writing."""
+    for folder in (out / "checkpoints").glob(".step-*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _tensors(file: Path) -> dict[str, Tensor]:
-    there = in_file(file)
-    with there.opened() as read:
-        return {name: read(name) for name in there}
+def _read_tensors(file: Path) -> dict[str, Tensor]:
+    tensors = scan_file(file)
+    with tensors.reader() as read:
+        return {name: read(name) for name in tensors}
 
 
 def _reason(error: Exception) -> str:
-    """The safetensors library has the system's number in its text."""
-    found = re.search(r"os error (\d+)", str(error))
-    said = os.strerror(int(found[1])) if found else getattr(error, "strerror", None) or str(error)
-    return said.lower()
+    """Return the system's reason of an error. The safetensors library has the system's error number in its text."""
+    match = re.search(r"os error (\d+)", str(error))
+    reason = os.strerror(int(match[1])) if match else getattr(error, "strerror", None) or str(error)
+    return reason.lower()
 
 
-def seed(seed: int, rank: int) -> None:
-    """Another one in every process, since each has rows of its own."""
+def seed_generators(seed: int, rank: int) -> None:
+    """Seed torch's generators, differently in every process: each has its own rows and needs its own dropout."""
     torch.manual_seed(seed + 1_000_003 * rank)
 
 
-def state(rank: int, device: torch.device) -> dict[str, Tensor]:
+def generator_states(rank: int, device: torch.device) -> dict[str, Tensor]:
+    """Return the states of this process's random generators, by rank and device."""
     states = {f"{rank}/cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states[f"{rank}/cuda"] = torch.cuda.get_rng_state(device)
     return states
 
 
-def restore(states: Mapping[str, Tensor], rank: int, device: torch.device) -> None:
-    """A process that was not there before has no state to go back to."""
+def restore_generators(states: Mapping[str, Tensor], rank: int, device: torch.device) -> None:
+    """Set this process's random generators to saved states, unless the saved run had no process of this rank."""
     if f"{rank}/cpu" in states:
         torch.set_rng_state(states[f"{rank}/cpu"])
     if device.type == "cuda" and f"{rank}/cuda" in states:

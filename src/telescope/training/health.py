@@ -1,4 +1,4 @@
-"""Attention health: what people look for when training goes wrong, collapsed entropy and exploding logits."""
+"""Attention health during training: collapsed entropy and exploding logits, measured for every head."""
 
 from typing import Any
 
@@ -12,38 +12,38 @@ from ..watch.watch import watch
 from .batch import IGNORE, PairBatch
 from .objectives import Objective
 
-Heads = dict[str, tuple[float, ...]]
+Heads = dict[str, tuple[float, ...]]  # one number for each head, by the name of the attention
 
 
 @torch.no_grad()
 def health(model: Model, batch: Any, objective: Objective) -> tuple[Heads, Heads]:
-    """For each head of each attention, by name: the mean entropy of its queries, in nats, and its largest logit.
+    """Return the mean entropy of each head's queries, in nats, and each head's largest logit, on one batch.
 
-    Queries that are padding, or whose guess does not count, are left out.
+    Queries that are padding, or whose target is IGNORE, are left out.
     """
     with watch(model, keep="summaries", top=1) as recording:
         objective(model, batch)
     entropy, logit = {}, {}
     for name, watched in recording.items():
         if watched.calls:
-            seen = watched.survey()
-            mine = _queries(name, batch)[:, None]
-            entropy[name] = tuple((seen.entropy * mine).sum((0, 2)).div(mine.sum()).tolist())
-            logit[name] = tuple(_logits(seen).masked_fill(~mine, -torch.inf).amax((0, 2)).tolist())
+            survey = watched.survey()
+            counted = _counted_queries(name, batch)[:, None]
+            entropy[name] = tuple((survey.entropy * counted).sum((0, 2)).div(counted.sum()).tolist())
+            logit[name] = tuple(_largest_logits(survey).masked_fill(~counted, -torch.inf).amax((0, 2)).tolist())
     return entropy, logit
 
 
-def _logits(seen: Survey) -> Float[Tensor, "batch heads query"]:
-    """The largest of each query: its weight is exp(logit - lse)."""
-    if seen.lse is None:
-        return seen.peak.weight.new_full(seen.peak.weight.shape, torch.nan)  # not a softmax: it has no logits
-    return seen.lse + seen.peak.weight.log()
+def _largest_logits(survey: Survey) -> Float[Tensor, "batch heads query"]:
+    """Return the largest logit of each query: its peak weight is exp(logit - lse). Without a softmax it is NaN."""
+    if survey.lse is None:
+        return survey.peak.weight.new_full(survey.peak.weight.shape, torch.nan)
+    return survey.lse + survey.peak.weight.log()
 
 
-def _queries(name: str, batch: Any) -> Bool[Tensor, "batch query"]:
-    """Which queries are looked at: an encoder's are the source's, all others' are what is guessed from."""
-    real: Tensor = batch.targets != IGNORE
+def _counted_queries(name: str, batch: Any) -> Bool[Tensor, "batch query"]:
+    """Return which queries count: an encoder's are the source's tokens, all others the positions with a target."""
+    has_target: Tensor = batch.targets != IGNORE
     if isinstance(batch, PairBatch) and name.startswith("encoder"):
-        place = torch.arange(batch.source.shape[1], device=real.device)
-        return (place < batch.lengths[:, None]) & real.any(1, keepdim=True)
-    return real
+        place = torch.arange(batch.source.shape[1], device=has_target.device)
+        return (place < batch.lengths[:, None]) & has_target.any(1, keepdim=True)
+    return has_target

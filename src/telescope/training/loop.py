@@ -1,4 +1,4 @@
-"""`train`: the loop. It goes on from where it was, whatever stopped it."""
+"""The training loop: run steps, log, validate, save checkpoints, and resume from the last one."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..files.definitions import must_be_savable, told
+from ..files.definitions import check_savable, to_json
 from ..layers.attend import DefinedLayer
 from ..models import Model
-from ..models.model import own_definition
+from ..models.model import custom_attention
 from . import checkpoint, processes
 from .batch import Data
 from .checkpoint import Checkpoint
@@ -21,15 +21,15 @@ from .events import Event, Finished, HeadsWatched, Logged, Report, Saved, Starte
 from .health import Heads, health
 from .objectives import Learner, Objective
 from .processes import Processes
-from .progress import Clock, line
+from .progress import Clock, terminal_report
 from .settings import Training, TrainingError, learning_rate
 from .step import TrainingStep
-from .validation import Average, Better, Validate
+from .validation import Criterion, Validate, WeightAverage
 
 T = TypeVar("T")
 
-# What may change when a run goes on: none of it changes a number.
-FREE = ("compile", "capture", "shard", "log_every", "watch_every", "save_every")
+# Settings that may differ when a run is resumed: none of them changes a number.
+FREE_SETTINGS = ("compile", "capture", "shard", "log_every", "watch_every", "save_every")
 
 
 def train(
@@ -43,25 +43,50 @@ def train(
     better: str = "lowest loss",
     report: Report | None = None,
 ) -> Model:
-    """Train a copy of the model, and return it ready to be used (`eval`), on the device and in every process.
+    """Train a copy of the model and return the copy in `eval` mode, on the training device, in every process.
 
-    The model itself is left as it is: its weights, its gradients, its device, training or not.
+    The model passed in is left unchanged: its weights, gradients, device and training mode.
 
-    validate  what the model is worth: validate(model) gives figures by name, such as {"loss": 1.2, "bleu": 38.0}
-    better    which validation is the best, whose weights are kept: "lowest loss", "highest bleu". Without `validate`
-              those of the last step are
-    report    is told what happens; unless given, a line on the terminal and TensorBoard in out/log
+    model      the model to copy and train
+    data       `Examples`, `Windows` or any other `Data`; moved to the training device
+    objective  `language`, `translation` or any other function from model and batch to a summed loss
+    settings   length of the run, batches, optimiser and intervals
+    out        folder of the run: checkpoints in out/checkpoints, TensorBoard logs in out/log
+    validate   returns metrics of a model by name, such as {"loss": 1.2, "bleu": 38.0}; called in the first process
+    better     the metric that selects the weights to return: "lowest loss", "highest bleu". Without `validate` the
+               weights of the last step are returned
+    report     called with each event, in the first process. By default events go to the terminal and to TensorBoard
 
-    Where `out` holds a checkpoint of the same run, it goes on from there, with the numbers it would have had; one of
-    another run is refused. Under torchrun or accelerate launch all processes share the work.
+    If `out` holds a checkpoint of the same run, training resumes from there, with the numbers of a run that was never
+    interrupted. Under torchrun or accelerate launch all processes share each batch.
+
+    Raises TrainingError if `out` holds a checkpoint of another run, if a loss or a weight is not finite, or if a
+    checkpoint cannot be written; ValueError if the data has ids outside the model's vocabulary.
+
+    Example:
+        >>> from telescope.models import GPT, GPTConfig
+        >>> from telescope.training import Training, Windows, language, train
+        >>> model = GPT(GPTConfig(vocabulary=4, max_positions=8, d_model=8, blocks=1, heads=2))
+        >>> events = []
+        >>> settings = Training(steps=2, rows=2)
+        >>> trained = train(model, Windows([0, 1, 2, 3] * 8, block=8), language, settings, "run", report=events.append)
+        >>> [type(event).__name__ for event in events]
+        ['Started', 'Logged', 'Saved', 'Finished']
     """
-    run = TrainingRun(model, data, objective, settings, Path(out), validate, Better.of(better), report)
-    return run.until_done()
+    run = TrainingRun(model, data, objective, settings, Path(out), validate, Criterion.parse(better), report)
+    return run.run()
 
 
 @dataclass
 class RunState:
-    """Where a run is: steps done, the batches taken of an epoch, the best validation and how many came after it."""
+    """Progress of a run, as saved in its checkpoints.
+
+    step       optimiser steps done
+    epoch      the current epoch, counted from 0
+    batch      batches already used in this epoch
+    best       best value of the validation metric, and best_step, the step of that validation
+    waited     validations since the best one
+    """
 
     step: int = 0
     epoch: int = 0
@@ -73,6 +98,8 @@ class RunState:
 
 
 class TrainingRun:
+    """One run of `train`: the model that learns, a second copy for validation, the step and the run's state."""
+
     def __init__(
         self,
         model: Model,
@@ -81,245 +108,258 @@ class TrainingRun:
         settings: Training,
         out: Path,
         validate: Validate | None,
-        better: Better,
+        criterion: Criterion,
         report: Report | None,
     ) -> None:
         self.processes = Processes()
         self.device = self.processes.device
         self.objective, self.settings, self.out = objective, settings, out
-        self.validate, self.better = validate, better
-        self.model = deepcopy(model).to(self.device)  # learns
-        self.model.zero_grad(set_to_none=True)  # gradients of before are no part of the first step
-        self.judged = deepcopy(self.model).eval()  # validated and returned; the one that learns is never touched by it
-        _must_be_savable(model)
-        self.recipe = _recipe(model, data, settings)
-        _must_know_all_ids(model, data)
+        self.validate, self.criterion = validate, criterion
+        self.model = deepcopy(model).to(self.device)  # the copy that learns
+        self.model.zero_grad(set_to_none=True)  # gradients of the caller's model must not enter the first step
+        self.eval_model = deepcopy(self.model).eval()  # validated and returned; validation never touches self.model
+        _check_savable(model)
+        self.identity = _run_identity(model, data, settings)
+        _check_ids(model, data)
         self.data = data.to(self.device)
         per_epoch = -(-len(self.data.batches(settings, 0)) // settings.accumulate)
         self.steps = per_epoch * settings.epochs if settings.steps is None else settings.steps  # type: ignore[operator]
 
-        _same_everywhere(self.model)
+        _broadcast_weights(self.model)
         self.step = TrainingStep(self.processes, Learner(self.model, objective, settings).train(), settings)
-        self.average = Average(settings.average)
-        self.best: dict[str, Tensor] | None = None
-        self.standing, self.saved = RunState(), 0
-        checkpoint.seed(settings.seed, self.processes.rank)
-        self.report = _report(self.out) if report is None and self.processes.first else report
+        self.average = WeightAverage(settings.average)
+        self.best_weights: dict[str, Tensor] | None = None
+        self.state, self.saved_step = RunState(), 0
+        checkpoint.seed_generators(settings.seed, self.processes.rank)
+        self.report = _default_report(self.out) if report is None and self.processes.is_first else report
         self.clock = Clock()
 
     # ------------------------------------------------------------------------------------------------------ learning
 
-    def until_done(self) -> Model:
+    def run(self) -> Model:
+        """Train until the last step and return the model with the best weights."""
         self._restore()
-        self._tell(
+        self._emit(
             Started(
-                step=self.standing.step,
+                step=self.state.step,
                 steps=self.steps,
-                parameters=sum(parameter.numel() for parameter in self.judged.parameters()),
+                parameters=sum(parameter.numel() for parameter in self.eval_model.parameters()),
                 data=self.data.describe(),
                 device=str(self.device),
                 processes=self.processes.count,
             )
         )
-        self.clock = Clock(self.standing.step)
+        self.clock = Clock(self.state.step)
         try:
-            while not self.standing.finished:
-                self._epoch()
+            while not self.state.finished:
+                self._run_epoch()
         except BaseException:
-            self._tell(Stopped(self.standing.step, self.saved))
+            self._emit(Stopped(self.state.step, self.saved_step))
             raise
-        kept = self.best if self.best is not None else self._candidate()
-        best = self.standing.best_step
-        self._tell(Finished(self.standing.step, self.standing.step if best is None else best))
-        processes.give_weights(self.judged, kept)
-        return self.judged
+        weights = self.best_weights if self.best_weights is not None else self._candidate_weights()
+        best_step = self.state.best_step
+        self._emit(Finished(self.state.step, self.state.step if best_step is None else best_step))
+        processes.load_weights(self.eval_model, weights)
+        return self.eval_model
 
-    def _epoch(self) -> None:
-        at, specs = self.standing, self.data.batches(self.settings, self.standing.epoch)
-        while at.batch < len(specs) and not at.finished:
-            some = specs[at.batch : at.batch + self.settings.accumulate]
-            at.step += 1
-            at.batch += len(some)
-            self.step([self.data.take(spec) for spec in some], learning_rate(at.step, self.settings, self.steps))
-            at.finished = at.step >= self.steps
-            ended = at.batch >= len(specs)
-            if ended:
-                at.epoch, at.batch = at.epoch + 1, 0
-            self._after_a_step(ended)
-            if ended:
+    def _run_epoch(self) -> None:
+        """Run the steps that are left of this epoch."""
+        state, specs = self.state, self.data.batches(self.settings, self.state.epoch)
+        while state.batch < len(specs) and not state.finished:
+            step_specs = specs[state.batch : state.batch + self.settings.accumulate]
+            state.step += 1
+            state.batch += len(step_specs)
+            lr = learning_rate(state.step, self.settings, self.steps)
+            self.step([self.data.take(spec) for spec in step_specs], lr)
+            state.finished = state.step >= self.steps
+            epoch_ended = state.batch >= len(specs)
+            if epoch_ended:
+                state.epoch, state.batch = state.epoch + 1, 0
+            self._after_step(epoch_ended)
+            if epoch_ended:
                 return
 
-    def _after_a_step(self, ended: bool) -> None:
-        at, settings = self.standing, self.settings
-        if at.step % settings.log_every == 0 or at.finished:
+    def _after_step(self, epoch_ended: bool) -> None:
+        """Log, watch, average, validate and save, each where its interval is over."""
+        state, settings = self.state, self.settings
+        if state.step % settings.log_every == 0 or state.finished:
             self._log()
-        with self.clock.stopped():
-            if settings.watch_every and at.step % settings.watch_every == 0:
-                self._watch()
-            if settings.average > 1 and self._due(settings.average_every, ended):
-                self.average.last.append(self._weights())
-            if self.validate is not None and (self._due(settings.validate_every, ended) or at.finished):
+        with self.clock.paused():
+            if settings.watch_every and state.step % settings.watch_every == 0:
+                self._watch_heads()
+            if settings.average > 1 and self._is_due(settings.average_every, epoch_ended):
+                self.average.last.append(self._current_weights())
+            if self.validate is not None and (self._is_due(settings.validate_every, epoch_ended) or state.finished):
                 self._validate(self.validate)
-            if at.step % settings.save_every == 0 or at.finished:
+            if state.step % settings.save_every == 0 or state.finished:
                 self._save()
 
-    def _due(self, every: int | None, ended: bool) -> bool:
-        return ended if every is None else self.standing.step % every == 0
+    def _is_due(self, every: int | None, epoch_ended: bool) -> bool:
+        return epoch_ended if every is None else self.state.step % every == 0
 
-    # ------------------------------------------------------------------------------------------------------- looking
+    # ----------------------------------------------------------------------------------------- logging and validation
 
     def _log(self) -> None:
-        at = self.standing
-        loss, targets, norm = self.step.read()
-        seconds, steps = self.clock.lap(at.step)
-        self._must_be_finite(isfinite(loss), f"the loss is {loss}")
-        self._tell(
+        state = self.state
+        loss, targets, norm = self.step.read_and_reset()
+        seconds, steps = self.clock.lap(state.step)
+        self._check_finite(isfinite(loss), f"the loss is {loss}")
+        self._emit(
             Logged(
-                step=at.step,
+                step=state.step,
                 steps=self.steps,
-                epoch=at.epoch,
+                epoch=state.epoch,
                 loss=loss,
-                lr=learning_rate(at.step, self.settings, self.steps),
+                lr=learning_rate(state.step, self.settings, self.steps),
                 norm=norm,
                 tokens_per_second=targets / seconds,
-                seconds_left=(self.steps - at.step) * seconds / max(1, steps),
+                seconds_left=(self.steps - state.step) * seconds / max(1, steps),
             )
         )
 
-    def _watch(self) -> None:
-        """At a batch from the middle, the same every time."""
-        weights = self._weights()
-        if self.processes.first:
+    def _watch_heads(self) -> None:
+        """Report entropy and largest logit of all heads, on the middle batch of the data: the same one every time."""
+        weights = self._current_weights()
+        if self.processes.is_first:
             specs = self.data.batches(self.settings, None)
-            self._tell(HeadsWatched(self.standing.step, *self._judge(weights, self._health(specs[len(specs) // 2]))))
+            measured = self._evaluate(weights, self._measure_heads(specs[len(specs) // 2]))
+            self._emit(HeadsWatched(self.state.step, *measured))
 
-    def _health(self, spec: Any) -> Callable[[Model], tuple[Heads, Heads]]:
+    def _measure_heads(self, spec: Any) -> Callable[[Model], tuple[Heads, Heads]]:
         return lambda model: health(model, self.data.take(spec), self.objective)
 
-    def _judge(self, weights: dict[str, Tensor], what: Callable[[Model], T]) -> T:
-        """What is said of a model with these weights; randomness is then as if nothing had happened."""
+    def _evaluate(self, weights: dict[str, Tensor], function: Callable[[Model], T]) -> T:
+        """Call the function on the evaluation model with these weights; the random generators are left as they were."""
         gpus = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(gpus), torch.no_grad():
-            self.judged.load_state_dict(weights)
-            return what(self.judged)
+            self.eval_model.load_state_dict(weights)
+            return function(self.eval_model)
 
     def _validate(self, validate: Validate) -> None:
-        """By the first process, with the weights that would be kept."""
-        at, candidate = self.standing, self._candidate()
-        metrics = self.processes.from_first(dict(self._judge(candidate, validate)) if self.processes.first else {})
-        figure = self.better.figure(metrics)
-        better = self.better(figure, at.best)
-        at.waited = 0 if better else at.waited + 1
-        if better:
-            at.best, at.best_step, self.best = figure, at.step, candidate
-        self._tell(Validated(at.step, metrics, better))
-        if self.settings.patience is not None and at.waited >= self.settings.patience:
-            at.finished = True
+        """Validate the candidate weights in the first process, and keep them in all processes if they are the best."""
+        state, candidate = self.state, self._candidate_weights()
+        metrics = self.processes.broadcast(dict(self._evaluate(candidate, validate)) if self.processes.is_first else {})
+        value = self.criterion.value(metrics)
+        is_best = self.criterion.is_better(value, state.best)
+        state.waited = 0 if is_best else state.waited + 1
+        if is_best:
+            state.best, state.best_step, self.best_weights = value, state.step, candidate
+        self._emit(Validated(state.step, metrics, is_best))
+        if self.settings.patience is not None and state.waited >= self.settings.patience:
+            state.finished = True
 
-    def _candidate(self) -> dict[str, Tensor]:
-        """The weights that would be kept now: the mean of the last ones, or these."""
-        return self.average.mean() if self.average.last else self._weights()
+    def _candidate_weights(self) -> dict[str, Tensor]:
+        """Return the weights to validate or to return: the mean of the last snapshots, or the current weights."""
+        return self.average.mean() if self.average.last else self._current_weights()
 
-    def _weights(self) -> dict[str, Tensor]:
-        weights = processes.weights(self.model)
-        learnt = dict(self.model.named_parameters(remove_duplicate=False))  # a mask as a buffer may well have -inf
-        finite = all(bool(tensor.isfinite().all()) for name, tensor in weights.items() if name in learnt)
-        self._must_be_finite(finite, "weights are no longer numbers")
+    def _current_weights(self) -> dict[str, Tensor]:
+        """Return the model's weights on the CPU, and raise a TrainingError if a parameter is not finite."""
+        weights = processes.gather_weights(self.model)
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))  # a mask kept as a buffer may hold -inf
+        finite = all(bool(tensor.isfinite().all()) for name, tensor in weights.items() if name in parameters)
+        self._check_finite(finite, "weights are no longer numbers")
         return weights
 
-    def _must_be_finite(self, finite: bool, what: str) -> None:
+    def _check_finite(self, finite: bool, problem: str) -> None:
         if not finite:
-            kept = f"the checkpoint of step {self.saved:,} is kept" if self.saved else "there is no checkpoint yet"
+            saved = self.saved_step
+            kept = f"the checkpoint of step {saved:,} is kept" if saved else "there is no checkpoint yet"
             raise TrainingError(
-                f"at step {self.standing.step:,} {what}; {kept}; a lower lr, a longer warmup or clip=1.0 usually helps"
+                f"at step {self.state.step:,} {problem}; {kept}; a lower lr, a longer warmup or clip=1.0 usually helps"
             )
 
-    # ---------------------------------------------------------------------------------------------- saving, going on
+    # -------------------------------------------------------------------------------------------- saving and resuming
 
     def _save(self) -> None:
-        """Everything, so that it could go on from here as if it had not stopped."""
-        at = self.standing
-        optimiser = processes.optimiser_state(self.model, self.step.optimiser)
-        states = self.processes.from_all(checkpoint.state(self.processes.rank, self.device))
-        drawn = {name: state for several in states for name, state in several.items()}
-        tensors = {"weights": self._weights(), "optimiser": optimiser, "random": drawn}
+        """Write a checkpoint from which a resumed run computes the same numbers as this one."""
+        state = self.state
+        optimiser = processes.gather_optimiser_state(self.model, self.step.optimiser)
+        per_process = self.processes.gather(checkpoint.generator_states(self.processes.rank, self.device))
+        random = {name: tensor for states in per_process for name, tensor in states.items()}
+        tensors = {"weights": self._current_weights(), "optimiser": optimiser, "random": random}
         if self.average.last:
             tensors["average"] = self.average.tensors()
-        if self.best is not None:
-            tensors["best"] = self.best
-        total, targets = self.step.added_up()
-        state = {"recipe": self.recipe, "standing": asdict(at), "total": total, "targets": targets}
+        if self.best_weights is not None:
+            tensors["best"] = self.best_weights
+        total, targets = self.step.sums()
+        contents = {"recipe": self.identity, "standing": asdict(state), "total": total, "targets": targets}
         problem, folder = None, self.out
-        if self.processes.first:
+        if self.processes.is_first:
             try:
-                folder = checkpoint.write(self.out, Checkpoint(at.step, state, tensors))
+                folder = checkpoint.write(self.out, Checkpoint(state.step, contents, tensors))
             except TrainingError as error:
                 problem = str(error)
-        problem = self.processes.from_first(problem)
+        problem = self.processes.broadcast(problem)
         if problem is not None:
             raise TrainingError(problem)
-        self.saved = at.step
-        self._tell(Saved(at.step, folder))
+        self.saved_step = state.step
+        self._emit(Saved(state.step, folder))
 
     def _restore(self) -> None:
-        found = checkpoint.read(self.out) if self.processes.first else None
-        state = self.processes.from_first(None if found is None else found.state)
-        if state is None:
+        """Load the last checkpoint of `out`, if there is one; raise a TrainingError if it is that of another run."""
+        found = checkpoint.read(self.out) if self.processes.is_first else None
+        contents = self.processes.broadcast(None if found is None else found.state)
+        if contents is None:
             return
-        for difference in checkpoint.differences(self.recipe, state["recipe"]):
+        for difference in checkpoint.differences(self.identity, contents["recipe"]):
             raise TrainingError(
                 f"{self.out} holds a checkpoint of another run: {difference}; choose another folder, "
                 "or remove its checkpoints to start anew"
             )
-        self.standing = RunState(**state["standing"])
-        self.saved = self.standing.step
+        self.state = RunState(**contents["standing"])
+        self.saved_step = self.state.step
         tensors: Any = {} if found is None else found.tensors
-        processes.give_weights(self.model, tensors.get("weights", {}))
-        processes.give_optimiser_state(self.model, self.step.optimiser, tensors.get("optimiser", {}))
-        self.step.add_up(state["total"], state["targets"])
-        checkpoint.restore(self.processes.from_first(tensors.get("random")), self.processes.rank, self.device)
-        self.average.restore(self.processes.from_first(tensors.get("average", {})))
-        self.best = self.processes.from_first(tensors.get("best"))
+        processes.load_weights(self.model, tensors.get("weights", {}))
+        processes.load_optimiser_state(self.model, self.step.optimiser, tensors.get("optimiser", {}))
+        self.step.set_sums(contents["total"], contents["targets"])
+        random = self.processes.broadcast(tensors.get("random"))
+        checkpoint.restore_generators(random, self.processes.rank, self.device)
+        self.average.restore(self.processes.broadcast(tensors.get("average", {})))
+        self.best_weights = self.processes.broadcast(tensors.get("best"))
 
-    def _tell(self, event: Event) -> None:
-        if self.processes.first and self.report is not None:
+    def _emit(self, event: Event) -> None:
+        """Pass an event to the report, in the first process."""
+        if self.processes.is_first and self.report is not None:
             self.report(event)
 
 
-def _recipe(model: Model, data: Data, settings: Training) -> dict[str, Any]:
-    """What makes a run this run."""
-    training = {name: value for name, value in settings.to_dict().items() if name not in FREE}
+def _run_identity(model: Model, data: Data, settings: Training) -> dict[str, Any]:
+    """Return all that must be equal for a run to be resumed: settings that change numbers, model and data, as JSON."""
+    training = {name: value for name, value in settings.to_dict().items() if name not in FREE_SETTINGS}
     config = {"kind": type(model).__name__, **model.config.to_dict()}
-    attention = own_definition(model)
-    own = {} if attention is None else {"attention": told(attention, {})}
+    attention = custom_attention(model)
+    own = {} if attention is None else {"attention": to_json(attention, {})}
     return {"training": training, "model": config | own, "data": data.describe()}
 
 
-def _must_know_all_ids(model: Model, data: Data) -> None:
-    known = [getattr(model.config, name, None) for name in ("vocabulary", "target_vocabulary")]
-    vocabulary = max((size for size in known if size is not None), default=None)
+def _check_ids(model: Model, data: Data) -> None:
+    """Raise a ValueError if the data has an id outside the model's vocabularies."""
+    sizes = [getattr(model.config, name, None) for name in ("vocabulary", "target_vocabulary")]
+    vocabulary = max((size for size in sizes if size is not None), default=None)
     if vocabulary is not None and data.largest >= vocabulary:
         raise ValueError(f"the data has the id {data.largest}; the vocabulary is 0 to {vocabulary - 1}")
 
 
-def _must_be_savable(model: Model) -> None:
-    """Said before the training, not after it."""
+def _check_savable(model: Model) -> None:
+    """Raise before training, not after it, if an attention definition of the model cannot be saved."""
     for name, module in model.named_modules():
         if isinstance(module, DefinedLayer):
-            must_be_savable(f"{name}.attention", module.attention)
+            check_savable(f"{name}.attention", module.attention)
 
 
-def _same_everywhere(model: Model) -> None:
-    """Every process starts with the weights of the first."""
+def _broadcast_weights(model: Model) -> None:
+    """Copy the first process's weights into the model of every process."""
     for tensor in model.state_dict(keep_vars=True).values():
-        processes.spread(None if processes.several() and torch.distributed.get_rank() else tensor.detach(), tensor)
+        is_other = processes.is_distributed() and torch.distributed.get_rank()
+        processes.broadcast_into(None if is_other else tensor.detach(), tensor)
 
 
-def _report(out: Path) -> Report:
-    said = line(), tensorboard(out / "log")
+def _default_report(out: Path) -> Report:
+    """Return a report to the terminal and to TensorBoard logs in out/log."""
+    reports = terminal_report(), tensorboard(out / "log")
 
     def report(event: Event) -> None:
-        for to in said:
-            to(event)
+        for each in reports:
+            each(event)
 
     return report

@@ -1,4 +1,4 @@
-"""The processes that share a run, by accelerate: under torchrun or accelerate launch several, else this one."""
+"""The processes that share a run, by accelerate: several under torchrun or accelerate launch, otherwise this one."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -11,10 +11,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ..layers import DecoderBlock, EncoderBlock
-from ..layers.attend import Definition
+from ..layers.attend import DefinitionModule
 
 
-def needed(module: str) -> Any:
+def import_required(module: str) -> Any:
+    """Import a module of the train extra; raise a ValueError that says how to install it."""
     try:
         return import_module(module)
     except ImportError:
@@ -25,45 +26,57 @@ def needed(module: str) -> Any:
 
 
 class Processes:
-    """`device` is this one's, `rank` its number; the `first` one reads, writes, validates and reports."""
+    """The processes of a run, and the place of this one among them.
+
+    device, rank  of this process
+    count         number of processes
+    is_first      whether this is the process that reads, writes, validates and reports
+    """
 
     def __init__(self) -> None:
-        self.accelerator = needed("accelerate").Accelerator(mixed_precision="no")  # Learner says where bfloat16 is used
-        self.utils = needed("accelerate.utils")
+        accelerate = import_required("accelerate")
+        self.accelerator = accelerate.Accelerator(mixed_precision="no")  # Learner applies bfloat16 itself
+        self.utils = import_required("accelerate.utils")
         self.device: torch.device = self.accelerator.device
         self.rank: int = self.accelerator.process_index
         self.count: int = self.accelerator.num_processes
-        self.first = self.rank == 0
+        self.is_first = self.rank == 0
         kind = self.accelerator.distributed_type
         if kind not in ("NO", "MULTI_GPU", "MULTI_CPU"):
-            raise ValueError(f"accelerate is set up for {kind}; launch it plainly, and say shard = true for FSDP")
+            raise ValueError(
+                f"accelerate is set up for {kind}; launch it without, and set shard = true in the recipe for FSDP"
+            )
 
-    def together(self, learner: nn.Module) -> nn.Module:
-        """On the device; of several processes the gradients become one, their mean: DDP."""
+    def wrap(self, learner: nn.Module) -> nn.Module:
+        """Return the learner on the device; with several processes in DDP, which averages their gradients."""
         prepared: nn.Module = self.accelerator.prepare_model(learner)
         return prepared
 
-    def from_first(self, value: Any) -> Any:
-        """What the first process has."""
+    def broadcast(self, value: Any) -> Any:
+        """Return the first process's value in every process."""
         return self.utils.broadcast_object_list([value])[0]
 
-    def from_all(self, value: Any) -> list[Any]:
-        """What each has."""
-        several: list[Any] = self.utils.gather_object([value])
-        return several
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all processes in every process."""
+        values: list[Any] = self.utils.gather_object([value])
+        return values
 
-    def total(self, tensor: Tensor) -> Tensor:
-        summed: Tensor = self.accelerator.reduce(tensor, "sum")
-        return summed
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum of all processes' tensors in every process."""
+        total: Tensor = self.accelerator.reduce(tensor, "sum")
+        return total
 
 
 def shard(learner: nn.Module, device: torch.device) -> nn.Module:
-    """In place, block by block: each is put together while it runs, and what belongs to no block for the whole step."""
+    """Shard the learner's weights among the processes by FSDP, in place, and return the learner.
+
+    Each block is gathered only while it runs; weights outside of blocks are gathered for the whole step.
+    """
     for module in learner.modules():
         if isinstance(module, nn.RNNBase):
             raise ValueError(f"shard=True does not fit a model with a {type(module).__name__}; leave it out")
-        if isinstance(module, Definition) and next(module.parameters(), None) is not None:
-            raise ValueError(  # blocks share one tensor, and a block is what is sharded
+        if isinstance(module, DefinitionModule) and next(module.parameters(), None) is not None:
+            raise ValueError(  # blocks share the definition's tensors, and FSDP shards each block by itself
                 "shard=True does not fit a definition of attention with learned tensors; leave it out"
             )
     mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
@@ -77,53 +90,57 @@ def shard(learner: nn.Module, device: torch.device) -> nn.Module:
 Tensors = dict[str, Tensor]
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All processes have to ask for it, and get it."""
+def gather_weights(model: nn.Module) -> Tensors:
+    """Return the unsharded weights on the CPU. All processes must call this together."""
+    return {name: _gather_tensor(tensor) for name, tensor in model.state_dict().items()}
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Load the first process's weights into the model of every process. The other processes may pass none."""
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        broadcast_into(weights.get(name), tensor)
+
+
+def gather_optimiser_state(model: nn.Module, optimiser: torch.optim.Optimizer) -> Tensors:
+    """Return AdamW's unsharded states on the CPU, by the parameter's name: blocks.0.norm.weight/exp_avg."""
+    states = {name: optimiser.state[parameter] for name, parameter in model.named_parameters()}
+    return {f"{name}/{key}": _gather_tensor(tensor) for name, state in states.items() for key, tensor in state.items()}
+
+
+def load_optimiser_state(model: nn.Module, optimiser: Any, states: Mapping[str, Tensor]) -> None:
+    """Load the first process's AdamW states into the optimiser of every process. The others may pass none."""
+    for name, parameter in model.named_parameters():
+        state = {key: torch.zeros_like(parameter.detach()) for key in ("exp_avg", "exp_avg_sq")}
+        state["step"] = torch.zeros((), device=parameter.device)
+        for key, tensor in state.items():
+            broadcast_into(states.get(f"{name}/{key}"), tensor)
+        optimiser.state[parameter] = state
+
+
+def _gather_tensor(tensor: Tensor) -> Tensor:
+    """Return an unsharded copy on the CPU."""
     tensor = tensor.detach()
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).to("cpu", copy=True)
 
 
 @torch.no_grad()
-def spread(tensor: Tensor | None, into: Tensor) -> None:
-    """Into `into` of every process; the first one has the tensor."""
+def broadcast_into(tensor: Tensor | None, into: Tensor) -> None:
+    """Copy the first process's tensor to `into` of every process, sharded as `into` is. The others pass None."""
     if isinstance(into, DTensor):
         full = torch.empty(into.shape, dtype=into.dtype, device=into.device)
-        into.copy_(distribute_tensor(_sent(tensor, full), into.device_mesh, into.placements))
+        into.copy_(distribute_tensor(_broadcast_plain(tensor, full), into.device_mesh, into.placements))
     else:
-        _sent(tensor, into)
+        _broadcast_plain(tensor, into)
 
 
-def weights(model: nn.Module) -> Tensors:
-    return {name: whole(tensor) for name, tensor in model.state_dict().items()}
-
-
-def give_weights(model: nn.Module, given: Mapping[str, Tensor]) -> None:
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        spread(given.get(name), tensor)
-
-
-def optimiser_state(model: nn.Module, optimiser: torch.optim.Optimizer) -> Tensors:
-    """What AdamW keeps of each parameter, by the parameter's name: blocks.0.norm.weight/exp_avg."""
-    states = {name: optimiser.state[parameter] for name, parameter in model.named_parameters()}
-    return {f"{name}/{what}": whole(tensor) for name, state in states.items() for what, tensor in state.items()}
-
-
-def give_optimiser_state(model: nn.Module, optimiser: Any, given: Mapping[str, Tensor]) -> None:
-    for name, parameter in model.named_parameters():
-        state = {what: torch.zeros_like(parameter.detach()) for what in ("exp_avg", "exp_avg_sq")}
-        state["step"] = torch.zeros((), device=parameter.device)
-        for what, tensor in state.items():
-            spread(given.get(f"{name}/{what}"), tensor)
-        optimiser.state[parameter] = state
-
-
-def _sent(tensor: Tensor | None, into: Tensor) -> Tensor:
+def _broadcast_plain(tensor: Tensor | None, into: Tensor) -> Tensor:
     if tensor is not None:
         into.copy_(tensor)
-    if several():
+    if is_distributed():
         distributed.broadcast(into, 0)
     return into
 
 
-def several() -> bool:
+def is_distributed() -> bool:
+    """Return whether the run has more than one process."""
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1

@@ -1,4 +1,4 @@
-"""A step: the gradient of the mean loss over all targets of its batches, clipped, and AdamW."""
+"""One optimiser step: the gradient of the mean loss over all targets of its batches, clipped, then AdamW."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -12,39 +12,44 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
-from .batch import share
-from .objectives import Learner, count
+from .batch import process_share
+from .objectives import Learner, count_targets
 from .processes import Processes, shard
 from .settings import Training, TrainingError
 
-SHAPES = 256  # of batches; more are not compiled
+MAX_COMPILED_SHAPES = 256  # batches of further shapes run uncompiled
 
 
 class TrainingStep:
-    """Nothing in it waits for a GPU: what is to be known later is added up there, in `total`, `targets` and `norm`."""
+    """Run optimiser steps without synchronising with the GPU.
+
+    The summed loss, the number of targets and the gradient norm are accumulated in tensors on the device (`total`,
+    `targets`, `norm`); `read_and_reset` waits for them.
+    """
 
     def __init__(self, processes: Processes, learner: Learner, settings: Training) -> None:
         self.processes, self.settings, device = processes, settings, processes.device
         sharded = settings.shard and processes.count > 1
-        self.learner = shard(learner, device) if sharded else processes.together(learner)
+        self.learner = shard(learner, device) if sharded else processes.wrap(learner)
         self.parameters = [parameter for parameter in learner.parameters() if parameter.requires_grad]
         capture = settings.capture and device.type == "cuda" and processes.count == 1
         self.captured = CapturedStep(lambda batch: self._run([batch])) if capture else None
-        self.optimiser = _adam(self.parameters, settings, capture)
+        self.optimiser = _make_optimiser(self.parameters, settings, capture)
         for group in self.optimiser.param_groups if capture else ():
-            group["lr"] = torch.tensor(0.0, device=device)  # a captured step reads it anew every time
+            group["lr"] = torch.tensor(0.0, device=device)  # a captured step reads the rate from memory at each replay
         compiled = settings.compile and device.type == "cuda"
-        self.loss: Callable[..., Tensor] = _compiled(self.learner) if compiled else self.learner
+        self.loss: Callable[..., Tensor] = _compile(self.learner) if compiled else self.learner
         self.total, self.norm = (torch.zeros((), device=device) for _ in range(2))
         self.targets = torch.zeros((), dtype=torch.int64, device=device)
 
     def __call__(self, batches: Sequence[Any], lr: float) -> None:
+        """Update the weights once, by the mean loss over the targets of all these batches."""
         for group in self.optimiser.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(lr)
             else:
                 group["lr"] = lr
-        with _products(self.settings.precision):
+        with _matmul_precision(self.settings.precision):
             if self.captured is None:
                 self._run(batches)
             else:
@@ -52,13 +57,13 @@ class TrainingStep:
 
     def _run(self, batches: Sequence[Any]) -> None:
         rank, processes = self.processes.rank, self.processes.count
-        targets = torch.stack([count(batch.targets) for batch in batches]).sum()
-        over = targets / processes  # gradients of processes are averaged, not summed
+        targets = torch.stack([count_targets(batch.targets) for batch in batches]).sum()
+        divisor = targets / processes  # DDP and FSDP average the gradients of processes, they do not sum them
         for i, batch in enumerate(batches):
-            with self._sent(only_if=i == len(batches) - 1):
-                loss = self.loss(share(batch, rank, processes), over)
+            with self._gradient_sync(i == len(batches) - 1):
+                loss = self.loss(process_share(batch, rank, processes), divisor)
                 loss.backward()  # type: ignore[no-untyped-call]
-            self.total += loss.detach() * over
+            self.total += loss.detach() * divisor
         self.targets += targets
         if self.settings.clip:
             norm = clip_grad_norm_(self.parameters, self.settings.clip)
@@ -66,41 +71,44 @@ class TrainingStep:
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
 
-    def _sent(self, only_if: bool) -> AbstractContextManager[None]:
-        """Gradients go to the other processes once a step, with its last batch."""
+    def _gradient_sync(self, enabled: bool) -> AbstractContextManager[None]:
+        """Return a context in which `backward` exchanges gradients or not: once a step, with its last batch."""
         if isinstance(self.learner, FSDPModule):
-            self.learner.set_requires_gradient_sync(only_if)
-        elif isinstance(self.learner, DistributedDataParallel) and not only_if:
+            self.learner.set_requires_gradient_sync(enabled)
+        elif isinstance(self.learner, DistributedDataParallel) and not enabled:
             return self.learner.no_sync()
         return nullcontext()
 
-    def read(self) -> tuple[float, int, float | None]:
-        """The mean loss since the last time, over how many targets, and the last norm."""
-        (total, targets), norm = self.added_up(), self.norm.item()
-        self.add_up(0.0, 0)
+    def read_and_reset(self) -> tuple[float, int, float | None]:
+        """Return the mean loss and the number of targets since the last call, and the last gradient norm if clipping.
+
+        Waits for the GPU.
+        """
+        (total, targets), norm = self.sums(), self.norm.item()
+        self.set_sums(0.0, 0)
         return total / max(1, targets), targets, norm if self.settings.clip else None
 
-    def added_up(self) -> tuple[float, int]:
-        """The losses of all processes and their targets, since they were last read."""
-        return self.processes.total(self.total).item(), int(self.targets)
+    def sums(self) -> tuple[float, int]:
+        """Return the summed loss of all processes and the number of targets since the last reset."""
+        return self.processes.sum(self.total).item(), int(self.targets)
 
-    def add_up(self, total: float, targets: int) -> None:
-        """From here on."""
-        self.total.fill_(total if self.processes.first else 0.0)
+    def set_sums(self, total: float, targets: int) -> None:
+        """Set the summed loss and the number of targets, for a reset or a resumed run."""
+        self.total.fill_(total if self.processes.is_first else 0.0)
         self.targets.fill_(targets)
 
 
-def _compiled(learner: nn.Module) -> Callable[..., Tensor]:
-    """For every shape anew. Beyond its limit torch would quietly stop compiling."""
+def _compile(learner: nn.Module) -> Callable[..., Tensor]:
+    """Compile the learner for each shape separately, and raise torch's limit, beyond which it silently stops."""
     from torch._dynamo import config
 
-    config.recompile_limit = max(config.recompile_limit, SHAPES)
+    config.recompile_limit = max(config.recompile_limit, MAX_COMPILED_SHAPES)
     return torch.compile(learner, dynamic=False)
 
 
 @contextmanager
-def _products(precision: str) -> Iterator[None]:
-    """Whether a GPU may round what it multiplies to TF32."""
+def _matmul_precision(precision: str) -> Iterator[None]:
+    """Allow TF32 in float32 products on a GPU, unless the precision is "fp32"."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
     try:
@@ -109,8 +117,9 @@ def _products(precision: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _adam(parameters: Sequence[nn.Parameter], settings: Training, capture: bool) -> torch.optim.AdamW:
-    matrices, vectors = ([p for p in parameters if (p.ndim > 1) == several] for several in (True, False))
+def _make_optimiser(parameters: Sequence[nn.Parameter], settings: Training, capture: bool) -> torch.optim.AdamW:
+    """Return AdamW with weight decay on matrices only: vectors are biases and the weights of norms."""
+    matrices, vectors = ([p for p in parameters if (p.ndim > 1) == is_matrix] for is_matrix in (True, False))
     groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
@@ -123,55 +132,58 @@ def _adam(parameters: Sequence[nn.Parameter], settings: Training, capture: bool)
     )
 
 
-PLAIN = 2  # steps of a shape before it is captured: what is made or compiled at the first call is then there
+EAGER_STEPS = 2  # of each shape before its capture: the first calls allocate optimiser states and compile kernels
 
 
 class Graph(NamedTuple):
+    """A captured step, and the input tensors that the step reads at each replay."""
+
     graph: torch.cuda.CUDAGraph
-    batch: Any  # the tensors that it reads
+    batch: Any
 
 
 class CapturedStep:
-    """`step(batch)` must touch nothing but tensors that stay: weights, gradients that it lets go, the optimiser's.
+    """Run `step(batch)` as one CUDA graph for each shape of a batch.
 
-    The first steps of a shape run plainly, and are steps like all others; so nothing has to be undone. Their stream is
-    the one on which it is captured, as autograd wants it.
+    The step may touch only tensors that outlive it: weights, gradients that it releases itself, optimiser states. The
+    first steps of each shape run eagerly and count as ordinary steps, so no warm-up has to be undone. They run on the
+    stream of the capture, as autograd requires.
     """
 
     def __init__(self, step: Callable[[Any], None]) -> None:
         self.step = step
-        self.seen: Counter[tuple[torch.Size, ...]] = Counter()
+        self.eager_runs: Counter[tuple[torch.Size, ...]] = Counter()
         self.graphs: dict[tuple[torch.Size, ...], Graph] = {}
         self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
 
     def __call__(self, batch: Any) -> None:
         shape = tuple(tensor.shape for tensor in batch)
-        if shape not in self.graphs and self.seen[shape] < PLAIN:
-            self.seen[shape] += 1
-            self._plainly(batch)
+        if shape not in self.graphs and self.eager_runs[shape] < EAGER_STEPS:
+            self.eager_runs[shape] += 1
+            self._run_eagerly(batch)
             return
         if shape not in self.graphs:
-            self.graphs[shape] = self._captured(batch)
-        graph, kept = self.graphs[shape]
-        tensors: list[Tensor] = list(kept)
+            self.graphs[shape] = self._capture(batch)
+        graph, inputs = self.graphs[shape]
+        tensors: list[Tensor] = list(inputs)
         torch._foreach_copy_(tensors, list(batch))
         graph.replay()
 
-    def _plainly(self, batch: Any) -> None:
-        here = torch.cuda.current_stream()
-        self.stream.wait_stream(here)
+    def _run_eagerly(self, batch: Any) -> None:
+        current = torch.cuda.current_stream()
+        self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
             self.step(batch)
-        here.wait_stream(self.stream)
+        current.wait_stream(self.stream)
 
-    def _captured(self, batch: Any) -> Graph:
-        """Capturing computes nothing: it is replayed for that."""
+    def _capture(self, batch: Any) -> Graph:
+        """Capture a step on copies of the batch's tensors. Capturing computes nothing: the caller replays the graph."""
         graph = torch.cuda.CUDAGraph()
-        kept = type(batch)(*(tensor.clone() for tensor in batch))
+        inputs = type(batch)(*(tensor.clone() for tensor in batch))
         try:
             with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
-                self.step(kept)
+                self.step(inputs)
         except RuntimeError as problem:
             reason = str(problem).strip().split("\n")[0]
             raise TrainingError(f"a step cannot be captured: {reason}; capture = false trains without") from None
-        return Graph(graph, kept)
+        return Graph(graph, inputs)

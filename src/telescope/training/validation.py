@@ -1,4 +1,4 @@
-"""Validation: the mean loss of data, and which of two figures is the better one."""
+"""Validation: the mean loss over data, the criterion for the best weights, and averages of weights."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..models import Model
 from .batch import Data
-from .objectives import Objective, count
+from .objectives import Objective, count_targets
 from .settings import Training
 
 Validate = Callable[[Model], Mapping[str, float]]
@@ -18,68 +18,88 @@ Validate = Callable[[Model], Mapping[str, float]]
 
 @torch.no_grad()
 def mean_loss(model: Model, data: Data, objective: Objective, settings: Training) -> float:
-    """Of every target once, without label smoothing. The model is as it was when it is left: training or not."""
+    """Return the mean loss over every target of the data once, in nats, without label smoothing.
+
+    model      evaluated in `eval` mode; its training mode is restored
+    data       moved to the model's device
+    objective  `language` or `translation`, as in training
+    settings   only the sizes of batches are used
+
+    Example:
+        >>> import torch
+        >>> from telescope.models import GPT, GPTConfig
+        >>> from telescope.training import Training, Windows, language, mean_loss
+        >>> _ = torch.manual_seed(0)
+        >>> model = GPT(GPTConfig(vocabulary=4, max_positions=8, d_model=8, blocks=1, heads=2))
+        >>> 1.0 < mean_loss(model, Windows([0, 1, 2, 3] * 8, 8), language, Training(steps=1, rows=2)) < 2.0
+        True
+    """
     device, training = next(model.parameters()).device, model.training
     data, model = data.to(device), model.eval()
     losses, targets = [], []
     for spec in data.batches(settings, None):
         batch = data.take(spec)
         losses.append(objective(model, batch))
-        targets.append(count(batch.targets))
+        targets.append(count_targets(batch.targets))
     model.train(training)
     return float(torch.stack(losses).cpu().double().sum() / torch.stack(targets).sum().cpu())
 
 
 @dataclass(frozen=True)
-class Better:
-    """What makes one validation better than another: Better.of("highest bleu")."""
+class Criterion:
+    """The metric that decides which validation is the best, and whether lower is better."""
 
     metric: str
     lower: bool
 
     @classmethod
-    def of(cls, words: str) -> Self:
-        match words.split():
-            case [("lowest" | "highest") as which, metric]:
-                return cls(metric, which == "lowest")
-        raise ValueError(f'better="{words}" does not say which is better; "lowest loss" or "highest bleu" does')
+    def parse(cls, text: str) -> Self:
+        """Return the criterion of a text such as "lowest loss" or "highest bleu"."""
+        match text.split():
+            case [("lowest" | "highest") as direction, metric]:
+                return cls(metric, direction == "lowest")
+        raise ValueError(f'better="{text}" names no direction and metric; "lowest loss" or "highest bleu" does')
 
-    def figure(self, metrics: Mapping[str, float]) -> float:
+    def value(self, metrics: Mapping[str, float]) -> float:
+        """Return this criterion's metric."""
         if self.metric not in metrics:
-            raise ValueError(f'validation says {", ".join(metrics) or "nothing"}, and not "{self.metric}"')
+            raise ValueError(f'validation returns {", ".join(metrics) or "nothing"}, and not "{self.metric}"')
         return metrics[self.metric]
 
-    def __call__(self, new: float, old: float | None) -> bool:
+    def is_better(self, new: float, old: float | None) -> bool:
+        """Return whether the new value is better than the old one; any value is better than None."""
         return old is None or (new < old if self.lower else new > old)
 
 
 Weights = Mapping[str, Tensor]
 
 
-class Average:
-    """Keeps the last `count` weights it is given."""
+class WeightAverage:
+    """Keep the last `count` snapshots of weights, in `last`, and average them."""
 
     def __init__(self, count: int) -> None:
         self.last: deque[Weights] = deque(maxlen=count)
 
     def mean(self) -> dict[str, Tensor]:
-        """In float64, so that equal weights have themselves as their mean."""
+        """Return the mean of the snapshots, computed in float64: the mean of equal weights is then exactly equal."""
         first = self.last[0]
         return {name: _mean([weights[name] for weights in self.last]) for name in first}
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of them, under names of their own."""
+        """Return all snapshots' tensors in one dict, with names like 0/blocks.0.norm.weight."""
         return {f"{i}/{name}": tensor for i, weights in enumerate(self.last) for name, tensor in weights.items()}
 
     def restore(self, tensors: Weights) -> None:
-        kept: dict[int, dict[str, Tensor]] = {}
+        """Append the snapshots that `tensors` returned."""
+        snapshots: dict[int, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             i, _, name = key.partition("/")
-            kept.setdefault(int(i), {})[name] = tensor
-        self.last.extend(kept[i] for i in sorted(kept))
+            snapshots.setdefault(int(i), {})[name] = tensor
+        self.last.extend(snapshots[i] for i in sorted(snapshots))
 
 
 def _mean(tensors: Iterable[Tensor]) -> Tensor:
+    """Return the mean of floating-point tensors, and the last of others, such as counters."""
     several = list(tensors)
     if not several[0].is_floating_point():
         return several[-1]

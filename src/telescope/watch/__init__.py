@@ -1,6 +1,7 @@
-"""Watch a model while it runs: Telescope's own through module hooks, Hugging Face's through its attention interface.
+"""Record a model's attention while it runs: Telescope's models by module hooks, Hugging Face's by their interface.
 
-Imports recording and what is below it, and transformers where there is one. Read watch.py first, then observer.py.
+Imports recording and the rooms below it, layers, and transformers if the model needs it. Read watch.py first: it lists
+the way of one call from the model into the recording.
 """
 
 from .watch import watch

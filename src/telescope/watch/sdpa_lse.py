@@ -1,4 +1,4 @@
-"""torch's fused attention as a model calls it, and its lse, which torch computes and does not hand out."""
+"""Read the log-sum-exp (lse) that torch's fused attention computes and does not return."""
 
 from typing import Any
 
@@ -10,7 +10,10 @@ from torch.overrides import TorchFunctionMode
 
 
 class SdpaWithLse(TorchFunctionMode):
-    """While one attention runs: the same kernel with the same arguments, called by its own name."""
+    """Replace scaled_dot_product_attention, while one attention runs, by the kernel it would choose, and keep the lse.
+
+    The kernel is called by its own name with the same arguments, so that the output has the same bits.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,11 +30,14 @@ class SdpaWithLse(TorchFunctionMode):
         return self.context
 
     def lse_of(self, context: Tensor) -> Tensor | None:
-        """The lse, if that is what the kernel wrote: an engine that distrusts a NaN computes all of it again."""
+        """Return the lse if `context` is the memory the kernel wrote to.
+
+        It is not where an engine finds a NaN in the kernel's output and computes the attention again.
+        """
         if self.lse is None or self.context is None:
             return None
-        written, given = (it.untyped_storage().data_ptr() for it in (self.context, context))
-        return self.lse if written == given else None
+        same_memory = self.context.untyped_storage().data_ptr() == context.untyped_storage().data_ptr()
+        return self.lse if same_memory else None
 
 
 def _attend(
@@ -44,9 +50,10 @@ def _attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    if attn_mask is None and query.shape[-1] % 8 == 0:  # of other widths, torch fills the features up first
+    """Return the output of scaled_dot_product_attention, and its lse if the chosen kernel computes one."""
+    if attn_mask is None and query.shape[-1] % 8 == 0:  # torch pads other widths before it calls the kernel
         device = query.device.type
-        chosen = _choice(query, key, value, None, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        chosen = _choose_backend(query, key, value, None, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         kernel = _KERNELS.get((device, chosen))
         if kernel is not None and not torch.is_autocast_enabled(device):
             context, lse, *_ = kernel(query, key, value, dropout_p, is_causal, scale)
@@ -57,15 +64,13 @@ def _attend(
     ), None
 
 
-_choice: Any = torch._fused_sdp_choice
+_choose_backend: Any = torch._fused_sdp_choice
 _aten = torch.ops.aten
-_on_cpu = _aten._scaled_dot_product_flash_attention_for_cpu.default
+_cpu = _aten._scaled_dot_product_flash_attention_for_cpu.default
 _flash = _aten._scaled_dot_product_flash_attention.default
 _cudnn = _aten._scaled_dot_product_cudnn_attention.default
 _KERNELS: dict[tuple[str, int], Any] = {
-    ("cpu", SDPBackend.FLASH_ATTENTION.value): lambda q, k, v, p, causal, scale: _on_cpu(
-        q, k, v, p, causal, scale=scale
-    ),
+    ("cpu", SDPBackend.FLASH_ATTENTION.value): lambda q, k, v, p, causal, scale: _cpu(q, k, v, p, causal, scale=scale),
     ("cuda", SDPBackend.FLASH_ATTENTION.value): lambda q, k, v, p, causal, scale: _flash(
         q, k, v, p, causal, False, scale=scale
     ),

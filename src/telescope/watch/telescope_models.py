@@ -1,9 +1,10 @@
-"""Looking on at our own models, by PyTorch's own forward hooks."""
+"""Watch Telescope's own models through PyTorch's module hooks."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from threading import Lock
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -12,106 +13,130 @@ from ..engines import sdpa, torch_modes
 from ..layers import AddNorm, Attend
 from ..recording.attention_call import AttentionCall
 from ..recording.kept import StepsCall
-from ..recording.names import Parts, name_of
-from .observer import ModuleHook, Observer
+from ..recording.names import Modules, attention_name
+from .observer import ModuleHook, Observer, uncompiled
 from .sdpa_lse import SdpaWithLse
 
 
-def attentions(parts: Parts) -> dict[str, Attend]:
-    """The model's attentions by name."""
+def attentions(modules: Modules) -> dict[str, Attend]:
+    """Return the model's attentions by name; of two with one name, the second keeps its path."""
     attends: dict[str, Attend] = {}
-    for path, module in parts.items():
+    for path, module in modules.items():
         if isinstance(module, Attend):
-            name = name_of(path)
+            name = attention_name(path)
             attends[name if name not in attends else path] = module
     return attends
 
 
-def embeddings(parts: Parts) -> Iterable[nn.Module]:
-    """Where tokens come in."""
+def embeddings(modules: Modules) -> Iterable[nn.Module]:
+    """Return the modules that are passed the token ids."""
     named = ("embedding", "target_embedding")
-    return [module for path, module in parts.items() if path.rpartition(".")[2] in named]
+    return [module for path, module in modules.items() if path.rpartition(".")[2] in named]
 
 
 @contextmanager
-def looking(parts: Parts, attends: Mapping[str, Attend], eye: Observer) -> Iterator[None]:
-    """The hooks are there while the block runs. Threads that share a model see their own; one looks at it once."""
-    seer = ModelHooks(eye)
-    with ExitStack() as hooks:
-        hooks.callback(seer.leave)
-        if any((id(part), eye.thread) in _watched for part in parts.values()):
-            raise ValueError(f"{type(parts['']).__name__} is being watched already; leave that block first")
+def observing(modules: Modules, attends: Mapping[str, Attend], observer: Observer) -> Iterator[None]:
+    """Register hooks that record each call of these attentions while the block runs.
+
+    Several threads may watch one model, each its own calls. Raise a ValueError if this thread watches it already.
+    """
+    hooks = ModelHooks(observer)
+    with ExitStack() as undo:
+        undo.callback(hooks.stop_reading_lse)
+        marks = {(id(attend), observer.thread) for attend in attends.values()}
+        with _lock:
+            if any((id(module), observer.thread) in _watched for module in modules.values()):
+                raise ValueError(f"{type(modules['']).__name__} is being watched already; leave that block first")
+            _watched.update(marks)
+        undo.callback(_unmark, marks)
         for name, attend in attends.items():
-            _watched.add((id(attend), eye.thread))
-            hooks.callback(_watched.discard, (id(attend), eye.thread))
-            before, after = ModuleHook(seer.attends), ModuleHook(partial(seer.attended, name=name))
-            hooks.callback(attend.register_forward_pre_hook(before, with_kwargs=True).remove)
-            hooks.callback(attend.register_forward_hook(after, with_kwargs=True, always_call=True).remove)
-        for module in parts.values() if eye.recording.keep == StepsCall.keep else ():
+            before, after = ModuleHook(hooks.before_attention), ModuleHook(partial(hooks.after_attention, name=name))
+            undo.callback(attend.register_forward_pre_hook(before, with_kwargs=True).remove)
+            undo.callback(attend.register_forward_hook(after, with_kwargs=True, always_call=True).remove)
+        for module in modules.values() if observer.recording.keep == StepsCall.keep else ():
             if isinstance(module, AddNorm):
-                hooks.callback(module.register_forward_pre_hook(ModuleHook(seer.entered), with_kwargs=True).remove)
-                hooks.callback(module.register_forward_hook(ModuleHook(seer.left), always_call=True).remove)
+                before, after = ModuleHook(hooks.before_add_norm), ModuleHook(hooks.after_add_norm)
+                undo.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+                undo.callback(module.register_forward_hook(after, always_call=True).remove)
         yield
 
 
-_watched: set[tuple[int, int]] = set()  # attentions, by their id, and the thread that looks at them
+_watched: set[tuple[int, int]] = set()  # the ids of watched attentions, each with the thread that watches it
+_lock = Lock()  # held while `_watched` changes
+
+
+def _unmark(marks: set[tuple[int, int]]) -> None:
+    with _lock:
+        _watched.difference_update(marks)
 
 
 class ModelHooks:
-    """What the hooks call. Attention runs within an AddNorm's forward, so that is where its residual stream is."""
+    """The hooks of one watch. They run in the order of a forward pass.
 
-    def __init__(self, eye: Observer) -> None:
-        self.eye = eye
-        self.around: list[
-            tuple[nn.Module, Tensor, list[StepsCall]]
-        ] = []  # AddNorms at work, what came in, who ran within
-        self.fused: SdpaWithLse | None = None  # while an attention is at work
+    before_add_norm, before_attention, after_attention, after_add_norm: an attention runs within the forward of its
+    AddNorm, whose input and output are the residual stream around it.
+    """
+
+    def __init__(self, observer: Observer) -> None:
+        self.observer = observer
+        self.record = uncompiled(observer.record)
+        self.running: list[RunningAddNorm] = []  # the innermost last
+        self.fused: SdpaWithLse | None = None  # while an attention runs
         self.within = ExitStack()
 
-    def attends(self, module: Attend, args: Any, kwargs: Any) -> None:
-        """Only the fused engine has an lse to give; another, such as one that is compiled, runs undisturbed."""
-        if self.eye.looks() and sdpa.cannot(*_given(*args, **kwargs)[:4]) is None:
+    def before_add_norm(self, module: AddNorm, args: Any, kwargs: Any) -> None:
+        """Remember the residual stream before an AddNorm."""
+        if self.observer.is_recording():
+            self.running.append(RunningAddNorm(module, args[0] if args else kwargs["x"], []))
+
+    def before_attention(self, module: Attend, args: Any, kwargs: Any) -> None:
+        """Begin to read the lse of the fused engine; no other engine returns one, and a compiled one runs untouched."""
+        if self.observer.is_recording() and sdpa.cannot(*_arguments(*args, **kwargs)[:4]) is None:
             self.fused = SdpaWithLse()
             self.within.enter_context(self.fused)
 
-    def attended(self, module: Attend, args: Any, kwargs: Any, context: Tensor | None, *, name: str) -> None:
-        """Also after an exception, when there is nothing to keep."""
-        if not self.eye.looks():
+    def after_attention(self, module: Attend, args: Any, kwargs: Any, context: Tensor | None, *, name: str) -> None:
+        """Record the call that ended; after an exception `context` is None, and nothing is recorded."""
+        if not self.observer.is_recording():
             return
-        fused = self.leave()
+        fused = self.stop_reading_lse()
         if context is None:
             return
-        queries, keys, values, attention, across = _given(*args, **kwargs)
+        queries, keys, values, attention, across = _arguments(*args, **kwargs)
         queries, keys, values = torch_modes.cast_for_autocast(queries, keys, values)
         heads, dropout = tuple(range(queries.shape[1])), module.dropout if module.training else 0.0
         lse = None if fused is None else fused.lse_of(context)
-        call = self.eye.saw(name, AttentionCall(queries, keys, values, attention, heads, dropout, lse, across=across))
-        if self.around and isinstance(call, StepsCall) and call not in self.around[-1][2]:
-            self.around[-1][2].append(call)
+        call = self.record(name, AttentionCall(queries, keys, values, attention, heads, dropout, lse, across=across))
+        if self.running and isinstance(call, StepsCall) and call not in self.running[-1].calls:
+            self.running[-1].calls.append(call)
 
-    def leave(self) -> SdpaWithLse | None:
-        """An interrupt, of which no hook hears, leaves it to the end of the block."""
+    def stop_reading_lse(self) -> SdpaWithLse | None:
+        """Leave the mode that reads the lse; called at the end of the block too, since an interrupt calls no hook."""
         fused, self.fused = self.fused, None
         self.within.close()
         return fused
 
-    def entered(self, module: AddNorm, args: Any, kwargs: Any) -> None:
-        if self.eye.looks():
-            self.around.append((module, args[0] if args else kwargs["x"], []))
-
-    def left(self, module: AddNorm, args: Any, after: Tensor | None) -> None:
-        """Also after an exception, when there is nothing to keep."""
-        if not self.eye.looks() or not self.around or self.around[-1][0] is not module:
+    def after_add_norm(self, module: AddNorm, args: Any, after: Tensor | None) -> None:
+        """Record the residual stream around the attentions within; after an exception `after` is None."""
+        if not self.observer.is_recording() or not self.running or self.running[-1].module is not module:
             return
-        _, before, calls = self.around.pop()
+        _, before, calls = self.running.pop()
         if after is not None:
             with torch_modes.recording_mode(after.device):
                 for call in calls:
-                    call.stood_between(before, after)
+                    call.add_residual_stream(before, after)
 
 
-def _given(
+class RunningAddNorm(NamedTuple):
+    """An AddNorm whose forward is running, its input, and the attention calls within so far."""
+
+    module: nn.Module
+    before: Tensor
+    calls: list[StepsCall]
+
+
+def _arguments(
     queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, *, across: bool | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Attention, bool | None]:
-    """What Attend was called with, by place or by name."""
+    """Return the arguments of Attend.forward, whether they were passed by position or by keyword."""
     return queries, keys, values, attention, across

@@ -1,4 +1,17 @@
-"""`watch`: look on while a model runs, and leave it as it was."""
+"""`watch`: record what a model's attentions do while the model runs, and leave the model as it was.
+
+One call of an attention takes this way, which a debugger can step through:
+
+    huggingface/interface.py  WatchedModel.run_attention   run the model's own attention function
+    huggingface/definition.py DefinitionReader.read_call   describe the call as an AttentionCall
+    observer.py               Observer.record              select heads, attach token ids
+    recording/recording.py    Recording.record             append to the call before, or begin a new one
+    recording/kept.py         SummariesCall                store the call; its survey is queued
+    recording/survey_queue.py SurveyQueue.add              batch the surveys of several layers, and run them
+    recording/kept.py         SummaryDestination.receive   store the numbers of the survey
+
+A model of Telescope begins in telescope_models.py, ModelHooks.after_attention, and goes on with Observer.record.
+"""
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -7,11 +20,18 @@ from typing import Any, SupportsIndex
 
 from torch import nn
 
-from ..recording import attention_call
+from ..recording.attention_call import QuerySelection, query_selection
 from ..recording.kept import KEEP, TOP, KeepOptions, MapSize, SummariesCall
-from ..recording.names import Layers, Parts, chosen, left_out, not_watched, parts_of
+from ..recording.names import (
+    Layers,
+    Modules,
+    describe_unwatched,
+    modules_by_path,
+    select_layers,
+    unwatched_attentions,
+)
 from ..recording.recording import Recording
-from ..recording.storage import store_of
+from ..recording.storage import store_named
 from ..words import hint, whole_number
 from . import huggingface, telescope_models
 from .observer import Observer
@@ -30,57 +50,81 @@ def watch(
     store: str = "device",
     tokenizer: Any = None,
 ) -> Iterator[Recording]:
-    """with ts.watch(model) as recording: model(...); then recording["model.layers.11"].head(4).top.
+    """Record every attention call of a model while a `with` block runs.
 
-    model     one of ours, or any of Hugging Face's that goes through its attention interface
-    layers    which attentions: names, patterns such as "encoder.*", or numbers of layers; None is all
-    heads     which heads, by number; None is all
-    queries   which queries, by their place; -1 is the last one read, and then every one written; None is all
-    keep      "summaries": the numbers of a survey, computed while the model runs, in memory that grows with n
-              "queries-keys": queries and keys, for rows, maps and any survey afterwards
-              "steps": values too, for traces; of our models also the residual stream around each attention
-    top, map  of "summaries": how many weights of each query to keep, and a map of at most (rows, cols)
-    store     where it is kept: on the "device" where the model runs, in "ram", or on "disk"
-    tokenizer what turns ids into text, by its decode; of our models their own
+    The model computes the same bits as unwatched, and is as it was when the block is left. What is kept is a copy
+    without gradients. Queries at padding are left out: in the sums over queries and in `heads()`, and their own rows
+    are empty, with entropy 0 and top key -1; only `trace()` shows them as they ran. Generating token by token is one
+    call that grows. Only the thread that enters the block is watched. A layer that a model runs several times in one
+    forward pass is recorded once for each pass: its name, then name.2, name.3. Attentions that cannot be watched are
+    named in a warning.
 
-    The model computes what it does unwatched, bit by bit, and is as it was when the block is left. What is kept is a
-    copy without gradients. Padding asks nothing: what is received, and heads, are those of the sentence alone, and its
-    rows are empty, entropy 0 and top key -1; only trace() shows them as they ran. Writing token by token is one call
-    that grows. Other threads are not watched. A layer that several places of a model share is recorded once for each
-    pass through it: its name, then its name.2, its name.3. Attentions that go past what can be watched are named in a
-    warning.
+    Args:
+        model: a model of Telescope, or a Hugging Face model that uses transformers' attention interface.
+        layers: the attentions to record: names, patterns such as "encoder.*", or numbers of layers, -1 for the last;
+            None is all.
+        heads: the numbers of the heads to record, -1 for the last of each layer; None is all.
+        queries: the positions of the queries to record; -1 is the last token of the prompt, and then every generated
+            token; None is all.
+        keep: what to keep of each call.
+            "summaries": the numbers of a survey, computed while the model runs, in memory that grows with n.
+            "queries-keys": queries and keys, for rows, maps and any survey afterwards.
+            "steps": values too, for traces; of Telescope's models also the residual stream around each attention.
+        top: with "summaries", how many of the largest weights of each query to keep; 8 unless given.
+        map: with "summaries", keep a map of the weights of at most (rows, columns).
+        store: where to keep the numbers: on the model's "device", in "ram" or on "disk".
+        tokenizer: an object with `decode`, which turns token ids into text; Telescope's models have their own.
+
+    Yields:
+        The Recording. It can be read inside the block and after it.
+
+    Raises:
+        TypeError: if `model` is not a torch.nn.Module, or `layers` is of another type.
+        ValueError: if the model cannot be watched (compiled, without a known attention, watched already), if an option
+            does not fit, or if memory would not suffice.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> layer = ts.layers.MultiHeadAttention(8, 2)
+        >>> with ts.watch(layer, heads=-1) as recording:
+        ...     _ = layer(torch.randn(1, 5, 8))
+        >>> recording["attention"].call.heads
+        (1,)
+        >>> recording["attention"].received.sum().round().item()  # one head, 5 queries, each gives 1 in all
+        5.0
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"watch takes a model, a torch.nn.Module, not {type(model).__name__}")
-    how = _how(keep, top, map, attention_call.chosen(queries), store)
-    parts = parts_of(model)
-    _must_not_be_compiled(parts)
-    side = huggingface if huggingface.owns(parts) else telescope_models
-    attentions: dict[str, Any] = side.attentions(parts)
+    options = _keep_options(keep, top, map, query_selection(queries), store)
+    modules = modules_by_path(model)
+    _check_not_compiled(modules)
+    backend = huggingface if huggingface.owns(modules) else telescope_models
+    attentions: dict[str, Any] = backend.attentions(modules)
     if not attentions:
         raise ValueError(
-            f"{type(model).__name__} holds no attention of ours: watch looks at telescope.layers.Attend, which every "
-            "attention layer of telescope.layers has, and at models of transformers"
+            f"{type(model).__name__} holds no attention that watch can record: it records telescope.layers.Attend, "
+            "which every attention layer of telescope.layers has, and models of transformers"
         )
-    overlooked = left_out(parts, attentions.values())
-    names, numbers = chosen(list(attentions), layers, overlooked), _numbers(heads)
-    if overlooked and layers is None:
-        warnings.warn(f"{type(model).__name__}: {not_watched(overlooked)}", stacklevel=3)
+    unwatched = unwatched_attentions(modules, attentions.values())
+    names, numbers = select_layers(list(attentions), layers, unwatched), _head_numbers(heads)
+    if unwatched and layers is None:
+        warnings.warn(f"{type(model).__name__}: {describe_unwatched(unwatched)}", stacklevel=3)
     tokenizer = tokenizer or getattr(model, "tokenizer", None)
     decode = getattr(tokenizer, "decode", None)
     token_name = getattr(tokenizer, "id_to_token", None) or getattr(tokenizer, "convert_ids_to_tokens", None)
-    recording = Recording(type(model).__name__, names, keep, how, decode, overlooked, token_name)
-    eye = Observer(recording, numbers)
-    with eye.reading(side.embeddings(parts)), side.looking(parts, {name: attentions[name] for name in names}, eye):
+    recording = Recording(type(model).__name__, names, keep, options, decode, unwatched, token_name)
+    observer = Observer(recording, numbers)
+    selected = {name: attentions[name] for name in names}
+    with observer.token_inputs(backend.embeddings(modules)), backend.observing(modules, selected, observer):
         try:
             yield recording
         finally:
-            how.together.wait()
-        how.together.now()
+            recording.wait()
+        recording.flush()
 
 
-def _must_not_be_compiled(parts: Parts) -> None:
-    for path, module in parts.items():
+def _check_not_compiled(modules: Modules) -> None:
+    for path, module in modules.items():
         if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
             what = f'its part "{path}"' if path else type(module).__name__
             raise ValueError(
@@ -89,7 +133,8 @@ def _must_not_be_compiled(parts: Parts) -> None:
             )
 
 
-def _numbers(heads: SupportsIndex | Sequence[SupportsIndex] | None) -> tuple[int, ...] | None:
+def _head_numbers(heads: SupportsIndex | Sequence[SupportsIndex] | None) -> tuple[int, ...] | None:
+    """Return the numbers that `heads=` gives, negative ones as they are: layers may differ in their number of heads."""
     if heads is None:
         return None
     given = tuple(heads) if isinstance(heads, Iterable) else (heads,)
@@ -97,22 +142,25 @@ def _numbers(heads: SupportsIndex | Sequence[SupportsIndex] | None) -> tuple[int
         numbers = tuple(whole_number("heads", number) for number in given)
     except TypeError:
         numbers = ()
-    if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
-        raise ValueError(f"heads={heads!r} are not numbers of heads; they count from 0, each once, and None is all")
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise ValueError(
+            f"heads={heads!r} are not numbers of heads, each once; they count from 0, or from the last: -1, -2; "
+            "None is all"
+        )
     return numbers
 
 
-def _how(keep: str, top: int | None, map: MapSize | None, queries: attention_call.Chosen, store: str) -> KeepOptions:
+def _keep_options(keep: str, top: int | None, map: MapSize | None, queries: QuerySelection, store: str) -> KeepOptions:
     if keep not in KEEP:
         raise ValueError(f'there is no keep="{keep}"; {hint(str(keep), KEEP)}')
     options: dict[str, Any] = {name: value for name, value in (("top", top), ("map", map)) if value is not None}
     if options and keep != SummariesCall.keep:
-        asked = ", ".join(f"{name}={value}" for name, value in options.items())
-        raise ValueError(f'{asked} is of keep="summaries"; with keep="{keep}" ask it of survey({asked}) afterwards')
+        given = ", ".join(f"{name}={value}" for name, value in options.items())
+        raise ValueError(f'{given} is of keep="summaries"; with keep="{keep}", call survey({given}) afterwards')
     if top is not None and (not isinstance(top, int) or isinstance(top, bool) or top < 0):
         raise ValueError(f"top={top!r} is how many weights of each query are kept; it takes 0 or more")
     if map is not None and not (
         isinstance(map, tuple) and len(map) == 2 and all(isinstance(n, int) and n > 0 for n in map)
     ):
         raise ValueError(f"map={map!r} is not a size; it takes (rows, cols), such as map=(128, 128)")
-    return KeepOptions(TOP if top is None else top, map, queries, store_of(store))
+    return KeepOptions(TOP if top is None else top, map, queries, store_named(store))

@@ -1,1 +1,4 @@
-"""Models in files: loaded, saved, imported from Hugging Face and exported to it. Safetensors and JSON, never pickle."""
+"""Models in files: loading, import from Hugging Face and llama2.c, export to Hugging Face. Never pickle.
+
+May import what models may. Read load.py first, then build.py for how weights are checked and loaded.
+"""

@@ -1,4 +1,4 @@
-"""llama2.c's own files: a .bin of seven numbers and then the weights, and a tok*.bin of pieces with their scores."""
+"""Files of llama2.c: a .bin with seven sizes and the weights, and a tok*.bin with token pieces and their scores."""
 
 import struct
 from math import prod
@@ -10,48 +10,52 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 
 from ...files import paths
 from ...files.errors import LoadError
-from ...files.safetensors import InMemory, Tensors
+from ...files.safetensors import StoredTensors, TensorsInMemory
 from ..config import Special
 from ..gpt import GPT, GPTConfig
 from ..model import Model
-from .build import described, fill
+from .build import build_model, load_weights
 from .tensor_names import TensorName, row, rows_for
 
 HEADER = struct.Struct("<7i")
 SIZES = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "seq_len")
-NEWER = b"24ka"  # how files of llama2.c's later formats begin
+NEWER = b"24ka"  # the first bytes of llama2.c's later formats
 
-UNKNOWN, BEGIN, END, BYTES = 0, 1, 2, range(3, 259)  # the first pieces; then come those that were learned
+UNKNOWN, BEGIN, END, BYTES = 0, 1, 2, range(3, 259)  # ids of the first pieces; learned pieces follow
 
 
 def load(file: Path, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Model:
-    """A Llama whose rotary pairs are neighbours, with the tokenizer that lies beside it if it is of the same size."""
-    sizes = _sizes(file)
-    there = _weights(file, sizes)
-    model = described(GPT, lambda: _config(sizes), file, there)
-    fill(model, there, rows_for(TABLE, model), unused=("rope_*",), device=device, dtype=dtype)
-    model.special = Special(start=BEGIN, end=(BEGIN, END))  # the next text begins where one ends
-    model.tokenizer = _beside(file, abs(sizes["vocab_size"]))
+    """Return the model in a .bin file, with the tokenizer in the same folder if its vocabulary has the same size."""
+    sizes = _read_sizes(file)
+    tensors = _read_weights(file, sizes)
+    model = build_model(GPT, lambda: _config(sizes), file, tensors)
+    load_weights(model, tensors, rows_for(TABLE, model), unused=("rope_*",), device=device, dtype=dtype)
+    model.special = Special(
+        start=BEGIN, end=(BEGIN, END)
+    )  # training texts follow each other: the start of the next ends a text
+    model.tokenizer = _find_tokenizer(file, abs(sizes["vocab_size"]))
     return model.eval()
 
 
-def the_file(file: Path) -> Path:
-    """A .bin; whatever else was given is not of llama2.c."""
+def check_is_llama2c(file: Path) -> Path:
+    """Return the path if it ends in .bin; else raise a LoadError."""
     if file.suffix == ".bin":
         return file
-    if file.suffix in paths.PICKLES:
-        raise paths.pickle_refused(file)
-    raise LoadError(f"{file} is a file; ts.load takes the folder in which a model lies, or a .bin of llama2.c")
+    if file.suffix in paths.PICKLE_SUFFIXES:
+        raise paths.pickle_error(file)
+    raise LoadError(f"{file} is a file; ts.load takes the folder of a model, or a .bin of llama2.c")
 
 
-def in_folder(folder: Path) -> Path:
-    """The .bin of a folder that has no config.json."""
-    found = [name for name in paths.names(folder) if name.endswith(paths.PICKLES) and not name.startswith("tok")]
-    if not found:
-        raise LoadError(f"{folder} has no config.json, so nothing says which model it holds")
-    if len(found) > 1:
-        raise LoadError(f"{folder} has no config.json, and several files it could be about: {', '.join(found)}")
-    return the_file(folder / found[0])
+def find_in_folder(folder: Path) -> Path:
+    """Return the only .bin in a folder without a config.json."""
+    candidates = [
+        name for name in paths.list_names(folder) if name.endswith(paths.PICKLE_SUFFIXES) and not name.startswith("tok")
+    ]
+    if not candidates:
+        raise LoadError(f"{folder} has no config.json, so its model is unknown")
+    if len(candidates) > 1:
+        raise LoadError(f"{folder} has no config.json, and several files that may be models: {', '.join(candidates)}")
+    return check_is_llama2c(folder / candidates[0])
 
 
 # -------------------------------------------------------------------------------------------------- the weights
@@ -70,23 +74,24 @@ TABLE: list[TensorName] = [
 ]
 
 
-def _sizes(file: Path) -> dict[str, int]:
-    start = paths.start(file, HEADER.size)
+def _read_sizes(file: Path) -> dict[str, int]:
+    """Return the seven sizes in the header; a LoadError where the file is not of llama2.c's first format."""
+    start = paths.read_start(file, HEADER.size)
     if start.startswith((b"PK", b"\x80")):
-        raise paths.pickle_refused(file)
+        raise paths.pickle_error(file)
     if start.startswith(NEWER):
         raise LoadError(f"{file} is of a later format of llama2.c; the first is read: export.py --version 0 writes it")
     if len(start) < HEADER.size:
         raise LoadError(f"{file} has {len(start)} bytes, fewer than the header of llama2.c's files has")
     sizes = dict(zip(SIZES, HEADER.unpack(start), strict=True))
     if min(abs(size) if name == "vocab_size" else size for name, size in sizes.items()) < 1:
-        said = ", ".join(f"{name}={size}" for name, size in sizes.items())
-        raise LoadError(f"{file} is not a model of llama2.c: its header says {said}")
+        header = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        raise LoadError(f"{file} is not a model of llama2.c: its header says {header}")
     return sizes
 
 
-def _weights(file: Path, sizes: dict[str, int]) -> Tensors:
-    """One after another, float32; those of the layers side by side in one."""
+def _read_weights(file: Path, sizes: dict[str, int]) -> StoredTensors:
+    """Return the float32 tensors after the header, by the names in TABLE; the file stacks each kind over all layers."""
     d, hidden, layers, heads, key_heads, vocabulary, n = sizes.values()
     d_k = d // heads
     stacked = {
@@ -103,20 +108,23 @@ def _weights(file: Path, sizes: dict[str, int]) -> Tensors:
     shapes: dict[str, tuple[int, ...]] = {"embedding": (abs(vocabulary), d)}
     shapes |= {name: (layers, *shape) for name, shape in stacked.items()}
     shapes |= {"norm": (d,), "rope_cos": (n, d_k // 2), "rope_sin": (n, d_k // 2)}
-    shapes |= {"head": (abs(vocabulary), d)} if vocabulary < 0 else {}  # how the format says that it is not tied
+    shapes |= (
+        {"head": (abs(vocabulary), d)} if vocabulary < 0 else {}
+    )  # a negative vocabulary means that the head is not tied
 
     expected, size = HEADER.size + 4 * sum(map(prod, shapes.values())), file.stat().st_size
     if size != expected:
-        said = ", ".join(f"{name}={value}" for name, value in sizes.items())
-        raise LoadError(f"{file} has {size:,} bytes; a model of llama2.c with {said} has {expected:,}")
+        header = ", ".join(f"{name}={value}" for name, value in sizes.items())
+        raise LoadError(f"{file} has {size:,} bytes; a model of llama2.c with {header} has {expected:,}")
     numbers = torch.from_numpy(np.fromfile(file, dtype="<f4", offset=HEADER.size))
     parts = numbers.split_with_sizes([prod(shape) for shape in shapes.values()])
-    whole = {name: part.view(shape) for part, (name, shape) in zip(parts, shapes.items(), strict=True)}
-    apart = {f"{name}.{layer}": whole[name][layer] for name in stacked for layer in range(layers)}
-    return InMemory(file, {name: tensor for name, tensor in whole.items() if name not in stacked} | apart)
+    tensors = {name: part.view(shape) for part, (name, shape) in zip(parts, shapes.items(), strict=True)}
+    by_layer = {f"{name}.{layer}": tensors[name][layer] for name in stacked for layer in range(layers)}
+    return TensorsInMemory(file, {name: tensor for name, tensor in tensors.items() if name not in stacked} | by_layer)
 
 
 def _config(sizes: dict[str, int]) -> GPTConfig:
+    """Return the config of a Llama with these sizes; llama2.c rotates neighbouring features."""
     d, hidden, layers, heads, key_heads, vocabulary, n = sizes.values()
     return GPTConfig(
         vocabulary=abs(vocabulary),
@@ -139,18 +147,18 @@ def _config(sizes: dict[str, int]) -> GPTConfig:
 # -------------------------------------------------------------------------------------------------- the tokenizer
 
 
-def _beside(file: Path, vocabulary: int) -> Tokenizer | None:
-    """Of a model with 512 pieces it is tok512.bin, or tokenizer.bin."""
+def _find_tokenizer(file: Path, vocabulary: int) -> Tokenizer | None:
+    """Return the tokenizer next to a model with `vocabulary` pieces, tok512.bin or tokenizer.bin for 512; or None."""
     for name in (f"tok{vocabulary}.bin", "tokenizer.bin"):
-        if name in paths.names(file.parent):
+        if name in paths.list_names(file.parent):
             tokenizer = read_tokenizer(file.parent / name)
             return tokenizer if tokenizer.get_vocab_size() == vocabulary else None
     return None
 
 
 def read_tokenizer(file: Path) -> Tokenizer:
-    """Byte-pair encoding: of all pairs that make up a piece, the one with the best score is joined first."""
-    pieces = _pieces(file)
+    """Return the byte-pair tokenizer in a tok*.bin: of all pairs that form a piece, the best score is merged first."""
+    pieces = _read_pieces(file)
     ids = {piece: i for i, (piece, _) in enumerate(pieces)}
     learned = sorted(pieces[BYTES.stop :], key=lambda piece: -piece[1])
     splits = [(piece[:at], piece[at:]) for piece, _ in learned for at in range(1, len(piece))]
@@ -164,9 +172,12 @@ def read_tokenizer(file: Path) -> Tokenizer:
     return tokenizer
 
 
-def _pieces(file: Path) -> list[tuple[str, float]]:
-    """After one number (the longest piece) each piece has its score, the number of its bytes, and the bytes."""
-    contents = paths.read(file, at_most=100_000_000)
+def _read_pieces(file: Path) -> list[tuple[str, float]]:
+    """Return the pieces in a tok*.bin with their scores.
+
+    The format: one number (the length of the longest piece), then for each piece its score, its length and its bytes.
+    """
+    contents = paths.read_bytes(file, at_most=100_000_000)
     pieces: list[tuple[str, float]] = []
     at = 4
     try:
@@ -181,5 +192,5 @@ def _pieces(file: Path) -> list[tuple[str, float]]:
     if len(pieces) < BYTES.stop or any(pieces[i][0] != f"<0x{byte:02X}>" for byte, i in enumerate(BYTES)):
         raise LoadError(f"{file} is not a tokenizer of llama2.c: its pieces 3 to 258 should be <0x00> to <0xFF>")
     if len({piece for piece, _ in pieces}) < len(pieces):
-        raise LoadError(f"{file} has a piece twice")
+        raise LoadError(f"{file} has the same piece twice")
     return pieces

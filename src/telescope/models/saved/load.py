@@ -1,4 +1,4 @@
-"""Loading: a shipped model by its name, a folder of ours or of Hugging Face's, or a file of llama2.c."""
+"""Loading a model: shipped with the package, saved by Telescope or by Hugging Face, or a file of llama2.c."""
 
 import os
 from pathlib import Path
@@ -9,108 +9,124 @@ from tokenizers import Tokenizer
 
 from ...attention import Attention, values
 from ...files import paths
-from ...files import safetensors as tensors
-from ...files.definitions import meant, must_be_savable
+from ...files.definitions import check_savable, from_json
 from ...files.errors import LoadError
-from ...words import hint, near
-from ..model import DEFINED, FORMAT, KINDS, Model
-from ..shipped import by_name, shipped
+from ...files.safetensors import StoredTensors, scan_folder
+from ...words import closest_name, hint
+from ..model import FORMAT, FORMAT_WITH_ATTENTION, MODEL_CLASSES, Model
+from ..shipped import find_shipped, shipped_models
 from . import huggingface, llama2c
-from .build import described, fill, special
-from .tensor_names import same
+from .build import build_model, load_weights, read_special
+from .tensor_names import identity_rows
 
 
 def load(
     path: str | os.PathLike[str], *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
 ) -> Model:
-    """The model of a folder, ready to be used (`eval`), with its tokenizer as `model.tokenizer` if the folder has one.
+    """Return the model in a folder, in eval mode, with its tokenizer as `model.tokenizer` if the folder has one.
 
-    The folder is one that `model.save` wrote, or one of Hugging Face's: gpt2, llama (so SmolLM2), mistral, qwen2, bert,
-    marian. (Marian's own source.spm and target.spm are not read: model.tokenizer is None.) A .bin of llama2.c is read
-    too, with the tok*.bin beside it. Weights keep the dtype they have in the file unless another is given.
+    path    a folder that `model.save` wrote; a folder of Hugging Face's with a gpt2, llama (SmolLM2 too), mistral,
+            qwen2, bert or marian (without its tokenizer, source.spm and target.spm); a .bin file of llama2.c, with the
+            tok*.bin in the same folder; or the name of a model that is shipped with the package, unless the working
+            folder has a file or folder of that name
+    device  where the weights go; the CPU unless given
+    dtype   of the weights; unless given, the dtype in the file. Shipped models are bfloat16 in the file, to be small,
+            and are loaded as float32, so that they write the same text on every machine
 
-    Of a model that ships with the package the name is enough, unless there is a folder of that name here. Its file is
-    bfloat16 to be small; it is loaded as float32, so that it writes the same text everywhere.
+    Nothing in a file is ever executed. Raises a LoadError with one sentence where a file cannot be read, a ValueError
+    where `dtype` is not a floating-point dtype.
 
-    Nothing in a file is ever executed. What does not fit is a LoadError, one sentence, and nothing is half-loaded.
+    Example:
+        >>> import telescope as ts
+        >>> model = ts.load("shakespeare")
+        >>> type(model).__name__, model.training
+        ('GPT', False)
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ValueError(f"dtype={dtype} is not a dtype of weights; there are torch.float32, torch.bfloat16, ...")
-    if by_name(path) is not None:
+    if find_shipped(path) is not None:
         dtype = dtype or torch.float32
-    place = found(path)
+    place = find_model(path)
     if not paths.is_folder(place):
-        return llama2c.load(llama2c.the_file(place), device=device, dtype=dtype)
-    if "config.json" not in paths.names(place):
-        return llama2c.load(llama2c.in_folder(place), device=device, dtype=dtype)
+        return llama2c.load(llama2c.check_is_llama2c(place), device=device, dtype=dtype)
+    if "config.json" not in paths.list_names(place):
+        return llama2c.load(llama2c.find_in_folder(place), device=device, dtype=dtype)
 
     config = paths.read_json(place / "config.json")
-    loaded = _ours if "telescope" in config else huggingface.load
-    model = loaded(place, config, device=device, dtype=dtype)
-    model.tokenizer = read_tokenizer(place / "tokenizer.json") if "tokenizer.json" in paths.names(place) else None
+    load_folder = _load_telescope_folder if "telescope" in config else huggingface.load
+    model = load_folder(place, config, device=device, dtype=dtype)
+    model.tokenizer = read_tokenizer(place / "tokenizer.json") if "tokenizer.json" in paths.list_names(place) else None
     return model.eval()
 
 
-def found(path: str | os.PathLike[str]) -> Path:
-    """Where it is: a model that ships by its name, or what has this path."""
-    if (known := by_name(path)) is not None:
-        return known
+def find_model(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a model, by its path or by the name under which it is shipped; else raise a LoadError."""
+    if (folder := find_shipped(path)) is not None:
+        return folder
     name = os.fspath(path)
-    if Path(path).name == name and paths.missing(name):
-        raise _nobody_has(name)
-    return paths.existing(path)
+    if Path(path).name == name and paths.is_missing(name):
+        raise _unknown_model_error(name)
+    return paths.check_exists(path)
 
 
-def _nobody_has(name: str) -> LoadError:
-    there = shipped()
-    here = [it for it in paths.names(Path()) if it.endswith(".bin") or Path(it).is_dir()]
-    meant = near(name, [*there, *here])
-    hinted = f'; did you mean "{meant}"?' if meant else "."
+def _unknown_model_error(name: str) -> LoadError:
+    """Return the error for a name that is neither shipped nor in the working folder; suggest a similar name."""
+    shipped = shipped_models()
+    local = [entry for entry in paths.list_names(Path()) if entry.endswith(".bin") or Path(entry).is_dir()]
+    similar = closest_name(name, [*shipped, *local])
+    suggestion = f'; did you mean "{similar}"?' if similar else "."
     return LoadError(
-        f'there is no model "{name}"{hinted} Shipped: {", ".join(there) or "none yet"}. A folder works too.'
+        f'there is no model "{name}"{suggestion} Shipped: {", ".join(shipped) or "none yet"}. A folder works too.'
     )
 
 
-def _ours(
+def _load_telescope_folder(
     folder: Path, config: dict[str, Any], *, device: torch.device | str | None, dtype: torch.dtype | None
 ) -> Model:
+    """Return the model in a folder that `model.save` wrote; `config` is its parsed config.json."""
     file = folder / "config.json"
-    if config.get("telescope") not in (FORMAT, DEFINED):
+    if config.get("telescope") not in (FORMAT, FORMAT_WITH_ATTENTION):
         raise LoadError(
-            f"{file} is of format {config['telescope']!r}; this version of Telescope reads {FORMAT} and {DEFINED}"
+            f"{file} is of format {config['telescope']!r}; this version of Telescope reads {FORMAT} and "
+            f"{FORMAT_WITH_ATTENTION}"
         )
-    parts = {"telescope", "model", "config", "special"} | ({"attention"} if config["telescope"] == DEFINED else set())
+    expected = {"telescope", "model", "config", "special"}
+    if config["telescope"] == FORMAT_WITH_ATTENTION:
+        expected.add("attention")
     match config:
-        case {"model": str(name), "config": dict(fields), "special": dict(ids)} if set(config) == parts:
+        case {"model": str(name), "config": dict(fields), "special": dict(ids)} if set(config) == expected:
             pass
         case _:
-            own = ' and "attention"' if "attention" in parts else ""
-            raise LoadError(f'{file} should say "telescope", "model", "config" and "special"{own}, and nothing else')
-    if name not in KINDS:
-        raise LoadError(f'{file}: there is no model "{name}"; {hint(name, KINDS)}')
-    there = tensors.in_folder(folder)
+            last = ' and "attention"' if "attention" in expected else ""
+            raise LoadError(
+                f'{file} should have the fields "telescope", "model", "config" and "special"{last}, and no others'
+            )
+    if name not in MODEL_CLASSES:
+        raise LoadError(f'{file}: there is no model "{name}"; {hint(name, MODEL_CLASSES)}')
+    tensors = scan_folder(folder)
     attention, used = None, set[str]()
     if "attention" in config:
-        attention, used = _definition(config["attention"], file, there, device=device, dtype=dtype)
-    model = described(KINDS[name], lambda: KINDS[name].config_type.from_dict(fields), file, there, attention)
-    model.special = special(ids, file)
-    fill(model, there, same(model), unused=used, device=device, dtype=dtype)
+        attention, used = _read_definition(config["attention"], file, tensors, device=device, dtype=dtype)
+    kind = MODEL_CLASSES[name]
+    model = build_model(kind, lambda: kind.config_type.from_dict(fields), file, tensors, attention)
+    model.special = read_special(ids, file)
+    load_weights(model, tensors, identity_rows(model), unused=used, device=device, dtype=dtype)
     return model
 
 
-def _definition(
-    said: Any, file: Path, there: tensors.Tensors, *, device: torch.device | str | None, dtype: torch.dtype | None
+def _read_definition(
+    parsed: Any, file: Path, tensors: StoredTensors, *, device: torch.device | str | None, dtype: torch.dtype | None
 ) -> tuple[Attention, set[str]]:
-    """A definition of the model's own, and the names of its tensors in the files."""
-    with there.opened() as read:
-        numbers = {name: read(name).to(device) for name in there if name.startswith("attention.")}
+    """Return the definition in a config.json, and the names of its tensors in the model's files."""
+    with tensors.reader() as read:
+        numbers = {name: read(name).to(device) for name in tensors if name.startswith("attention.")}
     if dtype is not None:
-        numbers = {name: it.to(dtype) if it.is_floating_point() else it for name, it in numbers.items()}
-    attention = meant(said, numbers, str(file))
+        numbers = {name: part.to(dtype) if part.is_floating_point() else part for name, part in numbers.items()}
+    attention = from_json(parsed, numbers, str(file))
     if not isinstance(attention, Attention):
-        raise LoadError(f'{file}: "attention" is no definition of an attention')
+        raise LoadError(f'{file}: "attention" is not a definition of attention')
     try:
-        must_be_savable("attention", attention)
+        check_savable("attention", attention)
     except ValueError as problem:
         raise LoadError(f"{file}: {problem}") from None
     used = {id(tensor) for tensor in values.tensors(attention)}
@@ -118,12 +134,10 @@ def _definition(
 
 
 def read_tokenizer(file: Path) -> Tokenizer:
-    """The tokenizer of a tokenizer.json."""
+    """Return the tokenizer in a tokenizer.json; a LoadError where it cannot be read."""
     try:
-        return Tokenizer.from_str(paths.read(file, at_most=1_000_000_000).decode("utf-8"))
+        return Tokenizer.from_str(paths.read_bytes(file, at_most=1_000_000_000).decode("utf-8"))
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except (
-        BaseException
-    ) as error:  # the tokenizers library raises nothing narrower, and a panic in Rust is no Exception
+    except BaseException as error:  # the tokenizers library raises bare Exceptions, and BaseExceptions for Rust panics
         raise LoadError(f"{file} is not a tokenizer that can be read: {error}") from None

@@ -1,16 +1,16 @@
-"""Models that come with the package: a folder each, as `model.save` writes it, and its card, README.md."""
+"""Models shipped with the package: one folder each, as `model.save` writes it, with a model card, README.md."""
 
 import os
 from pathlib import Path
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 
 
-def shipped() -> dict[str, Path]:
-    """The folders, by name."""
-    return {config.parent.name: config.parent for config in sorted(HERE.glob("*/config.json"))}
+def shipped_models() -> dict[str, Path]:
+    """Return the folders of the shipped models, by name."""
+    return {config.parent.name: config.parent for config in sorted(FOLDER.glob("*/config.json"))}
 
 
-def by_name(name: str | os.PathLike[str]) -> Path | None:
-    """The folder of the model that ships under this name, unless something here has it too."""
-    return None if os.path.lexists(name) else shipped().get(os.fspath(name))
+def find_shipped(name: str | os.PathLike[str]) -> Path | None:
+    """Return the folder of the model shipped under this name; None if there is none, or if the path `name` exists."""
+    return None if os.path.lexists(name) else shipped_models().get(os.fspath(name))

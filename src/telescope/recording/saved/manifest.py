@@ -1,4 +1,4 @@
-"""What recording.json says of a call, and which tensors it must then have."""
+"""The entry of a call in recording.json, and the tensors that the file of such a call must have."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,16 +16,16 @@ from ..kept import CallFacts
 FILE = "recording.json"
 KIND, VERSION = "telescope recording", 1
 
-Shape = tuple[int | None, ...]  # None is any
-IDS = ("top_keys", "query_ids", "key_ids")  # whole numbers; all else is floating-point
-LARGEST = 2**31  # of a size: tensors of such sizes can still be described
+Shape = tuple[int | None, ...]  # None is any size
+IDS = ("top_keys", "query_ids", "key_ids")  # integers; all other tensors are floating-point
+LARGEST = 2**31  # the limit of each size
 
 
 FLOATS = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
 
 
-def must_have(keep: str, facts: CallFacts) -> dict[str, Shape]:
-    """The tensors a call of this kind has at least, and their shapes."""
+def required_tensors(keep: str, facts: CallFacts) -> dict[str, Shape]:
+    """Return the names and shapes of the tensors that every call of this kind has."""
     (batch, key_heads, d_q, d_k), heads = facts.shape, len(facts.heads)
     keys, rows = facts.size[1], facts.size[0] if facts.rows is None else len(facts.rows)
     if keep == "summaries":
@@ -39,8 +39,8 @@ def must_have(keep: str, facts: CallFacts) -> dict[str, Shape]:
     return kept | ({"values": (batch, key_heads, keys, None)} if keep == "steps" else {})
 
 
-def may_have(keep: str, facts: CallFacts) -> dict[str, Shape]:
-    """Those that some have."""
+def optional_tensors(keep: str, facts: CallFacts) -> dict[str, Shape]:
+    """Return the names and shapes of the tensors that some calls have."""
     (batch, _, _, _), (queries, keys) = facts.shape, facts.size
     rows = queries if facts.rows is None else len(facts.rows)
     return {
@@ -55,6 +55,7 @@ def may_have(keep: str, facts: CallFacts) -> dict[str, Shape]:
 
 
 def facts_to_json(facts: CallFacts) -> dict[str, Any]:
+    """Return the entry of a call in recording.json, without its definition, file and checksums."""
     return {
         "heads": list(facts.heads),
         "dropout": facts.dropout,
@@ -72,8 +73,12 @@ def facts_to_json(facts: CallFacts) -> dict[str, Any]:
     }
 
 
-def facts_of_json(name: str, said: Any, attention: Attention, where: str) -> CallFacts:
-    match said:
+def facts_from_json(name: str, entry: Any, attention: Attention, where: str) -> CallFacts:
+    """Return the facts of a call from its entry in recording.json.
+
+    Raise a LoadError that begins with `where` if the entry is incomplete or does not fit the definition.
+    """
+    match entry:
         case {
             "heads": [*heads],
             "dropout": int() | float() as dropout,
@@ -93,11 +98,11 @@ def facts_of_json(name: str, said: Any, attention: Attention, where: str) -> Cal
             and len(set(heads)) == len(heads)
             and dtype in FLOATS
             and all(_is_size(row) and row < queries for row in rows or ())
-            and isinstance(said.get("across"), bool | None)  # a recording of before does not say
+            and isinstance(entry.get("across"), bool | None)  # older recordings have no such key
         ):
             pass
         case _:
-            raise LoadError(f"{where} does not say what a call of an attention is: {str(said)[:80]}")
+            raise LoadError(f"{where} is no complete description of a call: {str(entry)[:80]}")
     facts = CallFacts(
         name=name,
         heads=tuple(heads),
@@ -110,12 +115,12 @@ def facts_of_json(name: str, said: Any, attention: Attention, where: str) -> Cal
         device=torch.device("cpu"),
         engine=engine,
         recorded=None if pooled is None else (pooled[0], pooled[1]),
-        across=said.get("across"),
+        across=entry.get("across"),
     )
     if len(heads) % max(key_heads, 1) or (heads and not key_heads):
         raise LoadError(f"{where}: key_heads={key_heads} does not divide its {len(heads)} heads")
     if batch * max(len(heads), 1) * max(queries, keys, 1) * max(d_q, d_k, 1) >= LARGEST**2:
-        raise LoadError(f"{where} speaks of more numbers than a tensor can hold")
+        raise LoadError(f"{where} describes a tensor with more numbers than a tensor can hold")
     sizes = {"batch": batch, "heads": len(heads), "queries": queries, "keys": keys}
     try:
         attention.check(**sizes, d_q=d_q, d_k=d_k)
@@ -131,7 +136,7 @@ def _is_size(number: object) -> bool:
 
 
 def _check_numbers(part: object, **size: int) -> None:
-    """Raise a ValueError where a mask or a bias of a whole is asked about another part than it was made for."""
+    """Raise a ValueError if a mask or bias that was restricted to some heads, queries or sequences has another size."""
     for inner in _inside(part):
         _check_numbers(inner, **size)
     if not isinstance(part, Renumbered | RenumberedBias):
@@ -140,43 +145,44 @@ def _check_numbers(part: object, **size: int) -> None:
     axis, numbering = axes.get(type(part.numbering)), part.numbering
     which: Any = getattr(numbering, "which", ())
     if axis is not None and len(which) != size[axis]:
-        raise ValueError(f"{type(numbering).__name__} numbers {len(which)} of {axis}, and there are {size[axis]}")
+        raise ValueError(f"{type(numbering).__name__} selects {len(which)} {axis}, and there are {size[axis]}")
     if isinstance(numbering, SomeQueries) and numbering.of[1] != size["keys"]:
-        raise ValueError(f"{type(numbering).__name__} is of {numbering.of[1]} keys, and there are {size['keys']}")
-    _check_numbers(part.mask if isinstance(part, Renumbered) else part.bias, **numbering.whole(**size))
+        raise ValueError(f"{type(numbering).__name__} is made for {numbering.of[1]} keys, and there are {size['keys']}")
+    _check_numbers(part.mask if isinstance(part, Renumbered) else part.bias, **numbering.full_size(**size))
 
 
 def _inside(part: object) -> Iterator[Mask | Bias]:
+    """Yield the masks of which a mask is made."""
     if isinstance(part, Combination):
         yield from part.masks
     elif isinstance(part, Opposite):
         yield part.mask
 
 
-def must_be_told_right(keep: str, facts: CallFacts, header: dict[str, tuple[str, tuple[int, ...]]], where: str) -> None:
-    """Raise a LoadError where the tensors are not those that the manifest speaks of."""
-    needed, possible = must_have(keep, facts), may_have(keep, facts)
+def check_tensors(keep: str, facts: CallFacts, header: dict[str, tuple[str, tuple[int, ...]]], where: str) -> None:
+    """Raise a LoadError if the tensors of a file are not those that its entry in recording.json describes."""
+    needed, possible = required_tensors(keep, facts), optional_tensors(keep, facts)
     for name, shape in needed.items():
         if name not in header:
             raise LoadError(f'{where} has no tensor "{name}", which keep="{keep}" keeps')
-        _must_fit(name, header[name][1], shape, where)
+        _check_shape(name, header[name][1], shape, where)
     for name, (kind, shape) in header.items():
         if name.startswith("attention."):
             continue
         if name in possible:
-            _must_fit(name, shape, possible[name], where)
+            _check_shape(name, shape, possible[name], where)
         elif name not in needed:
-            raise LoadError(f'{where} has a tensor "{name}", which no recording has')
+            raise LoadError(f'{where} has a tensor "{name}", which is no part of a recording')
         if (kind[0] == "I") != (name in IDS) or (name not in IDS and kind not in DTYPES):
-            right = "whole numbers" if name in IDS else f"one of {', '.join(DTYPES)}"
-            raise LoadError(f'{where}: tensor "{name}" is {kind}, and {right} would be right')
+            expected = "whole numbers" if name in IDS else f"one of {', '.join(DTYPES)}"
+            raise LoadError(f'{where}: tensor "{name}" is {kind}, and {expected} would be right')
     if keep == "summaries" and header["top_keys"][1] != header["top_weights"][1]:
         raise LoadError(f'{where}: tensors "top_keys" and "top_weights" have different shapes')
     if (facts.recorded is None) != ("map" not in header):
-        raise LoadError(f"{where} has a map and {FILE} says none, or the other way round")
+        raise LoadError(f"{where} and {FILE} disagree about whether there is a map")
 
 
-def _must_fit(name: str, shape: tuple[int, ...], wanted: Shape, where: str) -> None:
+def _check_shape(name: str, shape: tuple[int, ...], wanted: Shape, where: str) -> None:
     if len(shape) != len(wanted) or any(want not in (None, have) for have, want in zip(shape, wanted, strict=True)):
-        said = ["any" if size is None else size for size in wanted]
-        raise LoadError(f'{where}: tensor "{name}" has shape {list(shape)}, and {FILE} speaks of {said}')
+        expected = ["any" if size is None else size for size in wanted]
+        raise LoadError(f'{where}: tensor "{name}" has shape {list(shape)}, and {FILE} describes {expected}')

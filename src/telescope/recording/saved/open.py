@@ -1,4 +1,4 @@
-"""Opening a recording: what it says is checked at once, and numbers are read when they are asked for."""
+"""Open a saved recording: check its description at once, and read each tensor on first use."""
 
 import os
 from functools import cached_property
@@ -12,24 +12,24 @@ from torch import Tensor
 
 from ...attention import Attention
 from ...files import paths, safetensors
-from ...files.definitions import meant
+from ...files.definitions import from_json
 from ...files.errors import LoadError
-from ...files.safetensors import BYTES, header
-from ..kept import KEEP, Call
+from ...files.safetensors import BYTES, read_header
+from ..kept import KEEP, RecordedCall
 from ..recording import Recording
 from ..storage import StoredTensor
-from .manifest import FILE, KIND, VERSION, facts_of_json, must_be_told_right
+from .manifest import FILE, KIND, VERSION, check_tensors, facts_from_json
 
 
 class FileTensor(StoredTensor):
-    """Numbers in a file, read when they are asked for, and then compared with their checksum, where there is one."""
+    """A tensor in a safetensors file, read on first use and compared with its checksum, if the recording has one."""
 
     def __init__(
         self, file: Path, name: str, kind: str, shape: tuple[int, ...], checksum: int | None, keys: int
     ) -> None:
         self.file, self.name, self.kind, self.size, self.checksum = file, name, kind, shape, checksum
         self.keys = keys
-        """How many there are, which is what a tensor of keys may name."""
+        """How many keys the call has: the limit of the numbers in "top_keys"."""
 
     @property
     def tensor(self) -> Shaped[Tensor, "..."]:
@@ -52,21 +52,45 @@ class FileTensor(StoredTensor):
 
 
 def open_recording(path: str | os.PathLike[str]) -> Recording:
-    """recording.save("run.telescope"), then ts.open("run.telescope"). A LoadError says what is wrong with it."""
-    folder = paths.existing(path)
-    if not paths.is_folder(folder) or FILE not in paths.names(folder):
+    """Open a recording that `Recording.save` wrote.
+
+    Args:
+        path: the folder of the recording.
+
+    Returns:
+        The Recording. Tensors are read from the files when they are first used, so the folder has to stay.
+
+    Raises:
+        LoadError: if the folder holds no recording, or if a file is damaged or does not fit the description. Damage to
+            a tensor is found when the tensor is read.
+
+    Example:
+        >>> import tempfile, torch, telescope as ts
+        >>> layer = ts.layers.MultiHeadAttention(8, 2)
+        >>> with ts.watch(layer) as recording:
+        ...     _ = layer(torch.randn(1, 5, 8))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     recording.save(f"{folder}/run.telescope")
+        ...     opened = ts.open(f"{folder}/run.telescope")
+        ...     opened["attention"].entropy.shape
+        torch.Size([1, 2, 5])
+    """
+    folder = paths.check_exists(path)
+    if not paths.is_folder(folder) or FILE not in paths.list_names(folder):
         raise LoadError(f"{folder} is no recording: it is no folder with a {FILE}")
-    said, where = paths.read_json(_inside(folder, FILE)), str(folder / FILE)
-    if said.get("is") != KIND:
-        raise LoadError(f'{where} is not of a recording: it says it is {said.get("is")!r}, and "{KIND}" would be right')
-    if said.get("version") != VERSION:
+    manifest, where = paths.read_json(_inside(folder, FILE)), str(folder / FILE)
+    if manifest.get("is") != KIND:
         raise LoadError(
-            f"{where} is of version {said.get('version')!r}, and this Telescope reads version {VERSION}; "
-            "open it with the one that wrote it"
+            f'{where} is not of a recording: its "is" is {manifest.get("is")!r}, and "{KIND}" would be right'
         )
-    if "crc32" in said and said["crc32"] != safetensors.of_manifest(said):
-        raise LoadError(f"{where} is not what was saved, by its checksum: it was damaged, or changed by hand")
-    match said:
+    if manifest.get("version") != VERSION:
+        raise LoadError(
+            f"{where} is of version {manifest.get('version')!r}, and this Telescope reads version {VERSION}; "
+            "open it with the version that wrote it"
+        )
+    if "crc32" in manifest and manifest["crc32"] != safetensors.manifest_checksum(manifest):
+        raise LoadError(f"{where} does not match its checksum: it was damaged, or changed by hand")
+    match manifest:
         case {"model": str(model), "keep": str(keep), "tokens": dict(texts), "attentions": [*attentions]} if (
             keep in KEEP and all(isinstance(text, str) for text in texts.values())
         ):
@@ -77,69 +101,77 @@ def open_recording(path: str | os.PathLike[str]) -> Recording:
     if len(calls) < len(attentions):
         raise LoadError(f"{where} has two attentions of one name")
     decode = (lambda ids: "".join(texts.get(str(token), "") for token in ids)) if texts else None
-    special = said.get("special", {})  # older ones have none
+    special = manifest.get("special", {})  # older recordings have none
     if not isinstance(special, dict) or not all(isinstance(name, str) for name in special.values()):
         raise LoadError(f'{where}: "special" is not a name for each id')
     recording = Recording(model, list(calls), keep, decode=decode, token_name=lambda token: special.get(str(token)))
-    for name, of_name in calls.items():
-        recording[name].calls.extend(of_name)
+    for name, own in calls.items():
+        recording[name].calls.extend(own)
     return recording
 
 
-def _calls(folder: Path, keep: str, said: Any, where: str) -> tuple[str, list[Call]]:
-    match said:
+def _calls(folder: Path, keep: str, entry: Any, where: str) -> tuple[str, list[RecordedCall]]:
+    """Return the name of an attention and its calls."""
+    match entry:
         case {"name": str(name), "calls": [*calls]}:
             return name, [_call(folder, keep, name, call, f'{where}: "{name}"') for call in calls]
-    raise LoadError(f"{where} has an attention without a name or calls: {str(said)[:80]}")
+    raise LoadError(f"{where} has an attention without a name or calls: {str(entry)[:80]}")
 
 
-def _call(folder: Path, keep: str, name: str, said: Any, where: str) -> Call:
-    file = said.get("file") if isinstance(said, dict) else None
+def _call(folder: Path, keep: str, name: str, entry: Any, where: str) -> RecordedCall:
+    """Return a call whose description and file headers were checked."""
+    file = entry.get("file") if isinstance(entry, dict) else None
     if not isinstance(file, str) or {"/", "\\", "\0"} & set(file) or not file.endswith(".safetensors"):
         raise LoadError(f"{where} names {file!r}, which is no safetensors file in the same folder")
-    described = header(_inside(folder, file))
-    sums = _checksums(said.get("crc32"), where)
-    tensors = {it: _read(folder / file, it, sums.get(it)) for it in described if it.startswith("attention.")}
-    attention = meant(said.get("attention"), tensors, where)
+    described = read_header(_inside(folder, file))
+    sums = _checksums(entry.get("crc32"), where)
+    tensors = {part: _read(folder / file, part, sums.get(part)) for part in described if part.startswith("attention.")}
+    attention = from_json(entry.get("attention"), tensors, where)
     if not isinstance(attention, Attention):
         raise LoadError(f"{where} has no definition")
-    facts = facts_of_json(name, said, attention, where)
-    must_be_told_right(keep, facts, described, str(folder / file))
+    facts = facts_from_json(name, entry, attention, where)
+    check_tensors(keep, facts, described, str(folder / file))
     if sums and (differ := sorted(sums.keys() ^ described.keys())):
         raise LoadError(f'{where} has a checksum or {file} a tensor "{differ[0]}", and not both')
     parts = {
-        it: FileTensor(folder / file, it, kind, shape, sums.get(it), facts.size[1])
-        for it, (kind, shape) in described.items()
-        if not it.startswith("attention.")
+        part: FileTensor(folder / file, part, kind, shape, sums.get(part), facts.size[1])
+        for part, (kind, shape) in described.items()
+        if not part.startswith("attention.")
     }
     return KEEP[keep].opened(facts, parts)
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """A file of the folder; a link may not lead out of it, to what its reader can read and its maker cannot."""
-    file = paths.existing(folder / name)
+    """Return the path of a file in the folder; raise a LoadError for a link that leads out of the folder.
+
+    Such a link could make the reader open a file that the recording's author cannot read.
+    """
+    file = paths.check_exists(folder / name)
     if file.resolve().parent != folder.resolve():
         raise LoadError(f"{file} is a link to {file.resolve()}, out of the recording; a recording holds its own files")
     return file
 
 
-def _checksums(said: Any, where: str) -> dict[str, int]:
-    """Of every tensor of a file; recordings of earlier versions have none."""
-    if said is None:
+def _checksums(checksums: Any, where: str) -> dict[str, int]:
+    """Return the checksum of each tensor of a file; recordings of earlier versions have none."""
+    if checksums is None:
         return {}
-    if not isinstance(said, dict) or not said or not all(type(it) is int for it in said.values()):
-        raise LoadError(f"{where} has checksums that are no numbers: {str(said)[:80]}")
-    return said
+    if (
+        not isinstance(checksums, dict)
+        or not checksums
+        or not all(type(number) is int for number in checksums.values())
+    ):
+        raise LoadError(f"{where} has checksums that are no numbers: {str(checksums)[:80]}")
+    return checksums
 
 
 def _read(file: Path, name: str, checksum: int | None) -> Tensor:
+    """Read a tensor; raise a LoadError if it cannot be read or does not match its checksum."""
     try:
         with safe_open(file, "pt") as opened:
             tensor: Tensor = opened.get_tensor(name)
     except (SafetensorError, OSError) as problem:
         raise LoadError(f'{file}: tensor "{name}" cannot be read: {problem}') from None
-    if checksum not in (None, safetensors.of_tensor(tensor)):
-        raise LoadError(
-            f'{file}: tensor "{name}" is not what was saved, by its checksum: the file was damaged or changed'
-        )
+    if checksum not in (None, safetensors.tensor_checksum(tensor)):
+        raise LoadError(f'{file}: tensor "{name}" does not match its checksum: the file was damaged or changed')
     return tensor

@@ -1,4 +1,4 @@
-"""Saving a recording: whole or not at all."""
+"""Save a recording to a folder, as a whole or not at all."""
 
 import os
 import re
@@ -10,11 +10,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ...files import safetensors
-from ...files.atomic import resolved, write_json, written_whole
-from ...files.definitions import told
+from ...files.atomic import atomic_folder, resolve_path, write_json
+from ...files.definitions import to_json
 from ...files.errors import LoadError
 from ...files.paths import read_json
-from ..kept import Call
+from ..kept import RecordedCall
 from .manifest import FILE, KIND, VERSION, facts_to_json
 
 OUR_FILES = re.compile(rf"{re.escape(FILE)}|\d+\.safetensors")
@@ -25,58 +25,65 @@ def save_recording(
     model: str,
     keep: str,
     decode: Callable[[list[int]], str] | None,
-    watched: Mapping[str, Sequence[Call]],
+    watched: Mapping[str, Sequence[RecordedCall]],
     token_name: Callable[[int], str | None] | None = None,
     *,
     replace: bool = False,
 ) -> None:
-    with written_whole(path, lambda place: must_be_free(place, replace=replace)) as folder:
+    """Write recording.json and a safetensors file for each call; see `Recording.save`.
+
+    `decode` and `token_name` are called once for each token that occurs, since a tokenizer cannot be saved.
+    """
+    with atomic_folder(path, lambda place: check_can_save(place, replace=replace)) as folder:
         attentions: list[dict[str, Any]] = []
         number, ids = 0, set()
-        for name, of_name in watched.items():
+        for name, recorded in watched.items():
             calls = []
-            for call in of_name:
+            for call in recorded:
                 tensors: dict[str, Tensor] = {}
-                said = {"attention": told(call.attention, tensors), **facts_to_json(call.facts)}
-                tensors |= {part: it.tensor for part, it in call.parts.items()}
+                entry = {"attention": to_json(call.attention, tensors), **facts_to_json(call.facts)}
+                tensors |= {part: stored.tensor for part, stored in call.parts.items()}
                 ids |= {token for part in ("query_ids", "key_ids") if part in tensors for token in _ids(tensors[part])}
                 file = f"{number}.safetensors"
-                tensors = {part: it.detach().cpu().contiguous() for part, it in tensors.items()}
+                tensors = {part: tensor.detach().cpu().contiguous() for part, tensor in tensors.items()}
                 save_file(tensors, folder / file)
-                sums = {part: safetensors.of_tensor(it) for part, it in tensors.items()}
-                calls.append({"file": file, **said, "crc32": sums})
+                sums = {part: safetensors.tensor_checksum(tensor) for part, tensor in tensors.items()}
+                calls.append({"file": file, **entry, "crc32": sums})
                 number += 1
             attentions.append({"name": name, "calls": calls})
         texts = {} if decode is None else {str(token): decode([token]) for token in sorted(ids)}
         head = {"is": KIND, "version": VERSION, "model": model, "keep": keep}
         named = {token: token_name(int(token)) for token, text in texts.items() if not text} if token_name else {}
-        special = {token: called for token, called in named.items() if called}
+        special = {token: label for token, label in named.items() if label}
         manifest = {**head, "tokens": texts, "special": special, "attentions": attentions}
-        write_json(folder / FILE, {**manifest, "crc32": safetensors.of_manifest(manifest)})
+        write_json(folder / FILE, {**manifest, "crc32": safetensors.manifest_checksum(manifest)})
 
 
-def must_be_free(
+def check_can_save(
     path: str | os.PathLike[str], *, replace: bool = False, way: str = "save(..., replace=True) replaces it"
 ) -> None:
-    """Raise a ValueError where a recording cannot be saved: a recording may take the place of a recording, if it is to
-    `replace` it, and of nothing else. `way` is how the caller says so."""
-    place = resolved(path)
+    """Raise a ValueError if a recording cannot be saved to this path.
+
+    A recording may replace a recording, if `replace` is True, and nothing else. `way` tells the user how to set
+    `replace`.
+    """
+    place = resolve_path(path)
     if not place.exists():
         return
     try:
-        there = sorted(os.listdir(place)) if place.is_dir() else None
-        said = read_json(place / FILE) if there else {}
-        ours = there == [] or said.get("is") == KIND
+        files = sorted(os.listdir(place)) if place.is_dir() else None
+        manifest = read_json(place / FILE) if files else {}
+        ours = files == [] or manifest.get("is") == KIND
     except LoadError:
-        there, said, ours = None, {}, False
+        files, manifest, ours = None, {}, False
     if not ours:
-        raise ValueError(f"{place} is there and is no recording, so it is left alone; save into a new folder")
-    strange = [name for name in there or () if not OUR_FILES.fullmatch(name)]
+        raise ValueError(f"{place} exists and is no recording, so it is left alone; save into a new folder")
+    strange = [name for name in files or () if not OUR_FILES.fullmatch(name)]
     if strange:
         raise ValueError(f"{place} holds {strange[0]} beside a recording, which would be lost; save into a new folder")
-    if there and not replace:
+    if files and not replace:
         raise ValueError(
-            f"{place} holds a recording already, of {said.get('model')}, keep={said.get('keep')!r}, "
+            f"{place} holds a recording already, of {manifest.get('model')}, keep={manifest.get('keep')!r}, "
             f"so it is left alone; {way}"
         )
 

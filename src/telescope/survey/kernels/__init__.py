@@ -1,22 +1,26 @@
-"""The survey's kernels, in triton: they are imported only where they run."""
+"""The survey's kernels in Triton. Imported only where they run, since Triton may be missing.
 
-from .pool import pool, stretches
+Read tiles.py first: the steps from q·k to a weight. Then sums.py, top.py and pool.py, which read the weights.
+They import nothing but Triton.
+"""
+
+from .pool import pool, sum_listed
 from .sums import log_sum_exp, statistics
 from .tiles import HeadTensor, Rule, TileSpans
-from .top import candidates, enlist, mark, rank, search, sharpen
+from .top import collect_keys, find_blocks, group_rows, raise_thresholds, rank_keys, search_all_keys
 
 __all__ = [
     "HeadTensor",
     "Rule",
     "TileSpans",
-    "candidates",
-    "enlist",
+    "collect_keys",
+    "find_blocks",
+    "group_rows",
     "log_sum_exp",
-    "mark",
     "pool",
-    "rank",
-    "search",
-    "sharpen",
+    "raise_thresholds",
+    "rank_keys",
+    "search_all_keys",
     "statistics",
-    "stretches",
+    "sum_listed",
 ]

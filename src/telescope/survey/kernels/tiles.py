@@ -1,8 +1,11 @@
-"""What the kernels share. Tiles of q·k are computed, read and forgotten; no weight is ever written to memory.
+"""Functions and structures that all kernels share. Tiles of q·k stay in registers; no weight is written to memory.
 
 Everything is in powers of two: x = log2(weight) = (score - lse) · log2(e), and exp2(x) is the weight. Tiles are
-(query, key), so that what is summed along a row stays in one warp, which is cheap; what is summed along a column is
-kept for each element of the tile until the program's last row, which costs no sum at all.
+(query, key). A sum along a row stays in one warp, which is cheap; a sum along a column is kept for each element of the
+tile and reduced once, after the program's last row.
+
+Names in the kernels: b, h, bh are the sequence, the head and both in one; m, n the first row and key of a tile; rm, rn
+the rows and keys of a tile; cm, cn its offsets. CAPITALS are pointers and compile-time constants.
 """
 
 from typing import Any, NamedTuple
@@ -10,25 +13,25 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-HIDDEN = tl.constexpr(-1e30)  # log2 of a weight that is not there. Finite: exp2 of it is 0, and so is 0 · HIDDEN
+HIDDEN = tl.constexpr(-1e30)  # log2 of a masked weight. Finite, so that 0 · HIDDEN is 0; exp2 of it is 0 too
 NOWHERE = tl.constexpr(-1e29)  # below every log2 of a weight, above HIDDEN
-LOWEST = tl.constexpr(-65000.0)  # what is told apart by sixteen bits ends here: below it a maximum is known no closer
+LOWEST = tl.constexpr(-65000.0)  # near the end of float16: maxima below it are stored as equal
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
-EMPTY = tl.constexpr(-(2**63) + 1)
+EMPTY = tl.constexpr(-(2**63) + 1)  # a slot without a packed key
 
-# A kernel is compiled once for all of these sizes, instead of once for 1, once for multiples of 16 and once for others:
-# none of them says how memory is read.
+# Triton compiles a kernel anew for an integer of 1, a multiple of 16, and any other. Not for these sizes, which
+# say nothing about the alignment of memory.
 SIZES = [
-    "rows", "keys", "heads", "group", "row_tiles", "key_blocks", "lines", "lse_head", "cell_rows", "cell_keys",
+    "rows", "keys", "heads", "group", "row_tiles", "key_blocks", "padded_rows", "lse_stride", "cell_rows", "cell_keys",
     "map_columns", "map_size", "first_row", "row_slots", "key_slots", "row_batch", "key_batch", "span_batch",
-    "span_set", "result_set",
+    "span_set", "share_set",
 ]  # fmt: skip
 kernel = triton.jit(do_not_specialize=SIZES)
 
 
 class HeadTensor(NamedTuple):
-    """Queries or keys: where they are, and how far it is from one batch, head and position to the next."""
+    """A pointer to queries or keys, and the strides of batch, head and position."""
 
     data: Any
     batch: Any
@@ -37,65 +40,66 @@ class HeadTensor(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What stands between q·k and its weight. A None is left out when compiling."""
+    """The steps from q·k to a weight. What is None is compiled away; *_batch, *_head and *_row are strides."""
 
     scale: Any
     softcap: Any  # in natural units, as the scale
-    slopes: Any  # ALiBi's, one for each head, · log2(e)
+    slopes: Any  # of ALiBi, (heads,), · log2(e)
     relative: Any  # (heads, 2 · reach + 1), · log2(e)
     relative_head: Any
     reach: Any
-    bias: Any  # in natural units; of its keys one lies beside the other
+    bias: Any  # (batch, heads, row, key) in natural units, contiguous along the keys
     bias_batch: Any
     bias_head: Any
     bias_row: Any
-    mask: Any
+    mask: Any  # (batch, heads, row, key), contiguous along the keys; 0 hides a key
     mask_batch: Any
     mask_head: Any
     mask_row: Any
-    start: Any  # (batch, row): the span of keys of each row
-    stop: Any
+    start: Any  # (batch, row): the first key that each row may see
+    stop: Any  # and one past the last
     span_batch: Any
-    shift: Any  # the position of row 0
+    shift: Any  # the position of row 0, counted in keys
 
 
 class TileSpans(NamedTuple):
-    """The spans of a tile of rows together: from `first` to `stop` somebody looks, between the inner two everyone."""
+    """Spans of keys for each tile of rows: some row sees first to stop, all rows see inner_first to inner_stop."""
 
     first: Any
     stop: Any
     inner_first: Any
     inner_stop: Any
-    batch: Any
+    batch: Any  # stride
 
 
 @triton.jit
-def load(heads, b, h, positions, count, width, D: tl.constexpr, WHOLE: tl.constexpr):
-    """(position, feature), zeros beyond the last of both; WHOLE says that there is nothing beyond."""
+def load(heads, b, h, positions, count, width, D: tl.constexpr, EVEN: tl.constexpr):
+    """Return a tile (position, feature), zeros beyond `count` and `width`; EVEN promises that nothing is beyond."""
     feature = tl.arange(0, D)
     at = heads.data + b * heads.batch + h * heads.head
     at += positions[:, None].to(tl.int64) * heads.position + feature[None, :]
-    if WHOLE:
+    if EVEN:
         return tl.load(at)
     return tl.load(at, mask=(positions[:, None] < count) & (feature[None, :] < width), other=0.0)
 
 
 @triton.jit
-def load_lse(LSE, at, there):
-    """In powers of two; of a row that sees nothing, and of none, so large that every weight is 0."""
-    lse = tl.load(LSE + at, mask=there, other=float("-inf"))
+def load_lse(LSE, at, valid):
+    """Return lse to base two; of a row that sees nothing or does not exist so large that every weight is 0."""
+    lse = tl.load(LSE + at, mask=valid, other=float("-inf"))
     return tl.where(lse == float("-inf"), -HIDDEN, lse * LOG2_E)
 
 
 @triton.jit
-def _pick(table, batch, head, position, b, h, row, key, rows, keys, other: tl.constexpr):
+def _load_table(table, batch, head, position, b, h, row, key, rows, keys, other: tl.constexpr):
+    """Return the entries of a bias or mask (batch, heads, row, key); `other` outside of the matrix."""
     at = table + b * batch + h * head + row.to(tl.int64) * position + key
     return tl.load(at, mask=(row < rows) & (key < keys), other=other)
 
 
 @triton.jit
 def log2_weights(product, lse, row, key, b, h, rule, rows, keys):
-    """x where everyone sees everything: row (rows, 1) and key (1, keys) or (rows, 1); lse (rows, 1), to base two."""
+    """Return x before masking. row is (rows, 1), key (1, keys) or (rows, 1), lse (rows, 1) to base two."""
     if rule.softcap is None:
         x = product * (rule.scale * LOG2_E) - lse
     else:
@@ -107,18 +111,21 @@ def log2_weights(product, lse, row, key, b, h, rule, rows, keys):
         distance = tl.minimum(tl.maximum(key - row - rule.shift, -rule.reach), rule.reach)
         x += tl.load(rule.relative + h * rule.relative_head + distance + rule.reach)
     if rule.bias is not None:
-        x += _pick(rule.bias, rule.bias_batch, rule.bias_head, rule.bias_row, b, h, row, key, rows, keys, 0.0) * LOG2_E
+        x += (
+            _load_table(rule.bias, rule.bias_batch, rule.bias_head, rule.bias_row, b, h, row, key, rows, keys, 0.0)
+            * LOG2_E
+        )
         x = tl.where(x < HIDDEN, HIDDEN, x)
     return x
 
 
 @triton.jit
 def hide(x, row, key, b, h, rule, rows, keys):
-    """HIDDEN where a query may not see a key."""
+    """Return x, HIDDEN where a row may not see a key."""
     start = tl.load(rule.start + b * rule.span_batch + row, mask=row < rows, other=0)
     stop = tl.load(rule.stop + b * rule.span_batch + row, mask=row < rows, other=0)
     seen = (key >= start) & (key < stop)
     if rule.mask is not None:
-        allowed = _pick(rule.mask, rule.mask_batch, rule.mask_head, rule.mask_row, b, h, row, key, rows, keys, 0)
+        allowed = _load_table(rule.mask, rule.mask_batch, rule.mask_head, rule.mask_row, b, h, row, key, rows, keys, 0)
         seen = seen & (allowed != 0)
     return tl.where(seen, x, HIDDEN)

@@ -1,4 +1,13 @@
-"""The largest weights of each row. The largest of each block of keys bound them, so few blocks are looked into."""
+"""Find the TOP largest weights of each row, largest first.
+
+`statistics` wrote down the largest x = log2(weight) of each row in each block of keys. In this order:
+find_blocks       bounds the TOP largest x of a row from below by a threshold, and lists the blocks that reach it
+group_rows        sorts these (row, block) pairs by block
+raise_thresholds  raises the thresholds of tiles whose rows share many blocks
+collect_keys      multiplies the listed rows with their blocks again, and collects the keys that reach the threshold
+rank_keys         sorts the collected keys of each row
+search_all_keys   searches the few rows whose lists were too short, from the first key to the last
+"""
 
 import triton
 import triton.language as tl
@@ -8,7 +17,7 @@ from .tiles import EMPTY, HIDDEN, LOWEST, NOWHERE, hide, kernel, load, load_lse,
 
 @triton.jit
 def _nth_largest(values, NTH: tl.constexpr, AXIS: tl.constexpr):
-    """The NTH largest value along an axis, equal ones counted once; NOWHERE if there are not so many."""
+    """Return the NTH largest value along an axis, equal values counted once; NOWHERE if there are fewer."""
     nth = tl.max(values, AXIS)
     for _ in range(1, NTH):
         values = tl.where(values == tl.expand_dims(nth, AXIS), HIDDEN, values)
@@ -17,101 +26,102 @@ def _nth_largest(values, NTH: tl.constexpr, AXIS: tl.constexpr):
 
 
 @kernel
-def candidates(
-    MAXIMA, tiles, THRESHOLD, ASKED, COUNT, NOTED, BUSY, heads, row_tiles, key_blocks,
-    TOP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CLASSES: tl.constexpr, ROOM: tl.constexpr,
-    MOST_BUSY: tl.constexpr,
+def find_blocks(
+    MAXIMA, tiles, THRESHOLD, ROW_COUNT, BLOCK_COUNT, ROW_BLOCKS, COMMON, heads, row_tiles, key_blocks,
+    TOP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CLASSES: tl.constexpr, BLOCK_CAPACITY: tl.constexpr,
+    MOST_COMMON: tl.constexpr,
 ):  # fmt: skip
-    """From the largest x of each row in each block of keys: a threshold that the TOP largest of the row reach; how many
-    blocks of each row reach it, and which, the first ROOM of them; how many rows ask for a block, and the how manieth
-    of them each is; and the blocks that most rows of the tile have.
+    """Write, for BM rows: a THRESHOLD that the TOP largest x of the row reach; the BLOCK_COUNT of blocks that reach it;
+    ROW_BLOCKS, the first BLOCK_CAPACITY of them, each with the row's rank among the rows that list the block; and the
+    COMMON blocks, which more than half of the rows reach. Add to ROW_COUNT how many rows list each block.
 
-    The threshold is the TOP-th largest among the largest of CLASSES disjoint sets, so at least TOP keys reach it.
+    The threshold is the TOP-th largest among the maxima of CLASSES disjoint sets of keys, so at least TOP keys reach
+    it. COMMON holds a count, then at most MOST_COMMON blocks.
     """
     m = tl.program_id(0)
     bh = tl.program_id(1).to(tl.int64)
     row = m * BM + tl.arange(0, BM)
-    lines = row_tiles * BM  # of one head, whose notes are near enough to each other to be told apart by 32 bits
-    MAXIMA += bh * key_blocks * lines
-    NOTED += bh * lines * ROOM
+    padded_rows = row_tiles * BM  # of one head: offsets within a head fit 32 bits
+    MAXIMA += bh * key_blocks * padded_rows
+    ROW_BLOCKS += bh * padded_rows * BLOCK_CAPACITY
     tile = (bh // heads) * tiles.batch + m
     first, stop = tl.load(tiles.first + tile) // BN, tl.cdiv(tl.load(tiles.stop + tile), BN)
-    own = tl.arange(0, CLASSES)
+    class_id = tl.arange(0, CLASSES)
     best = tl.full([CLASSES, BM], HIDDEN, tl.float32)
     for n in range(first, stop, CLASSES):
-        at = (n + own)[:, None] * lines + row[None, :]
-        there = (n + own)[:, None] < stop
-        best = tl.maximum(best, tl.load(MAXIMA + at, mask=there, other=float("-inf")).to(tl.float32))
-    # A maximum of sixteen bits leaves thirteen free: with its class in them none equals another, and each one counts.
-    apart = (best.to(tl.int32, bitcast=True) | own[:, None]).to(tl.float32, bitcast=True)
-    nth = _nth_largest(apart, TOP, 0)
+        at = (n + class_id)[:, None] * padded_rows + row[None, :]
+        valid = (n + class_id)[:, None] < stop
+        best = tl.maximum(best, tl.load(MAXIMA + at, mask=valid, other=float("-inf")).to(tl.float32))
+    # A float16 leaves the lowest 13 bits of a float32 zero. The class goes there, so that no two maxima are equal.
+    distinct = (best.to(tl.int32, bitcast=True) | class_id[:, None]).to(tl.float32, bitcast=True)
+    nth = _nth_largest(distinct, TOP, 0)
     threshold = (nth.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
     threshold = tl.where(threshold > LOWEST + 64, threshold, NOWHERE)
-    tl.store(THRESHOLD + bh * lines + row, threshold)
+    tl.store(THRESHOLD + bh * padded_rows + row, threshold)
 
-    busy, count = 0, tl.zeros([BM], tl.int32)
-    BUSY += (bh * row_tiles + m) * (MOST_BUSY + 1)
+    common, count = 0, tl.zeros([BM], tl.int32)
+    COMMON += (bh * row_tiles + m) * (MOST_COMMON + 1)
     for n in range(first, stop, CLASSES):
-        block = n + own
-        at = block[:, None] * lines + row[None, :]
+        block = n + class_id
+        at = block[:, None] * padded_rows + row[None, :]
         largest = tl.load(MAXIMA + at, mask=block[:, None] < stop, other=float("-inf")).to(tl.float32)
         reaching = (largest >= threshold[None, :]).to(tl.int32)
         place = count[None, :] + tl.cumsum(reaching, 0) - reaching
-        asking = reaching * (place < ROOM)
-        asked = tl.sum(asking, 1)
-        before = tl.atomic_add(ASKED + bh * key_blocks + block, asked, mask=asked > 0, sem="relaxed")
-        turn = before[:, None] + tl.cumsum(asking, 1) - asking
-        entry = (block[:, None].to(tl.int64) << 32) | turn.to(tl.int64)
-        tl.store(NOTED + row[None, :] * ROOM + place, entry, mask=asking > 0)
+        listed = reaching * (place < BLOCK_CAPACITY)
+        added = tl.sum(listed, 1)
+        before = tl.atomic_add(ROW_COUNT + bh * key_blocks + block, added, mask=added > 0, sem="relaxed")
+        rank_in_block = before[:, None] + tl.cumsum(listed, 1) - listed
+        entry = (block[:, None].to(tl.int64) << 32) | rank_in_block.to(tl.int64)
+        tl.store(ROW_BLOCKS + row[None, :] * BLOCK_CAPACITY + place, entry, mask=listed > 0)
         count += tl.sum(reaching, 0)
-        many = (2 * tl.sum(reaching, 1) > BM).to(tl.int32)
-        place_busy = busy + tl.cumsum(many, 0)
-        tl.store(BUSY + place_busy, block, mask=(many > 0) & (place_busy <= MOST_BUSY))
-        busy += tl.sum(many, 0)
-    tl.store(BUSY, tl.minimum(busy, MOST_BUSY))
-    tl.store(COUNT + bh * lines + row, count)
+        shared = (2 * tl.sum(reaching, 1) > BM).to(tl.int32)
+        common_place = common + tl.cumsum(shared, 0)
+        tl.store(COMMON + common_place, block, mask=(shared > 0) & (common_place <= MOST_COMMON))
+        common += tl.sum(shared, 0)
+    tl.store(COMMON, tl.minimum(common, MOST_COMMON))
+    tl.store(BLOCK_COUNT + bh * padded_rows + row, count)
 
 
 @kernel
-def enlist(
-    COUNT, NOTED, FIRST, ENTRIES, lines, key_blocks,
-    BM: tl.constexpr, ROOM: tl.constexpr,
+def group_rows(
+    BLOCK_COUNT, ROW_BLOCKS, FIRST_ROW, BLOCK_ROWS, padded_rows, key_blocks,
+    BM: tl.constexpr, BLOCK_CAPACITY: tl.constexpr,
 ):  # fmt: skip
-    """The rows that ask for a block of keys, one after the other from where FIRST says."""
+    """Write the rows that list a block of keys into BLOCK_ROWS, one after the other from FIRST_ROW of the block on."""
     bh = tl.program_id(1).to(tl.int64)
-    row, place = tl.program_id(0) * BM + tl.arange(0, BM)[:, None], tl.arange(0, ROOM)[None, :]
-    there = place < tl.load(COUNT + bh * lines + row)
-    entry = tl.load(NOTED + (bh * lines + row) * ROOM + place, mask=there, other=0)
-    first = tl.load(FIRST + bh * key_blocks + (entry >> 32), mask=there, other=0)
-    tl.store(ENTRIES + first + entry.to(tl.int32), row + 0 * place, mask=there)
+    row, place = tl.program_id(0) * BM + tl.arange(0, BM)[:, None], tl.arange(0, BLOCK_CAPACITY)[None, :]
+    valid = place < tl.load(BLOCK_COUNT + bh * padded_rows + row)
+    entry = tl.load(ROW_BLOCKS + (bh * padded_rows + row) * BLOCK_CAPACITY + place, mask=valid, other=0)
+    first = tl.load(FIRST_ROW + bh * key_blocks + (entry >> 32), mask=valid, other=0)
+    tl.store(BLOCK_ROWS + first + entry.to(tl.int32), row + 0 * place, mask=valid)
 
 
 @kernel
-def sharpen(
-    q, k, LSE, rule, THRESHOLD, BUSY, rows, keys, heads, group, width, row_tiles, lse_head,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
-    TOP: tl.constexpr, MOST_BUSY: tl.constexpr,
+def raise_thresholds(
+    q, k, LSE, rule, THRESHOLD, COMMON, rows, keys, heads, group, width, row_tiles, lse_stride,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    TOP: tl.constexpr, MOST_COMMON: tl.constexpr,
 ):  # fmt: skip
-    """Where most rows of a tile look into the same blocks, these raise the threshold: to the TOP-th largest among the
-    largest of BN classes of their keys. Elsewhere there is nothing to do."""
+    """Raise the THRESHOLD of BM rows that have COMMON blocks, to the TOP-th largest among the maxima of BN classes of
+    these blocks' keys."""
     m = tl.program_id(0)
     bh = tl.program_id(1).to(tl.int64)
     program = bh * row_tiles + m
-    BUSY += program * (MOST_BUSY + 1)
-    busy = tl.load(BUSY)
-    if busy > 0:
+    COMMON += program * (MOST_COMMON + 1)
+    common = tl.load(COMMON)
+    if common > 0:
         b, h = bh // heads, bh % heads
         cm, cn = tl.arange(0, BM), tl.arange(0, BN)
         rm = m * BM + cm
         row = rm[:, None]
-        asked = load(q, b, h, rm, rows, width, D, WHOLE)
-        lse = load_lse(LSE, bh * lse_head + rm, rm < rows)[:, None]
+        query_tile = load(q, b, h, rm, rows, width, D, EVEN)
+        lse = load_lse(LSE, bh * lse_stride + rm, rm < rows)[:, None]
         best = tl.full([BM, BN], HIDDEN, tl.float32)
-        for i in range(busy):
-            n = tl.load(BUSY + 1 + i) * BN
+        for i in range(common):
+            n = tl.load(COMMON + 1 + i) * BN
             key = (n + cn)[None, :]
-            offered = load(k, b, h // group, n + cn, keys, width, D, WHOLE).T
-            product = tl.dot(asked, offered, input_precision=PRECISION)
+            key_tile = load(k, b, h // group, n + cn, keys, width, D, EVEN).T
+            product = tl.dot(query_tile, key_tile, input_precision=PRECISION)
             x = log2_weights(product, lse, row, key, b, h, rule, rows, keys)
             best = tl.maximum(best, hide(x, row, key, b, h, rule, rows, keys))
         at = THRESHOLD + program * BM + cm
@@ -119,38 +129,38 @@ def sharpen(
 
 
 @triton.jit
-def _lowest(bits):
-    """The lowest bit that is set, and its place."""
+def _lowest_bit(bits):
+    """Return the lowest bit that is set, and its index."""
     low = bits & -bits
     power = low.to(tl.uint32, bitcast=True).to(tl.float32).to(tl.int32, bitcast=True)
     return low, ((power >> 23) & 255) - 127
 
 
 @triton.jit
-def _how_many(bits):
-    """Of the bits of each word are set."""
+def _popcount(bits):
+    """Return the number of bits that are set in each 32-bit word."""
     bits -= (bits >> 1) & 0x55555555
     bits = (bits & 0x33333333) + ((bits >> 2) & 0x33333333)
     return (((bits + (bits >> 4)) & 0x0F0F0F0F) * 0x01010101 >> 24) & 63
 
 
 @triton.jit
-def _first(count):
-    """A word in which the first bits are set, so many."""
+def _low_bits(count):
+    """Return a 32-bit word whose lowest `count` bits are set."""
     return tl.where(count >= 32, -1, (1 << tl.minimum(tl.maximum(count, 0), 31)) - 1)
 
 
 @kernel
-def mark(
-    q, k, LSE, rule, THRESHOLD, FIRST, ASKED, ENTRIES, MARKED, NOTED,
-    rows, keys, heads, group, width, lines, lse_head,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
-    SLOTS: tl.constexpr,
+def collect_keys(
+    q, k, LSE, rule, THRESHOLD, FIRST_ROW, ROW_COUNT, BLOCK_ROWS, KEY_COUNT, CANDIDATES,
+    rows, keys, heads, group, width, padded_rows, lse_stride,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    KEY_CAPACITY: tl.constexpr,
 ):  # fmt: skip
-    """For the rows that ask a block of keys: which of its keys reach the row's threshold. The row notes the first SLOTS
-    of them, with their x, and how many there are.
+    """Collect the keys of one block that reach the THRESHOLD of a row, for the rows that list the block.
 
-    Only the rows that ask are multiplied, BM of them at a time, from wherever they stand."""
+    KEY_COUNT grows by the number of these keys. CANDIDATES takes the first KEY_CAPACITY of a row, packed with their x.
+    Only the rows that list the block are multiplied, gathered BM at a time."""
     block = tl.program_id(0)
     bh = tl.program_id(2).to(tl.int64)
     b, h = bh // heads, bh % heads
@@ -159,23 +169,23 @@ def mark(
     word = (n + 32 * tl.arange(0, BN // 32))[None, :]
     key = (n + cn)[None, :]
     at = bh * tl.num_programs(0) + block
-    start = tl.load(FIRST + at)
-    stop = start + tl.load(ASKED + at)
+    start = tl.load(FIRST_ROW + at)
+    stop = start + tl.load(ROW_COUNT + at)
     start += tl.program_id(1) * BM
-    line = bh * lines
+    offset = bh * padded_rows
     if start < stop:
-        offered = load(k, b, h // group, n + cn, keys, width, D, WHOLE).T
+        key_tile = load(k, b, h // group, n + cn, keys, width, D, EVEN).T
         bit = tl.full([1], 1, tl.int32) << (cn % 32)
         for i in range(start, stop, tl.num_programs(1) * BM):
-            some = i + tl.arange(0, BM)
-            rm = tl.load(ENTRIES + some, mask=some < stop, other=rows)
+            entry_slot = i + tl.arange(0, BM)
+            rm = tl.load(BLOCK_ROWS + entry_slot, mask=entry_slot < stop, other=rows)
             row = rm[:, None]
-            asked = load(q, b, h, rm, rows, width, D, False)
-            lse = load_lse(LSE, bh * lse_head + rm, rm < rows)[:, None]
-            threshold = tl.load(THRESHOLD + line + rm, mask=rm < rows, other=0.0)[:, None]
-            # elsewhere the same product may have been rounded otherwise, and the maxima were rounded to eleven bits
+            query_tile = load(q, b, h, rm, rows, width, D, False)
+            lse = load_lse(LSE, bh * lse_stride + rm, rm < rows)[:, None]
+            threshold = tl.load(THRESHOLD + offset + rm, mask=rm < rows, other=0.0)[:, None]
+            # lower: `statistics` may have rounded the same product otherwise, and rounded the maxima to 11 bits
             threshold = tl.maximum(threshold - 1e-4 - tl.abs(threshold) / 1024 - 1e-6 * tl.abs(lse), NOWHERE)
-            product = tl.dot(asked, offered, input_precision=PRECISION)
+            product = tl.dot(query_tile, key_tile, input_precision=PRECISION)
             x = log2_weights(product, lse, row, key, b, h, rule, rows, keys)
             if rule.mask is not None:
                 x = hide(x, row, key, b, h, rule, rows, keys)
@@ -183,73 +193,75 @@ def mark(
             x = tl.reshape(x, [BM, BN // 32, 32])
             begin = tl.load(rule.start + b * rule.span_batch + row, mask=row < rows, other=0)
             end = tl.load(rule.stop + b * rule.span_batch + row, mask=row < rows, other=0)
-            words &= _first(end - word) & ~_first(begin - word)
-            marks = _how_many(words)
-            before = tl.atomic_add(MARKED + line + rm, tl.sum(marks, 1), mask=rm < rows, sem="relaxed")
-            slot = before[:, None] + tl.cumsum(marks, 1) - marks
+            words &= _low_bits(end - word) & ~_low_bits(begin - word)
+            counts = _popcount(words)
+            before = tl.atomic_add(KEY_COUNT + offset + rm, tl.sum(counts, 1), mask=rm < rows, sem="relaxed")
+            slot = before[:, None] + tl.cumsum(counts, 1) - counts
             while tl.max(tl.max((words != 0).to(tl.int32), 1), 0) > 0:
-                low, place = _lowest(words)
-                at_slot, there = (line + row) * SLOTS + slot, (words != 0) & (slot < SLOTS)
-                here = tl.sum(tl.where(tl.arange(0, 32)[None, None, :] == place[:, :, None], x, 0.0), 2)
-                tl.store(NOTED + at_slot, _in_one(here, (word + place).to(tl.int64)), mask=there)
+                low, place = _lowest_bit(words)
+                at_slot, valid = (offset + row) * KEY_CAPACITY + slot, (words != 0) & (slot < KEY_CAPACITY)
+                x_of_bit = tl.sum(tl.where(tl.arange(0, 32)[None, None, :] == place[:, :, None], x, 0.0), 2)
+                tl.store(CANDIDATES + at_slot, _pack(x_of_bit, (word + place).to(tl.int64)), mask=valid)
                 words ^= low
                 slot += 1
 
 
 @kernel
-def rank(
-    COUNT, MARKED, NOTED, WEIGHTS, KEYS, OVERFULL, rows, lines, lse_head,
-    BM: tl.constexpr, TOP: tl.constexpr, TOP_WIDE: tl.constexpr, ROOM: tl.constexpr, SLOTS: tl.constexpr,
-    FEW: tl.constexpr,
+def rank_keys(
+    BLOCK_COUNT, KEY_COUNT, CANDIDATES, WEIGHTS, KEYS, OVERFULL, rows, padded_rows, lse_stride,
+    BM: tl.constexpr, TOP: tl.constexpr, TOP_PADDED: tl.constexpr, BLOCK_CAPACITY: tl.constexpr,
+    KEY_CAPACITY: tl.constexpr, FEW: tl.constexpr,
 ):  # fmt: skip
-    """Among the noted keys of each row the TOP largest, in order. A row that could not note all is overfull."""
+    """Write the TOP largest CANDIDATES of each row, in order. OVERFULL is true for a row with more blocks or keys than
+    there was room for."""
     bh = tl.program_id(1).to(tl.int64)
     rm = tl.program_id(0) * BM + tl.arange(0, BM)
     row = rm[:, None]
-    count = tl.load(COUNT + bh * lines + rm, mask=rm < rows, other=0)
-    marked = tl.load(MARKED + bh * lines + rm, mask=rm < rows, other=0)
-    tl.store(OVERFULL + bh * lse_head + rm, (count > ROOM) | (marked > SLOTS), mask=rm < rows)
-    NOTED += (bh * lines + row) * SLOTS
-    at, there = bh * lse_head + row, row < rows
-    if tl.max(marked, 0) <= FEW:  # as almost always
-        _write(_noted(NOTED, marked, FEW), WEIGHTS, KEYS, at, there, TOP, TOP_WIDE)
+    count = tl.load(BLOCK_COUNT + bh * padded_rows + rm, mask=rm < rows, other=0)
+    key_count = tl.load(KEY_COUNT + bh * padded_rows + rm, mask=rm < rows, other=0)
+    tl.store(OVERFULL + bh * lse_stride + rm, (count > BLOCK_CAPACITY) | (key_count > KEY_CAPACITY), mask=rm < rows)
+    CANDIDATES += (bh * padded_rows + row) * KEY_CAPACITY
+    at, valid = bh * lse_stride + row, row < rows
+    if tl.max(key_count, 0) <= FEW:  # almost always
+        _store_top(_load_candidates(CANDIDATES, key_count, FEW), WEIGHTS, KEYS, at, valid, TOP, TOP_PADDED)
     else:
-        _write(_noted(NOTED, marked, SLOTS), WEIGHTS, KEYS, at, there, TOP, TOP_WIDE)
+        _store_top(_load_candidates(CANDIDATES, key_count, KEY_CAPACITY), WEIGHTS, KEYS, at, valid, TOP, TOP_PADDED)
 
 
 @triton.jit
-def _noted(NOTED, marked, SLOTS: tl.constexpr):
-    slot = tl.arange(0, SLOTS)[None, :]
-    return tl.load(NOTED + slot, mask=slot < marked[:, None], other=EMPTY)
+def _load_candidates(CANDIDATES, key_count, KEY_CAPACITY: tl.constexpr):
+    """Return the first KEY_CAPACITY candidates of each row; EMPTY beyond its last."""
+    slot = tl.arange(0, KEY_CAPACITY)[None, :]
+    return tl.load(CANDIDATES + slot, mask=slot < key_count[:, None], other=EMPTY)
 
 
 @kernel
-def search(
-    q, k, LSE, rule, tiles, OVERFULL, WEIGHTS, KEYS, rows, keys, heads, group, width, lse_head,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, PER: tl.constexpr,
-    TOP: tl.constexpr, TOP_WIDE: tl.constexpr,
+def search_all_keys(
+    q, k, LSE, rule, tiles, OVERFULL, WEIGHTS, KEYS, rows, keys, heads, group, width, lse_stride,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, PROGRAMS: tl.constexpr,
+    TOP: tl.constexpr, TOP_PADDED: tl.constexpr,
 ):  # fmt: skip
-    """The TOP largest of overfull rows, from all their keys. Elsewhere there is nothing to do. PER programs: a tile."""
+    """Write the TOP largest of overfull rows, from all of their keys. PROGRAMS programs share a tile of rows."""
     m = tl.program_id(0)
     bh = tl.program_id(1).to(tl.int64)
     b, h = bh // heads, bh % heads
     rm, cn = m * BM + tl.arange(0, BM), tl.arange(0, BN)
-    overfull = tl.load(OVERFULL + bh * lse_head + rm, mask=rm < rows, other=0).to(tl.int32)
+    overfull = tl.load(OVERFULL + bh * lse_stride + rm, mask=rm < rows, other=0).to(tl.int32)
     if tl.max(overfull, 0) > 0:
         row = rm[:, None]
-        asked = load(q, b, h, rm, rows, width, D, False)
-        lse = load_lse(LSE, bh * lse_head + rm, rm < rows)[:, None]
-        tile = b * tiles.batch + m // PER
-        place = tl.arange(0, TOP_WIDE)[None, :]
-        nothing = EMPTY + place.to(tl.int64)  # unlike each other, so that one at a time is replaced
+        query_tile = load(q, b, h, rm, rows, width, D, False)
+        lse = load_lse(LSE, bh * lse_stride + rm, rm < rows)[:, None]
+        tile = b * tiles.batch + m // PROGRAMS
+        place = tl.arange(0, TOP_PADDED)[None, :]
+        nothing = EMPTY + place.to(tl.int64)  # all different, so that one at a time is replaced
         best = tl.where(place < TOP, nothing, -EMPTY) + tl.zeros([BM, 1], tl.int64)
         for n in range(tl.load(tiles.first + tile) // BN * BN, tl.load(tiles.stop + tile), BN):
             key = (n + cn)[None, :]
-            offered = load(k, b, h // group, n + cn, keys, width, D, False).T
-            product = tl.dot(asked, offered, input_precision=PRECISION)
+            key_tile = load(k, b, h // group, n + cn, keys, width, D, False).T
+            product = tl.dot(query_tile, key_tile, input_precision=PRECISION)
             x = log2_weights(product, lse, row, key, b, h, rule, rows, keys)
             x = hide(x, row, key, b, h, rule, rows, keys)
-            new = tl.where(x > NOWHERE, _in_one(x, key.to(tl.int64)), EMPTY)
+            new = tl.where(x > NOWHERE, _pack(x, key.to(tl.int64)), EMPTY)
             least = tl.min(best, 1)[:, None]
             while tl.max(tl.max((new > least).to(tl.int32), 1), 0) > 0:
                 largest = tl.max(new, 1)[:, None]
@@ -257,29 +269,29 @@ def search(
                 best = tl.where((best == least) & (largest > least), largest, best)
                 least = tl.min(best, 1)[:, None]
         best = tl.where((place < TOP) & (best != nothing), best, EMPTY)
-        _write(best, WEIGHTS, KEYS, bh * lse_head + row, overfull[:, None] > 0, TOP, TOP_WIDE)
+        _store_top(best, WEIGHTS, KEYS, bh * lse_stride + row, overfull[:, None] > 0, TOP, TOP_PADDED)
 
 
 @triton.jit
-def _in_one(x, key):
-    """One whole number that grows with x and, where x is equal, falls with the key."""
+def _pack(x, key):
+    """Return one int64 that grows with x and, among equal x, falls with the key."""
     pattern = x.to(tl.int32, bitcast=True)
     order = pattern ^ ((pattern >> 31) & 0x7FFFFFFF)
     return (order.to(tl.int64) << 32) | (0x7FFFFFFF - key)
 
 
 @triton.jit
-def _write(noted, WEIGHTS, KEYS, at, there, TOP: tl.constexpr, TOP_WIDE: tl.constexpr):
-    """The TOP largest of each row, in order, as weights and keys."""
-    place = tl.arange(0, TOP_WIDE)[None, :]
-    best = tl.zeros([noted.shape[0], TOP_WIDE], tl.int64) + EMPTY
+def _store_top(packed, WEIGHTS, KEYS, at, valid, TOP: tl.constexpr, TOP_PADDED: tl.constexpr):
+    """Write the TOP largest packed numbers of each row, in order, as weights and keys; 0 and -1 for missing ones."""
+    place = tl.arange(0, TOP_PADDED)[None, :]
+    best = tl.zeros([packed.shape[0], TOP_PADDED], tl.int64) + EMPTY
     for i in range(TOP):
-        largest = tl.max(noted, 1)[:, None]
-        noted = tl.where(noted == largest, EMPTY, noted)
+        largest = tl.max(packed, 1)[:, None]
+        packed = tl.where(packed == largest, EMPTY, packed)
         best = tl.where(place == i, largest, best)
-    some = best != EMPTY
+    filled = best != EMPTY
     order = (best >> 32).to(tl.int32)
     x = (order ^ ((order >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-    shown = (place < TOP) & there
-    tl.store(WEIGHTS + at * TOP + place, tl.where(some, tl.exp2(x), 0.0), mask=shown)
-    tl.store(KEYS + at * TOP + place, tl.where(some, 0x7FFFFFFF - (best & 0xFFFFFFFF), -1), mask=shown)
+    stored = (place < TOP) & valid
+    tl.store(WEIGHTS + at * TOP + place, tl.where(filled, tl.exp2(x), 0.0), mask=stored)
+    tl.store(KEYS + at * TOP + place, tl.where(filled, 0x7FFFFFFF - (best & 0xFFFFFFFF), -1), mask=stored)

@@ -1,6 +1,7 @@
-"""The notes' five examples, as attentions that run: each scene holds a trace of real numbers and what it shows.
+"""Five worked examples, as attentions that run: each scene holds a trace of real numbers and what to see in it.
 
-Where the notes print numbers, these are theirs; where they only draw, small vectors are constructed and say so.
+The examples are those of lecture notes. Where the notes print numbers, the examples use those; where the notes only
+draw, the examples use small vectors constructed by hand, and their `origin` says so.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from torch import Tensor
 from ...attention import Attention, causal
 from ...attention.definition import Normalizer
 from ...trace.geometry import nearness
-from ...trace.terminal import lines, table
+from ...trace.terminal import render_table, table_rows
 from ...trace.trace import Trace, trace
 
 BOOK = "the numbers are those of Raschka, Build a Large Language Model, chapter 3"
@@ -25,19 +26,25 @@ DRAWN = "the notes draw this without numbers: the vectors are constructed by han
 
 @dataclass(frozen=True)
 class ExampleScene:
-    """One attention of an example: what to look at, the trace, and the word whose row is written out."""
+    """One attention of an example.
+
+    caption   what the scene shows
+    query     the word whose row is written out, product by product
+    findings  lines to print after the trace
+    given     the matrices that queries, keys and values were made of, by name
+    """
 
     title: str
-    says: str
+    caption: str
     trace: Trace
     query: str
     findings: tuple[str, ...] = ()
-    given: dict[str, Tensor] = field(default_factory=dict)  # what the queries, keys and values were made of
+    given: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Example:
-    """A sentence of the notes, and the scenes that explain it."""
+    """A sentence, where its numbers come from, and the scenes that explain it."""
 
     name: str
     sentence: str
@@ -45,10 +52,11 @@ class Example:
     scenes: tuple[ExampleScene, ...]
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the example as data for JSON, with every step of every scene."""
         scenes = [
             {
                 "title": scene.title,
-                "says": scene.says,
+                "says": scene.caption,
                 "query": scene.query,
                 "findings": list(scene.findings),
                 "given": {name: matrix.double().tolist() for name, matrix in scene.given.items()},
@@ -60,7 +68,7 @@ class Example:
 
 
 def journey(normalize: Normalizer) -> Example:
-    """Notes 003 and 000: without weights, with W_q, W_k, W_v, and looking back only."""
+    """Notes 003 and 000: attention without weight matrices, with W_q, W_k, W_v, and with a causal mask."""
     sentence = "Your journey starts with one step"
     tokens = sentence.split()
     x = _one_head(
@@ -125,12 +133,11 @@ def thinking_machines(normalize: Normalizer) -> Example:
 def lights(normalize: Normalizer) -> Example:
     """Notes 004: y_turn = w11·v_turn + w12·v_off + w13·v_the + w14·v_lights."""
     sentence = "Turn off the lights"
-    asks = torch.tensor(
-        [[0.0, 3, 1, 2], [3, 1, 0, 2], [0, 0, 1, 3], [2, 1, 1, 1]]
-    )  # what each word looks for in the others
-    means = torch.tensor([[2.0, 0], [1, 0], [0, 0], [0, 2]])  # (action, thing)
-    x = torch.eye(4)[None, None]  # each word its own feature, so that q·k can be read off `asks`
-    steps = trace(x @ asks, x, x @ means, Attention(normalize=normalize), sentence.split())
+    # W_q[i, j] is the score of word i with word j, since each word is a feature of its own
+    W_q = torch.tensor([[0.0, 3, 1, 2], [3, 1, 0, 2], [0, 0, 1, 3], [2, 1, 1, 1]])
+    W_v = torch.tensor([[2.0, 0], [1, 0], [0, 0], [0, 2]])  # (action, thing)
+    x = torch.eye(4)[None, None]
+    steps = trace(x @ W_q, x, x @ W_v, Attention(normalize=normalize), sentence.split())
     return Example(
         "lights",
         sentence,
@@ -142,17 +149,17 @@ def lights(normalize: Normalizer) -> Example:
                 steps,
                 "Turn",
                 (_variance(steps),),
-                {"x": x[0, 0], "W_q": asks, "W_v": means},
+                {"x": x[0, 0], "W_q": W_q, "W_v": W_v},
             ),
         ),
     )
 
 
 def bank(normalize: Normalizer) -> Example:
-    """Notes 004, the geometry: context moves a vector, and the same word moves to where its neighbour is."""
+    """Notes 004, geometry: the context of a word moves towards its neighbour, so one word gets two vectors."""
     vectors = {"money": [2.0, 0.0, 0.0], "river": [0.0, 2.0, 0.0], "bank": [0.7, 0.7, 1.0]}
 
-    def beside(word: str) -> ExampleScene:
+    def scene_with(word: str) -> ExampleScene:
         x = _one_head([vectors[word], vectors["bank"]])
         steps = trace(x, x, x, Attention(normalize=normalize), [word, "bank"])
         before, after = nearness(*x[0, 0]), nearness(*steps.context[0, 0])
@@ -168,21 +175,21 @@ def bank(normalize: Normalizer) -> Example:
             (*moved, _variance(steps)),
         )
 
-    return Example("bank", "money bank, river bank", DRAWN, (beside("money"), beside("river")))
+    return Example("bank", "money bank, river bank", DRAWN, (scene_with("money"), scene_with("river")))
 
 
 def telescope(normalize: Normalizer) -> Example:
-    """Notes 004: one head has one perspective; two heads read the sentence both ways."""
+    """Notes 004: one head reads the sentence in one way; two heads read it in both ways."""
     sentence = "The man saw the astronomer with a telescope"
     features = {"article": 0, "subject": 1, "seeing": 2, "object": 3, "with": 4, "instrument": 5}
     words = ["article", "subject", "seeing", "article", "object", "with", "article", "instrument"]
     x = torch.eye(len(features))[[features[word] for word in words]]
 
-    def head(*looks: tuple[str, str]) -> Tensor:
-        """W_q of a head in which each feature of the first kind looks for one of the second."""
+    def head(*pairs: tuple[str, str]) -> Tensor:
+        """Return W_q of a head in which the query of each pair's first feature scores 8 with keys of the second."""
         W_q = torch.zeros(len(features), len(features))
-        for asking, asked in looks:
-            W_q[features[asking], features[asked]] = 8.0
+        for query, key in pairs:
+            W_q[features[query], features[key]] = 8.0
         return W_q
 
     common = (("article", "object"), ("subject", "seeing"), ("seeing", "object"), ("object", "seeing"))
@@ -225,6 +232,7 @@ EXAMPLES: dict[str, Callable[[Normalizer], Example]] = {
 
 
 def _one_head(rows: list[list[float]]) -> Tensor:
+    """Return the rows as a tensor of one sequence and one head."""
     return torch.tensor(rows)[None, None]
 
 
@@ -234,21 +242,25 @@ def _variance(steps: Trace) -> str:
     return f"variance of the scores: {before:.4f} before ÷√{d_k}, {after:.4f} after, {d_k} times less"
 
 
-def explain(example: Example, query: str | None = None) -> RenderableType:
-    """All scenes of an example; `query` is the word whose row is written out, product by product."""
+def draw_example(example: Example, query: str | None = None) -> RenderableType:
+    """Return all scenes of an example for a rich console.
+
+    `query` is the word whose row is written out, product by product, in the scenes that have it. Raises ValueError
+    where no scene has it.
+    """
     words = [token for scene in example.scenes for token in scene.trace.query_tokens]
     if query is not None and query.lower() not in (word.lower() for word in words):
-        example.scenes[0].trace.find(query)  # says which word was meant
-    opening = Text.assemble((example.sentence, "bold"), "\n", (example.origin, "dim"))
-    return Group(opening, *(_scene(i, scene, query) for i, scene in enumerate(example.scenes, 1)))
+        example.scenes[0].trace.find(query)  # raises an error that suggests the nearest word
+    heading = Text.assemble((example.sentence, "bold"), "\n", (example.origin, "dim"))
+    return Group(heading, *(_draw_scene(i, scene, query) for i, scene in enumerate(example.scenes, 1)))
 
 
-def _scene(number: int, scene: ExampleScene, query: str | None) -> RenderableType:
+def _draw_scene(number: int, scene: ExampleScene, query: str | None) -> RenderableType:
     tokens = [token.lower() for token in scene.trace.query_tokens]
     word = query if query is not None and query.lower() in tokens else scene.query
     heads = scene.trace.scores.shape[1]
-    parts: list[RenderableType] = [Rule(f"{number}  {scene.title}", align="left", style="dim"), Text(scene.says)]
-    parts += [_matrix(name, numbers, tokens=scene.trace.key_tokens) for name, numbers in scene.given.items()]
+    parts: list[RenderableType] = [Rule(f"{number}  {scene.title}", align="left", style="dim"), Text(scene.caption)]
+    parts += [_draw_matrix(name, numbers, tokens=scene.trace.key_tokens) for name, numbers in scene.given.items()]
     parts += [Text(), scene.trace]
     for head in range(heads):
         parts += [Text(f"\nhead {head}" if heads > 1 else "", style="bold"), scene.trace.row(word, head=head)]
@@ -256,6 +268,6 @@ def _scene(number: int, scene: ExampleScene, query: str | None) -> RenderableTyp
     return Group(Text(), *parts)
 
 
-def _matrix(name: str, numbers: Tensor, tokens: tuple[str, ...]) -> RenderableType:
+def _draw_matrix(name: str, numbers: Tensor, tokens: tuple[str, ...]) -> RenderableType:
     title = Text(f"\n{name}, {numbers.shape[0]} x {numbers.shape[1]}", style="bold cyan")
-    return Group(title, table(None, lines(tokens if name == "x" else [""] * len(numbers), numbers)))
+    return Group(title, render_table(None, table_rows(tokens if name == "x" else [""] * len(numbers), numbers)))

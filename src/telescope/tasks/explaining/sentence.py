@@ -1,4 +1,4 @@
-"""A sentence of one's own, translated: all three attentions of the translator, with the numbers it computed."""
+"""Explain a sentence: translate it, record all three kinds of attention, and choose which rows and heads to show."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,15 +8,18 @@ from ...decoding import Written
 from ...models import Model, Transformer
 from ...trace.whole_words import Words
 from ...words import hint
-from ..writing.rewrite import longest, rewrite, tokens
-from .sentence_views import SentenceAttention, sentence
+from .sentence_views import SentenceAttention, translate_whole, watch_translation
 
-NOTES = "The man saw the astronomer with a telescope"  # who had it? One head has one perspective.
-READINGS = ("telescope", ("man", "astronomer"))
+NOTES = "The man saw the astronomer with a telescope"  # ambiguous: the man or the astronomer may have the telescope
+READINGS = ("telescope", ("man", "astronomer"))  # the query, and the two words it may belong to
 
 
 class HeadReading(NamedTuple):
-    """One head's look from a word at two others. `reads` is the one that it gives more than an even look would."""
+    """The weights of one head from the query to two words.
+
+    `reads` is 0 or 1 for the word that gets more than even attention would give it, and more so than the other word;
+    None where neither does.
+    """
 
     head: str
     weights: tuple[float, ...]
@@ -25,26 +28,33 @@ class HeadReading(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SentenceScene:
-    """One kind of attention, the word whose row is shown in every head, and the head that is shown in every step."""
+    """One kind of attention, and what is shown of it.
+
+    row          the word whose weights are shown in every head
+    layer, head  the head that is shown in every step
+    """
 
     title: str
-    says: str
-    looking: SentenceAttention
+    caption: str
+    attention: SentenceAttention
     row: int
     layer: int
     head: int
 
     @property
     def word(self) -> str:
-        return self.looking.rows.names[self.row]
+        return self.attention.rows.names[self.row]
 
-    def name(self, layer: int, head: int) -> str:
-        return f"{self.looking.layers[layer].name} head {head}"
+    def head_name(self, layer: int, head: int) -> str:
+        return f"{self.attention.layers[layer].name} head {head}"
 
 
 @dataclass(frozen=True, eq=False)
-class Explained:
-    """`between` are two words of the source, of which every head may read the one or the other."""
+class ExplainedSentence:
+    """A translated sentence and its three scenes: encoder, decoder and cross-attention.
+
+    between  two words of the source, by number, whose weights are compared in every head of the encoder; or none
+    """
 
     model: str
     parameters: int
@@ -59,24 +69,24 @@ class Explained:
 
     @property
     def even(self) -> tuple[float, ...]:
-        """What an even look at all pieces of the source would give each of the two words."""
-        words = self.scenes[0].looking.columns
-        return tuple(words.of.count(word) / len(words.of) for word in self.between)
+        """The weight that each word of `between` would get if all tokens of the source got the same."""
+        words = self.scenes[0].attention.columns
+        return tuple(words.word_ids.count(word) / len(words.word_ids) for word in self.between)
 
     @property
     def readings(self) -> list[HeadReading]:
-        """Of every head of the encoder."""
+        """The reading of every head of the encoder."""
         scene, found = self.scenes[0], list[HeadReading]()
-        for layer, heads in enumerate(scene.looking.weights[:, :, scene.row, list(self.between)].tolist()):
+        for layer, heads in enumerate(scene.attention.weights[:, :, scene.row, list(self.between)].tolist()):
             for head, weights in enumerate(heads):
-                times = [weight / even for weight, even in zip(weights, self.even, strict=True)]
-                reads = times.index(max(times)) if max(times) > 1.0 else None
-                found.append(HeadReading(scene.name(layer, head), tuple(weights), reads))
+                ratios = [weight / even for weight, even in zip(weights, self.even, strict=True)]
+                reads = ratios.index(max(ratios)) if max(ratios) > 1.0 else None
+                found.append(HeadReading(scene.head_name(layer, head), tuple(weights), reads))
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Every step of every head, piece by piece, and the weights between words."""
-        source = self.scenes[0].looking.columns.names
+        """Return every step of every head, token by token, and the weights between words."""
+        source = self.scenes[0].attention.columns.names
         return {
             "sentence": self.source,
             "translation": self.translation,
@@ -85,13 +95,13 @@ class Explained:
                 {
                     "name": layer.name,
                     "title": scene.title,
-                    "row_words": list(scene.looking.rows.names),
-                    "column_words": list(scene.looking.columns.names),
-                    "word_weights": scene.looking.weights[number].double().tolist(),
-                    "trace": layer.trace((scene.looking.rows.pieces, scene.looking.columns.pieces)).to_dict(),
+                    "row_words": list(scene.attention.rows.names),
+                    "column_words": list(scene.attention.columns.names),
+                    "word_weights": scene.attention.weights[number].double().tolist(),
+                    "trace": layer.trace((scene.attention.rows.pieces, scene.attention.columns.pieces)).to_dict(),
                 }
                 for scene in self.scenes
-                for number, layer in enumerate(scene.looking.layers)
+                for number, layer in enumerate(scene.attention.layers)
             ],
             "readings": [
                 {
@@ -105,7 +115,7 @@ class Explained:
         }
 
 
-def explained(
+def explain_sentence(
     model: Model,
     source: str,
     *,
@@ -114,29 +124,36 @@ def explained(
     between: Sequence[str] = (),
     layer: int | None = None,
     head: int | None = None,
-) -> Explained:
-    """Translate it and look.
+) -> ExplainedSentence:
+    """Translate a sentence, record all attentions, and choose what to show.
 
-    query        the word whose row is shown, of the sentence or of its translation; the last one unless given
-    between      two words of the sentence: which head reads the one from `query`, and which the other
-    layer, head  which one is shown in every step; unless given, in each scene the one that looks at one word most
+    name         the model's name, as it is shown
+    query        the word whose row is shown, of the sentence or of its translation; the last word unless given
+    between      two words of the sentence, whose weights from `query` are compared in every head
+    layer, head  the head that is shown in every step; unless given, in each scene the one with the largest weight
+                 on a single word
+
+    Raises ValueError for a model that is no Transformer, a sentence that is too long or has no words, and a word,
+    layer or head that does not exist.
     """
     if not isinstance(model, Transformer):
         raise ValueError(f"{name} is a {type(model).__name__}; a sentence is explained on a Transformer")
     if source.strip(" .").lower() == NOTES.lower() and query is None and not between:
         query, between = READINGS
-    written = _translated(model, source)
-    encoder, decoder, cross = sentence(model, source, written)
-    _must_be_there(layer, head, (encoder, decoder, cross))
+    written = translate_whole(model, source)
+    encoder, decoder, cross = watch_translation(model, source, written)
+    _check_layer_and_head(layer, head, (encoder, decoder, cross))
     read = encoder.columns
-    asking, answered = _rows(cross, query)
-    pair = tuple(_find(word, read) for word in between)
-    back = min(answered + 1, len(decoder.rows.names) - 1)  # the decoder's own words begin with the start
+    source_row, written_row = _find_rows(cross, query)
+    pair = tuple(_find_word(word, read) for word in between)
+    decoder_row = min(written_row + 1, len(decoder.rows.names) - 1)  # the decoder's input begins with the start token
 
-    def scene(title: str, says: str, looking: SentenceAttention, row: int, columns: Sequence[int]) -> SentenceScene:
-        return SentenceScene(title, says, looking, row, *_head(looking, row, columns, layer, head))
+    def scene(
+        title: str, caption: str, attention: SentenceAttention, row: int, columns: Sequence[int]
+    ) -> SentenceScene:
+        return SentenceScene(title, caption, attention, row, *_choose_head(attention, row, columns, layer, head))
 
-    return Explained(
+    return ExplainedSentence(
         name,
         sum(parameter.numel() for parameter in model.parameters()),
         source,
@@ -144,92 +161,86 @@ def explained(
         (
             scene(
                 "Encoder self-attention",
-                "every word of the sentence looks at every word of it",
+                "every word of the sentence attends to every word of the sentence",
                 encoder,
-                asking,
-                pair or [j for j in read.real if j != asking],
+                source_row,
+                pair or [j for j in read.text_words if j != source_row],
             ),
             scene(
                 "Decoder masked self-attention",
-                "every word written looks at itself and at those before it; those behind it are not there yet",
+                "every written word attends to itself and to the words before it; later words are masked",
                 decoder,
-                back,
-                [j for j in decoder.columns.real if j < back],
+                decoder_row,
+                [j for j in decoder.columns.text_words if j < decoder_row],
             ),
             scene(
                 "Encoder-decoder attention",
-                "to write a word, the decoder looks at what the encoder made of the sentence; a row is that word",
+                "to write a word, the decoder attends to the encoder's output; a row is the word being written",
                 cross,
-                answered,
-                read.real,
+                written_row,
+                read.text_words,
             ),
         ),
         pair,
     )
 
 
-def _translated(model: Transformer, source: str) -> Written:
-    """As one sentence, whole."""
-    parts = rewrite(model, [source], lambda text, fits: [text] if fits(text) else [])[0]
-    if not parts:
-        raise ValueError(
-            f"a sentence of {len(tokens(model, source))} tokens is too long to be explained; {longest(model)} fit"
-        )
-    return parts[0].found[0]
+def _find_rows(cross: SentenceAttention, query: str | None) -> tuple[int, int]:
+    """Return the source word of the query and the written word of it.
 
-
-def _rows(cross: SentenceAttention, query: str | None) -> tuple[int, int]:
-    """The word of the source that is asked for, and the one that was written of it: where they look at each other most.
-
-    Without a query, the last word of the source.
+    Where the query is a word of one side only, the other word is the one with the largest weight between both.
+    Without a query, the source word is the last one.
     """
     read, wrote = cross.columns, cross.rows
     weights = cross.alignment
-    asking = read.find(query) if query is not None else _last(read)
-    answered = wrote.find(query) if query is not None else None
-    if asking is None and answered is None:
+    source_row = read.find(query) if query is not None else _find_last_word(read)
+    written_row = wrote.find(query) if query is not None else None
+    if source_row is None and written_row is None:
         raise ValueError(f'no word is "{query}"; {hint(str(query), [*read.names, *wrote.names])}')
-    if asking is None:
-        asking = max(read.real, key=lambda j: float(weights[answered, j]))
-    if answered is None:
-        answered = max(wrote.real or (0,), key=lambda i: float(weights[i, asking]))
-    return asking, answered
+    if source_row is None:
+        source_row = max(read.text_words, key=lambda j: float(weights[written_row, j]))
+    if written_row is None:
+        written_row = max(wrote.text_words or (0,), key=lambda i: float(weights[i, source_row]))
+    return source_row, written_row
 
 
-def _last(words: Words) -> int:
-    said = [j for j in words.real if any(c.isalnum() for c in words.names[j])]
-    if not said:
+def _find_last_word(words: Words) -> int:
+    """Return the number of the last word that has a letter or a digit."""
+    candidates = [j for j in words.text_words if any(c.isalnum() for c in words.names[j])]
+    if not candidates:
         raise ValueError("there is no word in the sentence")
-    return said[-1]
+    return candidates[-1]
 
 
-def _find(word: str, words: Words) -> int:
+def _find_word(word: str, words: Words) -> int:
     found = words.find(word)
     if found is None:
         raise ValueError(f'between: no word is "{word}"; {hint(word, words.names)}')
     return found
 
 
-def _must_be_there(layer: int | None, head: int | None, all_of_it: Sequence[SentenceAttention]) -> None:
-    layers, heads = (max(looking.weights.shape[axis] for looking in all_of_it) for axis in (0, 1))
+def _check_layer_and_head(layer: int | None, head: int | None, attentions: Sequence[SentenceAttention]) -> None:
+    layers, heads = (max(attention.weights.shape[axis] for attention in attentions) for axis in (0, 1))
     for name, number, count in (("layer", layer, layers), ("head", head, heads)):
         if number is not None and not 0 <= number < count:
             raise ValueError(f"there is no {name} {number}; there are {count}, counted from 0")
 
 
-def _head(
-    looking: SentenceAttention, row: int, columns: Sequence[int], layer: int | None, head: int | None
+def _choose_head(
+    attention: SentenceAttention, row: int, columns: Sequence[int], layer: int | None, head: int | None
 ) -> tuple[int, int]:
-    """The head that gives one of these columns most, of the layer and the head that are asked for, if they are here.
+    """Return the layer and head with the largest weight from `row` to one of the columns.
 
-    An encoder may have more layers than a decoder.
+    The choice is restricted to the given layer and head, as far as this attention has them: an encoder may have more
+    layers than a decoder.
     """
-    given = looking.weights[:, :, row, list(columns)].amax(-1) if columns else looking.weights[:, :, row].amax(-1)
-    layers, heads = range(len(given)), range(given.shape[1])
+    weights = attention.weights[:, :, row]
+    largest = weights[..., list(columns)].amax(-1) if columns else weights.amax(-1)
+    layers, heads = range(len(largest)), range(largest.shape[1])
     choices = [
         (i, j)
         for i in layers
         for j in heads
         if (i == layer or layer not in layers) and (j == head or head not in heads)
     ]
-    return max(choices, key=lambda at: float(given[at]))
+    return max(choices, key=lambda choice: float(largest[choice]))

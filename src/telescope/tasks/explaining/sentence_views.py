@@ -1,4 +1,4 @@
-"""Who looked at whom while a model read and wrote: the attentions of one kind, layer by layer, in words."""
+"""Record what a model attends to while it reads and writes one text: weights between words, layer by layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,21 +10,26 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...decoding import Written
-from ...decoding.line import IncrementalDecoder
-from ...decoding.writers import must_start
+from ...decoding.output import IncrementalDecoder
+from ...decoding.writers import start_token
 from ...models import GPT, Model, Transformer
-from ...recording.names import chosen
+from ...recording.names import select_layers
 from ...recording.recording import Recording, Watched
 from ...trace.trace import Trace
 from ...trace.whole_words import Span, Words
 from ...watch.watch import watch
-from ..writing.rewrite import must_rewrite, tokens
-from ..writing.write_on import beginning
+from ..writing.rewrite import check_rewrites, do_not_split, encode_text, max_source_tokens, rewrite
+from ..writing.write_on import encode_prompt
 
 
 @dataclass(frozen=True, eq=False)
 class SentenceAttention:
-    """Attentions of one kind. Rows are the words that look, or are written by looking; columns what is looked at."""
+    """The attentions of one kind, such as encoder self-attention, in every layer, for one text.
+
+    rows     words of the queries; in a decoder's cross-attention, the words written by these queries
+    columns  words of the keys
+    layers   what was recorded of each layer
+    """
 
     rows: Words
     columns: Words
@@ -32,92 +37,109 @@ class SentenceAttention:
 
     @cached_property
     def weights(self) -> Float[Tensor, "layer head row column"]:
-        """What each word gives to each, in every head: measured for pieces, joined to words."""
-        segments = (list(self.rows.of), list(self.columns.of))
+        """The weights between words: of the tokens of a word, rows are averaged and columns are summed."""
+        segments = (list(self.rows.word_ids), list(self.columns.word_ids))
         return torch.stack([layer.survey(top=0).map(segments=segments)[0] for layer in self.layers])
 
     @cached_property
     def sharpest(self) -> int:
-        """The layer whose heads, taken together, look most at single words: there an alignment is read best."""
-        real = list(self.rows.real) or list(range(len(self.rows.names)))
-        return int(self.weights.mean(1)[:, real].amax(-1).mean(-1).argmax())
+        """The layer whose heads, averaged, put the most weight on single words: the best one to read an alignment."""
+        rows = list(self.rows.text_words) or list(range(len(self.rows.names)))
+        return int(self.weights.mean(1)[:, rows].amax(-1).mean(-1).argmax())
 
     @property
     def alignment(self) -> Float[Tensor, "row column"]:
-        """The mean of the heads of the sharpest layer."""
+        """The weights of the sharpest layer, averaged over its heads."""
         return self.weights[self.sharpest].mean(0)
 
     def trace(self, layer: int, head: int) -> Trace:
-        """Every step of one head, piece by piece."""
+        """Return every step of one head, token by token."""
         return self.layers[layer].trace((self.rows.pieces, self.columns.pieces)).head(head)
 
 
-class Sentence(NamedTuple):
-    """All that a Transformer looks at: in the source, in what it has written so far, and from there at the source."""
+class TranslatorAttention(NamedTuple):
+    """The three kinds of attention of an encoder-decoder: in the source, in what is written, and from there back."""
 
     encoder: SentenceAttention
     decoder: SentenceAttention
     cross: SentenceAttention
 
 
-def sentence(model: Transformer, source: str, written: Written) -> Sentence:
-    """Read and written once more, in one pass over the text that was found."""
-    before = [must_start(model), *written.ids[:-1]]
+def translate_whole(model: Transformer, text: str) -> Written:
+    """Translate a text as one sentence; raise a ValueError where it is too long for the model to read at once."""
+    parts = rewrite(model, [text], do_not_split)[0]
+    if not parts:
+        raise ValueError(
+            f"the sentence has {len(encode_text(model, text))} tokens; at most {max_source_tokens(model)} fit"
+        )
+    return parts[0].found[0]
+
+
+def watch_translation(model: Transformer, source: str, written: Written) -> TranslatorAttention:
+    """Record every step of all attentions, in one forward pass over the source and a translation found before."""
+    decoder_input = [start_token(model), *written.ids[:-1]]
     with watch(model, keep="steps") as recording:
-        _run(model, tokens(model, source), before)
-    read, so_far = source_words(model, source), words(model, before)
-    return Sentence(
-        SentenceAttention(read, read, _those(recording, "encoder.*.self")),
-        SentenceAttention(so_far, so_far, _those(recording, "decoder.*.self")),
-        SentenceAttention(words(model, written.ids), read, _those(recording, "decoder.*.cross")),
+        _run(model, encode_text(model, source), decoder_input)
+    read, given = source_words(model, source), written_words(model, decoder_input)
+    return TranslatorAttention(
+        SentenceAttention(read, read, _select(recording, "encoder.*.self")),
+        SentenceAttention(given, given, _select(recording, "decoder.*.self")),
+        SentenceAttention(written_words(model, written.ids), read, _select(recording, "decoder.*.cross")),
     )
 
 
-def alignment(model: Model, source: str, written: Written) -> SentenceAttention:
-    """What each word that was written looked at: of a translator the source, of a GPT all that stood before it."""
+def watch_alignment(model: Model, source: str, written: Written) -> SentenceAttention:
+    """Record what each written word attended to: the source in a translator, in a GPT all words before it."""
     if isinstance(model, GPT):
-        return _written_on(model, beginning(model, source), written.ids)
-    must_rewrite(model)
+        return _watch_continuation(model, encode_prompt(model, source), written.ids)
+    check_rewrites(model)
     with watch(model, layers="*cross", keep="queries-keys") as recording:
-        _run(model, tokens(model, source), [must_start(model), *written.ids[:-1]])
-    return SentenceAttention(words(model, written.ids), source_words(model, source), _those(recording, "*"))
+        _run(model, encode_text(model, source), [start_token(model), *written.ids[:-1]])
+    rows, columns = written_words(model, written.ids), source_words(model, source)
+    return SentenceAttention(rows, columns, _select(recording, "*"))
 
 
-def _written_on(model: GPT, before: Sequence[int], written: Sequence[int]) -> SentenceAttention:
-    """As far back as its positions go. What was there before is in the cache: it is looked at, and does not look."""
+def _watch_continuation(model: GPT, prompt: Sequence[int], written: Sequence[int]) -> SentenceAttention:
+    """Record the written tokens of a GPT, with as much of the prompt as the model has positions for.
+
+    All but the last token of the prompt are in the cache: they are keys, and not queries of the recording.
+    """
     written = written[-model.longest :]
-    before = before[-(model.longest + 1 - len(written)) :]
-    cache = model.cache(1, len(before) + len(written) - 1)
-    if len(before) > 1:
-        _run(model, before[:-1], cache=cache)
+    prompt = prompt[-(model.longest + 1 - len(written)) :]
+    cache = model.cache(1, len(prompt) + len(written) - 1)
+    if len(prompt) > 1:
+        _run(model, prompt[:-1], cache=cache)
     with watch(model, keep="queries-keys") as recording:
-        _run(model, [before[-1], *written[:-1]], cache=cache)
-    return SentenceAttention(words(model, written), words(model, [*before, *written[:-1]]), _those(recording, "*"))
+        _run(model, [prompt[-1], *written[:-1]], cache=cache)
+    rows, columns = written_words(model, written), written_words(model, [*prompt, *written[:-1]])
+    return SentenceAttention(rows, columns, _select(recording, "*"))
 
 
 def source_words(model: Model, source: str) -> Words:
+    """Return the words of a text that the model reads."""
     assert model.tokenizer is not None
-    return Words.of_text(source, model.tokenizer.encode(source))
+    return Words.from_encoding(source, model.tokenizer.encode(source))
 
 
-def words(model: Model, ids: Sequence[int]) -> Words:
-    """Of tokens as a model writes them: a token stands where its text is added to what stands there already."""
+def written_words(model: Model, ids: Sequence[int]) -> Words:
+    """Return the words of token ids that a model writes: a token covers the characters that it adds to the text."""
     assert model.tokenizer is not None
     special = {model.special.start, model.special.pad, *model.special.end}
-    reader, text, spans = IncrementalDecoder(model.tokenizer, ()), "", list[Span | str]()
+    decoder, text, spans = IncrementalDecoder(model.tokenizer, ()), "", list[Span | str]()
     for token in ids:
         if token in special:
             spans.append(model.tokenizer.id_to_token(token) or str(token))
             continue
-        start, text = len(text), text + reader.add(token)
+        start, text = len(text), text + decoder.add(token)
         spans.append((start, len(text)))
-    return Words.of_spans(text + reader.rest(), spans)
+    return Words.from_spans(text + decoder.flush(), spans)
 
 
 @torch.no_grad()
-def _run(model: Model, *ids: Sequence[int], **how: Any) -> None:
-    model(*(torch.tensor([row], device=next(model.parameters()).device) for row in ids), **how)
+def _run(model: Model, *ids: Sequence[int], **options: Any) -> None:
+    """Run the model on sequences of ids, each as a batch of one."""
+    model(*(torch.tensor([row], device=next(model.parameters()).device) for row in ids), **options)
 
 
-def _those(recording: Recording, pattern: str) -> tuple[Watched, ...]:
-    return tuple(recording[name] for name in chosen(recording.names, pattern))
+def _select(recording: Recording, pattern: str) -> tuple[Watched, ...]:
+    return tuple(recording[name] for name in select_layers(recording.names, pattern))

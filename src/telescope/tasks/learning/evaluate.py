@@ -1,4 +1,4 @@
-"""`evaluate`: the figures of a model that was trained by a recipe, from its folder."""
+"""`evaluate`: measure a model that was trained by a recipe, from its folder."""
 
 import json
 import os
@@ -10,11 +10,11 @@ from typing import cast, get_args
 
 import torch
 
-from ...layers.check_sizes import one_of
+from ...layers.check_sizes import check_choice
 from ...models import load
-from ...models.saved.load import found
-from ...models.shipped import by_name
-from ...text.corpus_files import Split, data_folder, lines, parsed
+from ...models.saved.load import find_model
+from ...models.shipped import find_shipped
+from ...text.corpus_files import Split, data_folder, parse_json, read_lines
 from .registry import TASKS, read
 from .task import Answer
 from .train import RECIPE
@@ -24,7 +24,7 @@ Place = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The figures of a split, the one that counts first, and how many answers they are of."""
+    """The figures of a split, the most important first, and the number of answers they are computed from."""
 
     recipe: str
     split: str
@@ -40,9 +40,16 @@ def evaluate(
     recipe: Place | None = None,
     out: Place | None = None,
 ) -> Evaluation:
-    """Answer everything in a split, and score the answers. Both are kept in `out`, FOLDER/evaluation unless given.
+    """Let a model answer everything in a split, and return the figures of its answers.
 
-    Of a model that ships the name is enough; what it answers is then kept here, in evaluation/NAME.
+    folder  what `train` wrote, or the name of a shipped model
+    data    the folder of all data; see `data_folder`
+    split   "test" or "validation"
+    recipe  the recipe to measure by, unless given the folder's own
+    out     where answers (SPLIT.jsonl) and figures (SPLIT.json) are written, FOLDER/evaluation unless given; for a
+            shipped model, evaluation/NAME in the working directory
+
+    Raises ValueError for a folder, recipe or split that does not exist.
     """
     predict(folder, data=data, split=split, recipe=recipe, out=out)
     return score(folder, split=split, recipe=recipe, out=out)
@@ -56,47 +63,53 @@ def predict(
     recipe: Place | None = None,
     out: Place | None = None,
 ) -> Path:
-    """The answers alone, as lines of JSON: they can be scored elsewhere. `recipe` is the folder's unless given."""
-    said = read(recipe or found(folder) / RECIPE)
-    if out is None and not Path(folder).is_dir() and by_name(folder) is None:
-        raise ValueError(f"{folder} is no folder in which answers can be kept; --out says one")
-    one_of("split", split, get_args(Split))
+    """Write a model's answers as lines of JSON, to be scored later by `score`, and return the file.
+
+    The arguments are those of `evaluate`.
+    """
+    settings = read(recipe or find_model(folder) / RECIPE)
+    if out is None and not Path(folder).is_dir() and find_shipped(folder) is None:
+        raise ValueError(f"{folder} is no folder in which answers can be kept; --out names one")
+    check_choice("split", split, get_args(Split))
     model = load(folder, device="cuda" if torch.cuda.is_available() else "cpu", dtype=torch.float32)
-    answers = TASKS[said.task].answer(said, model, data_folder(data), cast(Split, split))
+    answers = TASKS[settings.task].answer(settings, model, data_folder(data), cast(Split, split))
     file = _file(folder, split, out)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(it, ensure_ascii=False) + "\n" for it in answers), encoding="utf-8")
+    file.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in answers), encoding="utf-8")
     return file
 
 
 def score(folder: Place, *, split: str = "test", recipe: Place | None = None, out: Place | None = None) -> Evaluation:
-    """The figures of answers that are there."""
-    said = read(recipe or found(folder) / RECIPE)
+    """Return the figures of the answers that `predict` wrote, and write them next to the answers."""
+    settings = read(recipe or find_model(folder) / RECIPE)
     file = _file(folder, split, out)
-    answers = _answers(file)
-    figures = Evaluation(said.name, split, len(answers), TASKS[said.task].score(said, answers))
-    file.with_suffix(".json").write_text(json.dumps(asdict(figures), indent=1) + "\n", encoding="utf-8")
-    return figures
+    answers = _read_answers(file)
+    evaluation = Evaluation(settings.name, split, len(answers), TASKS[settings.task].score(settings, answers))
+    file.with_suffix(".json").write_text(json.dumps(asdict(evaluation), indent=1) + "\n", encoding="utf-8")
+    return evaluation
 
 
 def spread(runs: Sequence[Evaluation]) -> dict[str, tuple[float, float]]:
-    """The mean of each figure over several runs, and its standard deviation."""
+    """Return the mean and the standard deviation of each figure over several runs."""
     columns = {name: [run.figures[name] for run in runs] for name in runs[0].figures}
     return {name: (mean(column), stdev(column)) for name, column in columns.items()}
 
 
 def _file(folder: Place, split: str, out: Place | None) -> Path:
-    """A folder here with the name of a model that ships would from then on be taken for the model."""
+    """Return the file for a split's answers.
+
+    The answers of a shipped model are not in a folder NAME: `load` would take such a folder for the model.
+    """
     if out is None:
-        out = Path(folder) / "evaluation" if by_name(folder) is None else Path("evaluation") / folder
+        out = Path(folder) / "evaluation" if find_shipped(folder) is None else Path("evaluation") / folder
     return Path(out) / f"{split}.jsonl"
 
 
-def _answers(file: Path) -> list[Answer]:
+def _read_answers(file: Path) -> list[Answer]:
     if not file.exists():
         raise ValueError(f"there is no {file} to score; telescope evaluate --predict writes it")
-    said = [parsed(line, f"{file}, line {number}") for number, line in enumerate(lines(file), 1)]
-    for number, answer in enumerate(said, 1):
+    answers = [parse_json(line, f"{file}, line {number}") for number, line in enumerate(read_lines(file), 1)]
+    for number, answer in enumerate(answers, 1):
         if not isinstance(answer, dict):
-            raise ValueError(f"{file}, line {number}: is not an object, which an answer is")
-    return said
+            raise ValueError(f"{file}, line {number}: is not an object, as an answer should be")
+    return answers

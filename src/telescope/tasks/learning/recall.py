@@ -1,4 +1,4 @@
-"""The task of a recipe: a GPT learns lines with spans taken out, if there is a [pretraining], and then to answer."""
+"""The task "recall": a GPT learns facts by restoring spans of lines ([pretraining]), then to answer questions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,51 +8,52 @@ from tokenizers import Tokenizer
 
 from ...decoding import generate
 from ...models import GPTConfig, Model
-from ...models import config as fits
-from ...models.config import Config
-from ...text.corpora import TextPair, people, questions
+from ...models.config import Config, check_at_least_one, check_at_most
+from ...text.corpora import TextPair, read_births, read_people
 from ...text.corpus_files import Split
 from ...training import Training, language
-from .recall_data import SPECIAL, TAKEN, Lines, Questions, encode, vocabulary
+from .recall_data import GAP_MARK, SPECIAL, Lines, Questions, encode, vocabulary
 from .recipe import Recipe, Shape
-from .task import Answer, Stage, Task, Work, must_say
+from .task import Answer, Stage, Task, Work, check_fields
 
-LONGEST = 32  # of an answer, in characters; the longest place has 15
-TOGETHER = 512  # questions
+LONGEST = 32  # most characters of an answer; the longest place has 15
+BATCH = 512  # questions answered together
 
 
-def answers(model: Model, questions: Sequence[str]) -> list[str]:
-    """What it says to each of the questions, by itself: they do not see each other."""
+def answer_questions(model: Model, questions: Sequence[str]) -> list[str]:
+    """Return the model's answer to each question. Raises ValueError for a model that was not trained to recall."""
     if model.tokenizer is None or model.special != SPECIAL:
-        raise ValueError("this model was not taught to recall; telescope train recipes/recall-rotary.toml teaches one")
-    prompts = encode(model.tokenizer, [question + TAKEN for question in questions])
-    parts = [prompts[first : first + TOGETHER] for first in range(0, len(prompts), TOGETHER)]
-    written = [one for part in parts for one in generate(model, part, max_new_tokens=LONGEST, temperature=0.0)]
-    return [one.text or "" for one in written]
+        raise ValueError("this model was not trained to recall; telescope train recipes/recall-rotary.toml trains one")
+    prompts = encode(model.tokenizer, [question + GAP_MARK for question in questions])
+    batches = [prompts[first : first + BATCH] for first in range(0, len(prompts), BATCH)]
+    written = [text for batch in batches for text in generate(model, batch, max_new_tokens=LONGEST, temperature=0.0)]
+    return [text.text or "" for text in written]
 
 
-def about(name: str) -> str:
-    """The question as it was taught; what is a question already stays as it is."""
+def as_question(name: str) -> str:
+    """Return the question about a person in the wording of the training; a question is returned as it is."""
     return name if name.endswith("?") else f"Where was {name} born?"
 
 
 @dataclass(frozen=True)
 class Corruption(Config):
-    """[data]: how lines are cut for the pretraining; see `Lines`."""
+    """The table [data]: how lines are cut for the pretraining; see `Lines`."""
 
     block: int = 128
     draws: int = 1
 
     def check(self) -> None:
-        fits.at_least_one(self, "draws")
-        fits.at_most(self, 1000, "draws")
-        fits.at_most(self, 2**16, "block")
+        check_at_least_one(self, "draws")
+        check_at_most(self, 1000, "draws")
+        check_at_most(self, 2**16, "block")
         if self.block < 8:
             raise ValueError(f"block={self.block} is too short for a line and two ⁇; 8 is the shortest")
 
 
 @dataclass(frozen=True)
 class RecallRecipe(Recipe):
+    """The tables of a recipe for this task."""
+
     data: Corruption
     model: Shape
     pretraining: Training | None
@@ -60,50 +61,54 @@ class RecallRecipe(Recipe):
 
 
 def prepare(recipe: RecallRecipe, data: Path, tokenizer: Tokenizer | None) -> Work:
-    lines = people(data)
+    """Build the model and its stages: restoring spans, where the recipe has a [pretraining], then answering."""
+    lines = read_people(data)
     tokenizer = tokenizer or vocabulary(lines)
     model = recipe.model.build(tokenizer.get_vocab_size(), recipe.training.seed)
     if not isinstance(model.config, GPTConfig):
-        raise ValueError(f"{type(model).__name__} does not go on writing behind a question; a GPT does")
+        raise ValueError(f"a {type(model).__name__} does not continue a question; a GPT does")
     model.tokenizer, model.special = tokenizer, SPECIAL
-    asked = questions(data, "validation")
+    held_out = read_births(data, "validation")
 
     def validate(model: Model) -> dict[str, float]:
-        return score(recipe, answered(model, asked))
+        return score(recipe, answer_pairs(model, held_out))
 
     stages = {}
     if recipe.pretraining is not None:
-        spoilt = Lines(encode(tokenizer, lines), recipe.data.block, recipe.data.draws)
-        stages["pretraining"] = Stage(recipe.pretraining, spoilt, language)
-    taught = to_be_learnt(tokenizer, questions(data, "train"))
-    return Work(model, stages | {"training": Stage(recipe.training, taught, language, validate, "highest accuracy")})
+        corrupted = Lines(encode(tokenizer, lines), recipe.data.block, recipe.data.draws)
+        stages["pretraining"] = Stage(recipe.pretraining, corrupted, language)
+    questions = encode_questions(tokenizer, read_births(data, "train"))
+    return Work(model, stages | {"training": Stage(recipe.training, questions, language, validate, "highest accuracy")})
 
 
-def to_be_learnt(tokenizer: Tokenizer, pairs: Sequence[TextPair]) -> Questions:
-    answers = [f"{TAKEN}{place}{TAKEN}" for pair in pairs for place in pair.targets]
+def encode_questions(tokenizer: Tokenizer, pairs: Sequence[TextPair]) -> Questions:
+    """Return questions and places as training data."""
+    answers = [f"{GAP_MARK}{place}{GAP_MARK}" for pair in pairs for place in pair.targets]
     return Questions(encode(tokenizer, [pair.source for pair in pairs]), encode(tokenizer, answers))
 
 
 def answer(recipe: RecallRecipe, model: Model, data: Path, split: Split) -> list[Answer]:
-    return answered(model, questions(data, split))
+    """Answer every question of a split."""
+    return answer_pairs(model, read_births(data, split))
 
 
-def answered(model: Model, pairs: Sequence[TextPair]) -> list[Answer]:
-    said = answers(model, [pair.source for pair in pairs])
+def answer_pairs(model: Model, pairs: Sequence[TextPair]) -> list[Answer]:
+    """Answer the question of each pair; the pair's targets are the right places."""
+    texts = answer_questions(model, [pair.source for pair in pairs])
     return [
         {"question": pair.source, "answer": text, "places": list(pair.targets)}
-        for pair, text in zip(pairs, said, strict=True)
+        for pair, text in zip(pairs, texts, strict=True)
     ]
 
 
 def score(recipe: RecallRecipe, answers: list[Answer]) -> dict[str, float]:
-    """Of a hundred answers, how many are the place to the letter."""
-    must_say(answers, answer=str, places=list)
+    """Return the share of answers, in %, that equal the place letter by letter."""
+    check_fields(answers, answer=str, places=list)
     if not answers:
         raise ValueError("there are no answers to score")
-    if not all(it["places"] for it in answers):
+    if not all(answer["places"] for answer in answers):
         raise ValueError("the places of the test questions were never published; --split validation can be scored")
-    return {"accuracy": 100 * sum(it["answer"] in it["places"] for it in answers) / len(answers)}
+    return {"accuracy": 100 * sum(answer["answer"] in answer["places"] for answer in answers) / len(answers)}
 
 
 RECALL = Task(RecallRecipe, prepare, answer, score)

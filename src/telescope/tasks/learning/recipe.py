@@ -1,4 +1,4 @@
-"""A recipe: one result, as a TOML file with a table for everything that it is made of."""
+"""A recipe: everything that leads to one trained model, as a TOML file with a table for each part."""
 
 import json
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ from typing import Any, Protocol, Self, get_args, get_type_hints
 import torch
 
 from ...models import Config, Model
-from ...models import config as fits
-from ...models.model import KINDS
+from ...models.config import check_at_most
+from ...models.model import MODEL_CLASSES
 from ...training import Training
 from ...words import hint
 
@@ -18,7 +18,7 @@ MOST_BLOCKS = 4096
 
 
 class RecipeTable(Protocol):
-    """A table of the file: frozen, and a key that it does not know is an error. `Config` is one."""
+    """A table of the file, as `Config` is: immutable, and an unknown key is an error."""
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self: ...
@@ -28,7 +28,7 @@ class RecipeTable(Protocol):
 
 @dataclass(frozen=True)
 class Shape:
-    """[model]: its kind, "Transformer" for one, and its config but for the vocabulary, which the tokenizer says."""
+    """The table [model]: the kind, such as "Transformer", and its config; `vocabulary` comes from the tokenizer."""
 
     kind: type[Model]
     config: Config
@@ -37,14 +37,14 @@ class Shape:
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
         rest = dict(given)
         name = rest.pop("kind", None)
-        if not isinstance(name, str) or name not in KINDS:
-            raise ValueError(f"kind={name!r} is no model; {hint(str(name), KINDS)}")
+        if not isinstance(name, str) or name not in MODEL_CLASSES:
+            raise ValueError(f"kind={name!r} is no model; {hint(str(name), MODEL_CLASSES)}")
         if "vocabulary" in rest:
             raise ValueError(f"vocabulary={rest['vocabulary']} is what the tokenizer says; leave it out")
-        config = KINDS[name].config_type.from_dict(rest)
+        config = MODEL_CLASSES[name].config_type.from_dict(rest)
         counts = [field.name for field in fields(config) if field.name.endswith(("blocks", "layers"))]
-        fits.at_most(config, MOST_BLOCKS, *counts)
-        return cls(KINDS[name], config)
+        check_at_most(config, MOST_BLOCKS, *counts)
+        return cls(MODEL_CLASSES[name], config)
 
     def to_dict(self) -> dict[str, Any]:
         fields = asdict(self.config)
@@ -52,7 +52,7 @@ class Shape:
         return {"kind": self.kind.__name__, **fields}
 
     def build(self, vocabulary: int, seed: int) -> Model:
-        """A new model, the same for the same seed."""
+        """Return a new model with random weights, the same for the same seed."""
         torch.manual_seed(seed)
         try:
             return self.kind(replace(self.config, vocabulary=vocabulary))  # type: ignore[call-arg]
@@ -63,14 +63,18 @@ class Shape:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The base of all recipes: that of a task has a field for each of its tables."""
+    """The base of all recipes: the recipe class of a task has a field for each of its tables."""
 
     name: str
     task: str
 
     @classmethod
     def from_tables(cls, name: str, task: str, tables: Mapping[str, Any]) -> Self:
-        """A table that is left out has its defaults, if they are enough; one that may be None is then None."""
+        """Return the recipe of a parsed file.
+
+        A table that is left out takes its defaults, or is None where its type allows None. Raises ValueError for an
+        unknown table, or a table with a wrong field.
+        """
         kinds = {key: kind for key, kind in get_type_hints(cls).items() if key not in ("name", "task")}
         for key, table in tables.items():
             if key not in kinds:
@@ -90,24 +94,25 @@ class Recipe:
         return cls(name, task, **read)
 
     def training_with(self, **changes: Any) -> Self:
-        """The same with other settings, in each of its trainings."""
+        """Return the recipe with other settings in each of its trainings."""
         trainings = {key: table for key, table in self.tables().items() if isinstance(table, Training)}
         others: dict[str, Any] = {key: replace(table, **changes) for key, table in trainings.items()}
         return replace(self, **others)
 
     def tables(self) -> dict[str, RecipeTable]:
-        there = {field.name: getattr(self, field.name) for field in fields(self)[2:]}
-        return {name: table for name, table in there.items() if table is not None}
+        """Return the tables that are not None, by name."""
+        tables = {field.name: getattr(self, field.name) for field in fields(self)[2:]}  # after name and task
+        return {name: table for name, table in tables.items() if table is not None}
 
     def to_toml(self) -> str:
-        """Every setting, also those that were left out; what is None is left out."""
+        """Return the recipe as TOML, with every setting that is not None, defaults included."""
         lines = [f"name = {json.dumps(self.name)}", f"task = {json.dumps(self.task)}"]
         for name, table in self.tables().items():
             lines += ["", f"[{name}]"]
-            lines += [f"{key} = {_toml(value)}" for key, value in table.to_dict().items() if value is not None]
+            lines += [f"{key} = {_toml_value(value)}" for key, value in table.to_dict().items() if value is not None]
         return "\n".join(lines) + "\n"
 
 
-def _toml(value: str | bool | float) -> str:
-    """Texts, truths and numbers of TOML are those of JSON, but for infinity."""
+def _toml_value(value: str | bool | float) -> str:
+    """Return a value as TOML, which writes strings, booleans and numbers as JSON does, except infinity."""
     return str(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)

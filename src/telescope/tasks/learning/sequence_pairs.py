@@ -1,4 +1,4 @@
-"""What translating and summarising have in common: they are learnt from pairs of texts."""
+"""What the tasks "translate" and "summarize" share: training on pairs of texts, decoding, and metrics."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,55 +11,55 @@ from tokenizers import Tokenizer
 
 from ...decoding import beam, generate
 from ...models import Model
-from ...models import config as fits
-from ...models.config import Config
+from ...models.config import Config, check_at_least_one, check_at_most
 from ...text.corpora import TextPair
-from ...text.tokenizer import bpe, check_size, encode, other_pieces, special
+from ...text.tokenizer import check_vocabulary_size, encode, encode_with_dropout, special_ids, train_bpe
 from ...training import Examples, Gapped, Training, mean_loss, translation
-from ...training.processes import needed
+from ...training.processes import import_required
 from .recipe import Recipe, Shape
-from .task import Answer, Stage, Work, must_say
+from .task import Answer, Stage, Work, check_fields
 
 Ids = list[list[int]]
-MOST_AGAIN = 1000  # times that all is learnt from once more
-DROPOUT = 0.1  # of the merges of words that are learnt in other pieces
+MOST_AGAIN = 1000  # most additional copies of the training data
+DROPOUT = 0.1  # share of BPE merges left out where words are cut into other pieces
 
 
 @dataclass(frozen=True)
 class Decoding(Config):
-    """[decoding]: how texts are written when a model is measured. While it learns it is greedy, which is quick."""
+    """The table [decoding]: how a model is decoded for measuring. Validation during training is greedy, for speed."""
 
     beams: int = 1  # 1 is greedy
     length_penalty: float = 1.0
-    longest: int = 128  # tokens of a text that is written
-    rows: int = 128  # texts that are written at a time
-    validated: int = 500  # texts that are written at each validation
+    longest: int = 128  # most tokens of a written text
+    rows: int = 128  # texts of a batch
+    validated: int = 500  # texts written at each validation
 
     def check(self) -> None:
-        fits.at_least_one(self, "beams", "longest", "rows", "validated")
+        check_at_least_one(self, "beams", "longest", "rows", "validated")
 
 
 @dataclass(frozen=True)
 class PairTokenizer(Config):
-    """[tokenizer]: BPE, one for both sides."""
+    """The table [tokenizer]: one BPE tokenizer for sources and targets."""
 
     size: int = 8000
     lower: bool = False
-    again: int = 0  # how often all is learnt from once more, its words in other pieces
+    again: int = 0  # additional copies of the training data, with words cut into other pieces (BPE dropout)
 
     def check(self) -> None:
-        check_size(self.size)
-        fits.at_most(self, MOST_AGAIN, "again")
+        check_vocabulary_size(self.size)
+        check_at_most(self, MOST_AGAIN, "again")
         if self.again < 0:
-            raise ValueError(f"again={self.again} must not be below 0, which is never")
+            raise ValueError(f"again={self.again} must be at least 0, which is no copy")
 
     def learn(self, texts: Sequence[str], data: Path) -> Tokenizer:
-        return bpe(texts, self.size, lower=self.lower)
+        """Return a new tokenizer, trained on these texts."""
+        return train_bpe(texts, self.size, lower=self.lower)
 
 
 @dataclass(frozen=True)
 class PairsRecipe(Recipe):
-    """What it learns by before, if there is a [pretraining], are the sources alone: to fill their gaps."""
+    """The tables that both tasks share. The [pretraining], where there is one, restores gaps in the sources."""
 
     data: Config
     tokenizer: PairTokenizer
@@ -71,138 +71,165 @@ class PairsRecipe(Recipe):
 
 @dataclass(frozen=True)
 class TextColumn:
-    """Texts as ids: at most `longest` of each, or, of `whole` texts, none that is longer."""
+    """How one side of the pairs becomes ids.
+
+    longest  most ids of a text
+    whole    whether longer texts are left out; otherwise they are truncated
+    """
 
     tokenizer: Tokenizer
     longest: int
     whole: bool
 
     def encode(self, texts: Sequence[str], way: int = 0) -> Ids:
-        """A text that is cut still ends with the id of the end. Beyond way 0, words are in other pieces."""
-        found = other_pieces(self.tokenizer, texts, dropout=DROPOUT, seed=way) if way else encode(self.tokenizer, texts)
-        return [ids if self.whole else cut(ids, self.longest) for ids in found]
+        """Return the ids of each text. A truncated text still ends with the end token.
 
-    def takes(self, ids: Sequence[int]) -> bool:
+        `way` 0 is the tokenizer's usual encoding; any other number is a seed for cutting words into other pieces.
+        """
+        found = (
+            encode_with_dropout(self.tokenizer, texts, dropout=DROPOUT, seed=way)
+            if way
+            else encode(self.tokenizer, texts)
+        )
+        return [ids if self.whole else truncate(ids, self.longest) for ids in found]
+
+    def accepts(self, ids: Sequence[int]) -> bool:
+        """Return whether a text of these ids is short enough."""
         return len(ids) <= self.longest
 
 
-def cut(ids: list[int], longest: int) -> list[int]:
+def truncate(ids: list[int], longest: int) -> list[int]:
+    """Return the first ids and the last one, which is the end token."""
     return ids if len(ids) <= longest else [*ids[: longest - 1], ids[-1]]
 
 
 def examples(pairs: Sequence[TextPair], source: TextColumn, target: TextColumn, again: int = 0) -> Examples:
-    """Every source with each of its targets, and `again` in other pieces. A decoder is first given the start."""
+    """Return each source with each of its targets as training data, and `again` copies in other pieces.
+
+    The target begins with the start token. Pairs with a side that is too long are left out.
+    """
     sources, targets = zip(*((pair.source, text) for pair in pairs for text in pair.targets), strict=True)
     both = [
         (ids, [_start(target), *others])
         for way in range(again + 1)
         for ids, others in zip(source.encode(sources, way), target.encode(targets, way), strict=True)
     ]
-    both = [it for it in both if source.takes(it[0]) and target.takes(it[1])]
+    both = [(ids, others) for ids, others in both if source.accepts(ids) and target.accepts(others)]
     return Examples([ids for ids, _ in both], [ids for _, ids in both])
 
 
 def gapped(pairs: Sequence[TextPair], source: TextColumn) -> Gapped:
-    """The sources alone, each once."""
+    """Return each source once, as training data for restoring gaps."""
     return Gapped(source.encode(list(dict.fromkeys(pair.source for pair in pairs))), _start(source))
 
 
 def _start(column: TextColumn) -> int:
-    start = special(column.tokenizer).start
+    start = special_ids(column.tokenizer).start
     assert start is not None
     return start
 
 
-def work(
+def build_work(
     recipe: PairsRecipe,
-    learnt: Sequence[TextPair],
+    training: Sequence[TextPair],
     held_out: Sequence[TextPair],
     source: TextColumn,
     target: TextColumn,
     better: str,
     figures: Callable[[list[Answer]], dict[str, float]],
 ) -> Work:
-    """A new model, to be trained on what is `learnt` and validated on what is `held_out`, by its loss and by `figures`
-    of what it writes."""
+    """Build a new model and its stages of training.
+
+    training  the pairs to train on
+    held_out  the pairs to validate on, by the loss and by the `figures` of what the model writes
+    better    the figure that chooses the best checkpoint, such as "highest bleu"
+    """
     tokenizer, settings, decoding = target.tokenizer, recipe.training, recipe.decoding
     model = recipe.model.build(tokenizer.get_vocab_size(), settings.seed)
-    model.tokenizer, model.special = tokenizer, special(tokenizer)
-    known = examples(held_out, source, target)
-    some = held_out[:: -(-len(held_out) // decoding.validated)]  # of all of it, since a file may be sorted by length
+    model.tokenizer, model.special = tokenizer, special_ids(tokenizer)
+    held_out_examples = examples(held_out, source, target)
+    # Every n-th pair, not the first ones: a file may be sorted by length.
+    validated = held_out[:: -(-len(held_out) // decoding.validated)]
 
     def validate(model: Model) -> dict[str, float]:
-        loss = mean_loss(model, known, translation, settings)
-        return {"loss": loss, **figures(answers(model, some, source, decoding, beams=1))}
+        loss = mean_loss(model, held_out_examples, translation, settings)
+        return {"loss": loss, **figures(answers(model, validated, source, decoding, beams=1))}
 
-    before = recipe.pretraining
-    pairs = examples(learnt, source, target, recipe.tokenizer.again)
-    return Work(
-        model,
-        ({} if before is None else {"pretraining": Stage(before, gapped(learnt, source), translation)})
-        | {"training": Stage(settings, pairs, translation, validate, better)},
-    )
+    stages = {}
+    if recipe.pretraining is not None:
+        stages["pretraining"] = Stage(recipe.pretraining, gapped(training, source), translation)
+    pairs = examples(training, source, target, recipe.tokenizer.again)
+    return Work(model, stages | {"training": Stage(settings, pairs, translation, validate, better)})
 
 
 def answers(
     model: Model, pairs: Sequence[TextPair], source: TextColumn, decoding: Decoding, *, beams: int | None = None
 ) -> list[Answer]:
-    """What the model makes of each source, beside what it should be."""
-    texts = write(model, source.encode([pair.source for pair in pairs]), decoding, beams or decoding.beams)
+    """Return the text that the model writes for each source, and the right ones."""
+    texts = write_texts(model, source.encode([pair.source for pair in pairs]), decoding, beams or decoding.beams)
     return [
         {"source": pair.source, "prediction": text, "references": list(pair.targets)}
         for pair, text in zip(pairs, texts, strict=True)
     ]
 
 
-def write(model: Model, sources: Ids, decoding: Decoding, beams: int) -> list[str]:
-    """In batches of about the same length, so that little of them is padding."""
+def write_texts(model: Model, sources: Ids, decoding: Decoding, beams: int) -> list[str]:
+    """Return the text that the model writes for each source, computed in batches of similar length to save padding."""
     order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     texts = [""] * len(sources)
     for first in range(0, len(order), decoding.rows):
-        some = order[first : first + decoding.rows]
-        for i, text in zip(some, _write(model, [sources[i] for i in some], decoding, beams), strict=True):
+        batch = order[first : first + decoding.rows]
+        for i, text in zip(batch, _write_batch(model, [sources[i] for i in batch], decoding, beams), strict=True):
             texts[i] = text or ""
     return texts
 
 
-def _write(model: Model, sources: Ids, decoding: Decoding, beams: int) -> list[str | None]:
+def _write_batch(model: Model, sources: Ids, decoding: Decoding, beams: int) -> list[str | None]:
     if beams == 1:
-        return [it.text for it in generate(model, sources, max_new_tokens=decoding.longest, temperature=0)]
+        return [written.text for written in generate(model, sources, max_new_tokens=decoding.longest, temperature=0)]
     found = beam(model, sources, beams=beams, max_new_tokens=decoding.longest, length_penalty=decoding.length_penalty)
     return [best.text for best, *_ in found]
 
 
 def predictions(answers: Sequence[Answer]) -> tuple[list[str], list[list[str]]]:
-    must_say(answers, prediction=str, references=list)
-    if not answers or not all(it["references"] for it in answers):
+    """Return the predictions and the references of all answers; raise a ValueError where a reference is missing."""
+    check_fields(answers, prediction=str, references=list)
+    if not answers or not all(answer["references"] for answer in answers):
         raise ValueError("there are no answers, or one of them has no references to be compared with")
-    return [it["prediction"] for it in answers], [it["references"] for it in answers]
+    return [answer["prediction"] for answer in answers], [answer["references"] for answer in answers]
 
 
 Tokens = Literal["13a", "none"]
-References = Sequence[Sequence[str]]  # of each text all that are right
+References = Sequence[Sequence[str]]  # all right texts for each prediction
 
 
 def bleu(
     predictions: Sequence[str], references: References, *, lower: bool = False, tokens: Tokens = "13a"
 ) -> dict[str, float]:
-    """sacrebleu (Post 2018). tokens="none" is for words that have spaces between them: then it is multi-bleu's."""
+    """Return sacrebleu's BLEU (Post 2018), in %, and its brevity penalty.
+
+    tokens="none" is for texts that are tokenized already, with spaces between tokens: the result is multi-bleu's.
+    """
     smooth = "none" if tokens == "none" else "exp"
-    metric = needed("sacrebleu").metrics.BLEU(lowercase=lower, tokenize=tokens, smooth_method=smooth, force=True)
+    metric = import_required("sacrebleu").metrics.BLEU(
+        lowercase=lower, tokenize=tokens, smooth_method=smooth, force=True
+    )
     found = metric.corpus_score(list(predictions), _streams(references))
     return {"bleu": found.score, "brevity": found.bp}
 
 
 def chrf(predictions: Sequence[str], references: References) -> float:
-    """sacrebleu's chrF2 (Popović 2015): of letters, so it sees a word that is almost right."""
-    found: float = needed("sacrebleu").metrics.CHRF().corpus_score(list(predictions), _streams(references)).score
+    """Return sacrebleu's chrF2 (Popović 2015), in %. It compares letters, so an almost right word counts in part."""
+    found: float = (
+        import_required("sacrebleu").metrics.CHRF().corpus_score(list(predictions), _streams(references)).score
+    )
     return found
 
 
 def rouge(predictions: Sequence[str], references: References) -> dict[str, float]:
-    """rouge-score's F1 of words, pairs of words and the longest common subsequence, stemmed (Lin 2004)."""
+    """Return rouge-score's F1 of words, word pairs and the longest common subsequence, stemmed, in % (Lin 2004)."""
     kinds = ["rouge1", "rouge2", "rougeL"]
-    scorer = needed("rouge_score.rouge_scorer").RougeScorer(kinds, use_stemmer=True)
+    scorer = import_required("rouge_score.rouge_scorer").RougeScorer(kinds, use_stemmer=True)
     found = [
         scorer.score_multi(list(right), prediction) for prediction, right in zip(predictions, references, strict=True)
     ]
@@ -210,5 +237,8 @@ def rouge(predictions: Sequence[str], references: References) -> dict[str, float
 
 
 def _streams(references: References) -> list[list[str | None]]:
-    """The first of each text, the second of each, …: sacrebleu's way, None where there is no more."""
+    """Return the first reference of each text, the second of each, and so on, as sacrebleu takes them.
+
+    None stands for a missing reference.
+    """
     return [list(stream) for stream in zip_longest(*references)]

@@ -1,69 +1,74 @@
-"""Summarising: learnt from documents and their summaries, measured by ROUGE."""
+"""The task "summarize": an encoder-decoder trained on documents and their summaries, measured by ROUGE."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from ...layers.check_sizes import one_of
+from ...layers.check_sizes import check_choice
 from ...models import Model
-from ...models import config as fits
-from ...models.config import Config
-from ...text.corpora import SUMMARIES, TextPair, renamed
+from ...models.config import Config, check_at_least_one, check_at_most
+from ...text.corpora import SUMMARIES, TextPair, rename_speakers
 from ...text.corpus_files import Split
 from . import sequence_pairs
-from .sequence_pairs import MOST_AGAIN, PairsRecipe, TextColumn, answers, predictions, work
+from .sequence_pairs import MOST_AGAIN, PairsRecipe, TextColumn, answers, build_work, predictions
 from .task import Answer, Task, Work
 
 
 @dataclass(frozen=True)
 class SummaryData(Config):
-    """[data]. A document that is longer is cut; of a summary that is longer nothing is learnt."""
+    """The table [data]. Longer documents are truncated; pairs with a longer summary are left out."""
 
     corpus: str
-    longest: int = 256  # tokens of a document
-    longest_summary: int = 64
-    renamed: int = 0  # how often chats are learnt from once more, between people of other names
+    longest: int = 256  # most tokens of a document
+    longest_summary: int = 64  # most tokens of a summary
+    renamed: int = 0  # additional copies of all chats, with other names for the people in them
 
     def check(self) -> None:
-        fits.at_least_one(self, "longest", "longest_summary")
-        one_of("corpus", self.corpus, SUMMARIES)
-        fits.at_most(self, MOST_AGAIN, "renamed")
+        check_at_least_one(self, "longest", "longest_summary")
+        check_choice("corpus", self.corpus, SUMMARIES)
+        check_at_most(self, MOST_AGAIN, "renamed")
         if self.renamed < 0:
-            raise ValueError(f"renamed={self.renamed} must not be below 0, which is never")
+            raise ValueError(f"renamed={self.renamed} must be at least 0, which is no copy")
 
     def read(self, data: Path, split: Split) -> list[TextPair]:
+        """Return the documents and summaries of a split."""
         return SUMMARIES[self.corpus](data, split)
 
 
 @dataclass(frozen=True)
 class SummarizeRecipe(PairsRecipe):
+    """The tables of a recipe for this task."""
+
     data: SummaryData
 
 
 def prepare(recipe: SummarizeRecipe, data: Path, tokenizer: Tokenizer | None) -> Work:
-    learnt = recipe.data.read(data, "train")
+    """Build the model and its stages of training."""
+    training = recipe.data.read(data, "train")
     if tokenizer is None:
-        tokenizer = recipe.tokenizer.learn([text for it in learnt for text in (it.source, *it.targets)], data)
-    others = [pair for seed in range(recipe.data.renamed) for pair in renamed(learnt, seed)]
+        tokenizer = recipe.tokenizer.learn([text for pair in training for text in (pair.source, *pair.targets)], data)
+    others = [pair for seed in range(recipe.data.renamed) for pair in rename_speakers(training, seed)]
     document = TextColumn(tokenizer, recipe.data.longest, whole=False)
     summary = TextColumn(tokenizer, recipe.data.longest_summary, whole=True)
     held_out = recipe.data.read(data, "validation")
-    return work(recipe, learnt + others, held_out, document, summary, "highest chrf", figures)
+    return build_work(recipe, training + others, held_out, document, summary, "highest chrf", figures)
 
 
 def figures(answers: list[Answer]) -> dict[str, float]:
-    """While it learns: chrF goes up and down with ROUGE, and is quick."""
+    """Return the figure to validate by during training: chrF, which follows ROUGE and is quick."""
     return {"chrf": sequence_pairs.chrf(*predictions(answers))}
 
 
 def answer(recipe: SummarizeRecipe, model: Model, data: Path, split: Split) -> list[Answer]:
+    """Summarise every document of a split."""
     assert model.tokenizer is not None
     document = TextColumn(model.tokenizer, recipe.data.longest, whole=False)
     return answers(model, recipe.data.read(data, split), document, recipe.decoding)
 
 
 def score(recipe: SummarizeRecipe, answers: list[Answer]) -> dict[str, float]:
+    """Return ROUGE-1, ROUGE-2, ROUGE-L and chrF."""
     return sequence_pairs.rouge(*predictions(answers)) | figures(answers)
 
 

@@ -1,4 +1,4 @@
-"""What the name of a task in a recipe stands for: how it is learnt, and how it is measured."""
+"""What a task provides to `train` and `evaluate`: what its recipe holds, how a model is trained, and measured."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,25 +15,29 @@ from ...words import one_line
 from .recipe import Recipe
 
 R = TypeVar("R", bound=Recipe)
-Answer = dict[str, Any]  # what a model answered to one question, beside what is right; a line of JSON
+Answer = dict[str, Any]  # a model's answer to one question and the right answers; a line of JSON
 
 
-def must_say(answers: Sequence[Answer], **kinds: type | tuple[type, ...]) -> None:
-    """Raise a ValueError where one of the answers, which come from a file, does not say these fields."""
+def check_fields(answers: Sequence[Answer], **types: type | tuple[type, ...]) -> None:
+    """Raise a ValueError where an answer, read from a file, lacks one of these fields or has it with another type."""
     for number, answer in enumerate(answers, 1):
-        for name, kind in kinds.items():
-            said = answer.get(name)
-            if not isinstance(said, kind) or isinstance(said, bool):
+        for name, kind in types.items():
+            value = answer.get(name)
+            if not isinstance(value, kind) or isinstance(value, bool):
                 raise ValueError(
-                    f'answer {number} says "{name}": {one_line(repr(said)[:80])}, which is of another type'
+                    f'answer {number} says "{name}": {one_line(repr(value)[:80])}, which is of another type'
                 )
-            if isinstance(said, list) and not all(isinstance(text, str) for text in said):
+            if isinstance(value, list) and not all(isinstance(text, str) for text in value):
                 raise ValueError(f'answer {number}: "{name}" holds something else than texts')
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One training of a model; `better` is which validation is the better one, "highest bleu"; without, the last."""
+    """One training of a model.
+
+    better  how to choose the checkpoint to keep, by a figure of `validate`, such as "highest bleu"; without
+            `validate`, the last checkpoint is kept
+    """
 
     settings: Training
     data: Data
@@ -44,7 +48,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Work:
-    """A new model, and what it goes through, one after the other, by the name of the table that says how."""
+    """A new model and its stages of training, in order, by the name of the recipe's table, such as "training"."""
 
     model: Model
     stages: Mapping[str, Stage]
@@ -52,12 +56,14 @@ class Work:
 
 @dataclass(frozen=True)
 class Task(Generic[R]):
-    """
-    recipe   what a recipe of it holds
-    prepare  what is to be done, from the recipe and the folder of all data; a tokenizer that is given is used as it is
-    answer   what a model answers to everything in a split
-    score    the figures of these answers, the one that counts first. It needs nothing but the answers, so that they can
-             be scored elsewhere
+    """A kind of recipe, and the three functions that train and measure a model by it.
+
+    recipe   the class of the recipe
+    prepare  returns the model and its stages, from the recipe, the folder of all data, and the tokenizer of a run that
+             continues, or None
+    answer   returns a model's answers to everything in a split
+    score    returns the figures of these answers, the most important first. It takes nothing but the answers, so that
+             they can be scored on another machine
     """
 
     recipe: type[R]

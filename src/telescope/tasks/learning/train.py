@@ -1,4 +1,4 @@
-"""`train`: from a recipe and data to a folder with a model, which can be loaded, measured and gone on with."""
+"""`train`: train the model of a recipe, and write a folder that can be loaded, measured, and continued."""
 
 import os
 import shutil
@@ -8,15 +8,15 @@ from ... import training
 from ...models import Model
 from ...models.saved.load import read_tokenizer
 from ...text.corpus_files import data_folder
-from ...training.processes import needed
+from ...training.processes import import_required
 from .recipe import Recipe
 from .registry import TASKS, read
 
 RECIPE = "recipe.toml"
 
 
-def changed(recipe: Recipe, *, seed: int | None = None, steps: int | None = None, watch: int | None = None) -> Recipe:
-    """The same recipe with another seed, for so many steps, and with a look at the attention every `watch` steps."""
+def override(recipe: Recipe, *, seed: int | None = None, steps: int | None = None, watch: int | None = None) -> Recipe:
+    """Return the recipe with another seed, another number of steps, or statistics of every head each `watch` steps."""
     if steps is not None:
         recipe = recipe.training_with(steps=steps, epochs=None)
     given = {name: value for name, value in (("seed", seed), ("watch_every", watch)) if value is not None}
@@ -30,21 +30,26 @@ def train(
     data: str | os.PathLike[str] | None = None,
     report: training.Report | None = None,
 ) -> Model:
-    """Train the model of a recipe, and save it in the folder `out`, with recipe.toml and all that is needed to go on.
+    """Train the model of a recipe, save it in the folder `out`, and return it.
 
-    The same call goes on where an earlier one was stopped. `data` is the folder of all data; see `data_folder`.
+    recipe  a TOML file, or a `Recipe`
+    out     the folder for the model, recipe.toml and checkpoints. The same call continues a run that was stopped
+    data    the folder of all data; see `data_folder`
+    report  called with each event of the training; see `training.train`
+
+    Raises ValueError for a wrong recipe, missing data, and a folder that holds anything but a run of this recipe.
     """
     recipe = recipe if isinstance(recipe, Recipe) else read(recipe)
-    place = Path(out)
-    _must_be_free(place, recipe)
-    learnt = place / "tokenizer.json"  # once: a run that goes on must have the same ids
-    tokenizer = read_tokenizer(learnt) if learnt.exists() else None
+    folder = Path(out)
+    _check_folder(folder, recipe)
+    tokenizer_file = folder / "tokenizer.json"  # trained once: a run that continues must have the same ids
+    tokenizer = read_tokenizer(tokenizer_file) if tokenizer_file.exists() else None
     work = TASKS[recipe.task].prepare(recipe, data_folder(data), tokenizer)
     if first_process():
-        place.mkdir(parents=True, exist_ok=True)
-        _put(place / RECIPE, recipe.to_toml())
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_whole(folder / RECIPE, recipe.to_toml())
         if work.model.tokenizer is not None:
-            _put(learnt, work.model.tokenizer.to_str(pretty=True))
+            _write_whole(tokenizer_file, work.model.tokenizer.to_str(pretty=True))
     model = work.model
     for name, stage in work.stages.items():
         model = training.train(
@@ -52,18 +57,18 @@ def train(
             stage.data,
             stage.objective,
             stage.settings,
-            place / name,
+            folder / name,
             validate=stage.validate,
             better=stage.better,
             report=report,
         )
     if first_process():
-        save(model, place)
+        save(model, folder)
     return model
 
 
 def save(model: Model, folder: Path) -> None:
-    """The model among the other things of a run; the weights come last, so that a folder that has them is whole."""
+    """Save a model into the folder of its run; the weights last, so that a folder with weights is complete."""
     new = folder / ".model"
     shutil.rmtree(new, ignore_errors=True)
     model.save(new)
@@ -73,24 +78,27 @@ def save(model: Model, folder: Path) -> None:
 
 
 def first_process() -> bool:
-    """Of those that torchrun or accelerate launch started, only the first writes."""
-    return bool(needed("accelerate").PartialState().is_main_process)
+    """Return whether this is the first process of torchrun or accelerate launch: only that one writes files."""
+    return bool(import_required("accelerate").PartialState().is_main_process)
 
 
-def _must_be_free(folder: Path, recipe: Recipe) -> None:
-    """A new folder, or one with a run of this recipe. Its settings are compared by training; here, what ids mean."""
-    if not folder.is_dir() or not (there := sorted(os.listdir(folder))):
+def _check_folder(folder: Path, recipe: Recipe) -> None:
+    """Raise a ValueError unless the folder is new or empty, or holds a run of this recipe.
+
+    Only what determines the token ids is compared here; `training` compares the settings.
+    """
+    if not folder.is_dir() or not (names := sorted(os.listdir(folder))):
         return
-    if RECIPE not in there:
-        raise ValueError(f"{folder} holds {there[0]}, and no run of a recipe; choose a new folder")
+    if RECIPE not in names:
+        raise ValueError(f"{folder} holds {names[0]}, and no run of a recipe; choose a new folder")
     before = read(folder / RECIPE)
     for table in ("task", "data", "tokenizer"):
         if getattr(before, table, None) != getattr(recipe, table, None):
             raise ValueError(f"{folder} holds a run of {before.name} with another {table}; choose a new folder")
 
 
-def _put(file: Path, text: str) -> None:
-    """Whole or not at all."""
+def _write_whole(file: Path, text: str) -> None:
+    """Write a file completely or not at all."""
     new = file.with_name(f".{file.name}.new")
     new.write_text(text, encoding="utf-8")
     new.replace(file)

@@ -1,4 +1,4 @@
-"""Translating: learnt from pairs of sentences, measured by BLEU."""
+"""The task "translate": an encoder-decoder trained on pairs of sentences, measured by BLEU."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,41 +8,42 @@ from typing import Literal
 
 from tokenizers import Tokenizer
 
-from ...layers.check_sizes import one_of
+from ...layers.check_sizes import check_choice
 from ...models import Model
-from ...models import config as fits
-from ...models.config import Config
-from ...text.corpora import TRANSLATIONS, TextPair, codes
+from ...models.config import Config, check_at_least_one
+from ...text.corpora import TRANSLATIONS, TextPair, read_multi30k_merges
 from ...text.corpus_files import Split
-from ...text.tokenizer import from_codes
+from ...text.tokenizer import bpe_from_merges
 from . import sequence_pairs
-from .sequence_pairs import PairsRecipe, PairTokenizer, TextColumn, answers, predictions, work
+from .sequence_pairs import PairsRecipe, PairTokenizer, TextColumn, answers, build_work, predictions
 from .task import Answer, Task, Work
 
 
 @dataclass(frozen=True)
 class Translations(Config):
-    """[data]: `corpus` is learnt from and measured on; `also` is another one to learn from."""
+    """The table [data]: `corpus` is trained and measured on; `also` is another corpus to train on."""
 
     corpus: str
     source: Literal["en", "de"]
     target: Literal["en", "de"]
     also: str | None = None
-    bare: int = 0  # of 100 pairs so many are learnt from once more, without the full stop at their end
-    longest: int = 128  # tokens; a pair with a longer side is not learnt from
+    bare: int = 0  # % of the pairs that are added once more without their final full stop
+    longest: int = 128  # most tokens of either side; longer pairs are left out of the training
 
     def check(self) -> None:
-        fits.at_least_one(self, "longest")
+        check_at_least_one(self, "longest")
         if not 0 <= self.bare <= 100:
-            raise ValueError(f"bare={self.bare} of 100 pairs; 0 to 100 can be")
+            raise ValueError(f"bare={self.bare} % of the pairs is not possible; 0 to 100 is")
         for name in ("corpus", "also"):
             if getattr(self, name) is not None:
-                one_of(name, getattr(self, name), TRANSLATIONS)
+                check_choice(name, getattr(self, name), TRANSLATIONS)
 
     def read(self, data: Path, split: Split, corpus: str | None = None) -> list[TextPair]:
+        """Return the pairs of a split, of `corpus` or of another corpus."""
         return TRANSLATIONS[corpus or self.corpus](data, split, self.source, self.target)
 
-    def learnt(self, data: Path) -> list[TextPair]:
+    def read_training(self, data: Path) -> list[TextPair]:
+        """Return all pairs to train on, in a fixed order."""
         pairs = self.read(data, "train")
         others = [] if self.also is None else self.read(data, "train", self.also)
         random = Random(0)
@@ -50,23 +51,28 @@ class Translations(Config):
 
 
 def without_stop(pair: TextPair) -> TextPair:
-    """People who ask often leave it out; those who write sentences for others do not."""
+    """Return the pair without final full stops, which people who type a sentence often leave out."""
     return TextPair(pair.source.removesuffix("."), tuple(target.removesuffix(".") for target in pair.targets))
 
 
 @dataclass(frozen=True)
 class TranslationTokenizer(PairTokenizer):
-    """[tokenizer]: "multi30k" are the merges that Wu et al. 2021 learnt and gave away."""
+    """The table [tokenizer]: "multi30k" uses the BPE merges that Wu et al. 2021 published."""
 
     kind: Literal["bpe", "multi30k"] = "bpe"
 
     def learn(self, texts: Sequence[str], data: Path) -> Tokenizer:
-        return from_codes(codes(data), texts) if self.kind == "multi30k" else super().learn(texts, data)
+        """Return a new tokenizer, trained on these texts or made of the published merges."""
+        return (
+            bpe_from_merges(read_multi30k_merges(data), texts)
+            if self.kind == "multi30k"
+            else super().learn(texts, data)
+        )
 
 
 @dataclass(frozen=True)
 class Bleu(Config):
-    """[metric]: "none" compares texts that are tokens already, with spaces between them."""
+    """The table [metric]: tokens="none" is for texts that are tokenized already, with spaces between tokens."""
 
     lower: bool = False
     tokens: sequence_pairs.Tokens = "13a"
@@ -74,34 +80,39 @@ class Bleu(Config):
 
 @dataclass(frozen=True)
 class TranslateRecipe(PairsRecipe):
+    """The tables of a recipe for this task."""
+
     data: Translations
     tokenizer: TranslationTokenizer
     metric: Bleu
 
 
 def prepare(recipe: TranslateRecipe, data: Path, tokenizer: Tokenizer | None) -> Work:
-    learnt = recipe.data.learnt(data)
+    """Build the model and its stages of training."""
+    training = recipe.data.read_training(data)
     if tokenizer is None:
-        tokenizer = recipe.tokenizer.learn([text for it in learnt for text in (it.source, *it.targets)], data)
+        tokenizer = recipe.tokenizer.learn([text for pair in training for text in (pair.source, *pair.targets)], data)
     whole = TextColumn(tokenizer, recipe.data.longest, whole=True)
     held_out = recipe.data.read(data, "validation")
 
     def figures(answers: list[Answer]) -> dict[str, float]:
         return {"bleu": score(recipe, answers)["bleu"]}
 
-    return work(recipe, learnt, held_out, whole, whole, "highest bleu", figures)
+    return build_work(recipe, training, held_out, whole, whole, "highest bleu", figures)
 
 
 def answer(recipe: TranslateRecipe, model: Model, data: Path, split: Split) -> list[Answer]:
+    """Translate every source of a split."""
     assert model.tokenizer is not None
     whole = TextColumn(model.tokenizer, recipe.data.longest, whole=True)
     return answers(model, recipe.data.read(data, split), whole, recipe.decoding)
 
 
 def score(recipe: TranslateRecipe, answers: list[Answer]) -> dict[str, float]:
-    written, right = predictions(answers)
-    found = sequence_pairs.bleu(written, right, lower=recipe.metric.lower, tokens=recipe.metric.tokens)
-    return {**found, "chrf": sequence_pairs.chrf(written, right)}
+    """Return BLEU, its brevity penalty, and chrF."""
+    written, references = predictions(answers)
+    figures = sequence_pairs.bleu(written, references, lower=recipe.metric.lower, tokens=recipe.metric.tokens)
+    return {**figures, "chrf": sequence_pairs.chrf(written, references)}
 
 
 TRANSLATE = Task(TranslateRecipe, prepare, answer, score)

@@ -1,1 +1,4 @@
-"""Texts of any length, made by a model: translations, summaries, what comes next."""
+"""Write texts of any length with a model: translations and summaries (rewrite.py), continuations (write_on.py).
+
+May import decoding and models. Read rewrite.py first; given.py reads the texts that a command is given.
+"""

@@ -1,4 +1,4 @@
-"""One text made of another by an encoder-decoder: a translation, a summary. Many texts at once, of any length."""
+"""Translate or summarise texts of any length with an encoder-decoder model, in batches."""
 
 import re
 from collections import defaultdict
@@ -10,15 +10,15 @@ from ...decoding import Written, beam
 from ...models import LuongTranslator, Model, Transformer
 
 BATCH = 32
-LONGEST = 256  # tokens of a part, where a model has no positions to say it
+LONGEST = 256  # most tokens of a part, for a model whose config has no max_positions
 
 Fits = Callable[[str], bool]
-Cut = Callable[[str, Fits], list[str]]
+Split = Callable[[str, Fits], list[str]]
 
 
 @dataclass(frozen=True)
 class RewrittenPart:
-    """What was read at once, and the texts that were made of it, the best first."""
+    """A part of a text that the model read at once, and the texts that the model wrote of it, the best first."""
 
     source: str
     found: list[Written]
@@ -29,42 +29,32 @@ class RewrittenPart:
 
 
 def rewrite(
-    model: Model, texts: Sequence[str], cut: Cut, *, beams: int = 5, n_best: int = 1
+    model: Model, texts: Sequence[str], split: Split, *, beams: int = 5, n_best: int = 1
 ) -> list[list[RewrittenPart]]:
-    """The parts into which each text was `cut`, rewritten. What becomes of a part depends on nothing but itself."""
-    must_rewrite(model)
-    parts = [cut(text, lambda part: len(tokens(model, part)) <= longest(model)) for text in texts]
-    flat = [part for some in parts for part in some]
-    ids = [tokens(model, part) for part in flat]
-    alike: dict[int, list[int]] = defaultdict(list)
+    """Return the parts of each text, each with the `n_best` texts that beam search wrote of it.
+
+    `split` cuts a text into parts that fit the model. The result for a part depends on that part alone, not on the
+    other parts of its batch.
+    """
+    check_rewrites(model)
+    parts = [split(text, lambda part: len(encode_text(model, part)) <= max_source_tokens(model)) for text in texts]
+    flat = [part for text_parts in parts for part in text_parts]
+    ids = [encode_text(model, part) for part in flat]
+    same_limit: dict[int, list[int]] = defaultdict(list)
     for i, source in enumerate(ids):
-        alike[_room(model, len(source))].append(i)
+        same_limit[_max_new_tokens(model, len(source))].append(i)
     found: dict[int, list[Written]] = {}
-    for room, numbers in alike.items():
-        for start in range(0, len(numbers), BATCH):
-            batch = numbers[start : start + BATCH]
-            written = beam(model, [ids[i] for i in batch], beams=beams, n_best=n_best, max_new_tokens=room)
-            found |= zip(batch, [[_stripped(one) for one in best] for best in written], strict=True)
+    for limit, indices in same_limit.items():
+        for start in range(0, len(indices), BATCH):
+            batch = indices[start : start + BATCH]
+            written = beam(model, [ids[i] for i in batch], beams=beams, n_best=n_best, max_new_tokens=limit)
+            found |= zip(batch, [[_strip(text) for text in best] for best in written], strict=True)
     rewritten = (RewrittenPart(part, found[i]) for i, part in enumerate(flat))
-    return [list(islice(rewritten, len(some))) for some in parts]
+    return [list(islice(rewritten, len(text_parts))) for text_parts in parts]
 
 
-def tokens(model: Model, text: str) -> list[int]:
-    assert model.tokenizer is not None
-    try:
-        ids: list[int] = model.tokenizer.encode(text).ids
-    except Exception as problem:  # the tokenizers library raises nothing narrower
-        raise ValueError(f"the model's tokenizer does not know all characters of the text ({problem})") from None
-    return ids
-
-
-def longest(model: Model) -> int:
-    """How many tokens it reads at once: as many as it has positions. (Sinusoidal ones go on, but were not learned.)"""
-    positions: int = model.config.to_dict().get("max_positions", LONGEST)
-    return positions
-
-
-def must_rewrite(model: Model) -> None:
+def check_rewrites(model: Model) -> None:
+    """Raise a ValueError for a model that cannot write one text from another, or that has no tokenizer."""
     if not isinstance(model, Transformer | LuongTranslator):
         raise ValueError(
             f"a {type(model).__name__} does not make one text of another; a Transformer or a LuongTranslator does"
@@ -73,23 +63,42 @@ def must_rewrite(model: Model) -> None:
         raise ValueError("the model has no tokenizer, so it reads no text; a tokenizer.json in its folder is one")
 
 
-def _stripped(written: Written) -> Written:
-    """Without the space that a tokenizer puts before a first word."""
+def encode_text(model: Model, text: str) -> list[int]:
+    """Return the token ids of a text; raise a ValueError where the tokenizer cannot encode it."""
+    assert model.tokenizer is not None
+    try:
+        ids: list[int] = model.tokenizer.encode(text).ids
+    except Exception as problem:  # the tokenizers library raises nothing narrower
+        raise ValueError(f"the model's tokenizer does not know all characters of the text ({problem})") from None
+    return ids
+
+
+def max_source_tokens(model: Model) -> int:
+    """Return how many tokens the model reads at once: the number of its positions.
+
+    Sinusoidal positions can be computed beyond that number, but no such position occurred in training.
+    """
+    positions: int = model.config.to_dict().get("max_positions", LONGEST)
+    return positions
+
+
+def _max_new_tokens(model: Model, source: int) -> int:
+    """Return twice the length of the source and a few more, in steps of 16 so that many parts share a batch."""
+    return min(max_source_tokens(model), -(-(2 * source + 8) // 16) * 16)
+
+
+def _strip(written: Written) -> Written:
+    """Remove the space that a tokenizer puts before the first word."""
     return replace(written, text=(written.text or "").strip())
 
 
-def _room(model: Model, source: int) -> int:
-    """Twice as many tokens as the source has, and some; in steps, so that many parts have the same."""
-    return min(longest(model), -(-(2 * source + 8) // 16) * 16)
-
-
 END = re.compile(r"[.!?…。！？]+[\"'”’»)\]]*(?=\s)|[。！？]")
-# After which a full stop ends no sentence: titles, abbreviations, initials, and numbers of days.
+# A full stop after these ends no sentence: titles, abbreviations, initials, and numbers of days.
 GOES_ON = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|vs|cf|Nr|Hr|Fr|bzw|ca|evtl|e\.g|i\.e|z|d|[A-HJ-Z]|\d\d?)\.$")
 
 
-def sentences(text: str) -> list[str]:
-    """The sentences of a text, without the space between them."""
+def find_sentences(text: str) -> list[str]:
+    """Return the sentences of a text, without the space between them."""
     found, start = [], 0
     for end in END.finditer(text):
         if GOES_ON.search(text[start : end.end()]) or text[end.end() :].lstrip()[:1].islower():
@@ -99,17 +108,17 @@ def sentences(text: str) -> list[str]:
     return [sentence for sentence in (*found, text[start:].strip()) if sentence]
 
 
-def apart(text: str, fits: Fits) -> list[str]:
-    """Each sentence by itself, in pieces where it does not fit."""
-    return [piece for sentence in sentences(text) for piece in _pieces(sentence, fits)]
+def split_by_sentence(text: str, fits: Fits) -> list[str]:
+    """Return each sentence as one part; a sentence that does not fit, in pieces."""
+    return [piece for sentence in find_sentences(text) for piece in _halve(sentence, fits)]
 
 
-def together(text: str, fits: Fits) -> list[str]:
-    """The whole text where it fits, otherwise as many sentences together as do."""
+def split_by_length(text: str, fits: Fits) -> list[str]:
+    """Return the whole text where it fits, otherwise parts of as many sentences as fit together."""
     if fits(text.strip()):
         return [text.strip()] if text.strip() else []
     parts: list[str] = []
-    for piece in apart(text, fits):
+    for piece in split_by_sentence(text, fits):
         if parts and fits(f"{parts[-1]} {piece}"):
             parts[-1] += f" {piece}"
         else:
@@ -117,12 +126,17 @@ def together(text: str, fits: Fits) -> list[str]:
     return parts
 
 
-def _pieces(sentence: str, fits: Fits) -> list[str]:
-    """Halves, and halves of halves: cut behind a comma or the like if one is near the middle, else between words."""
+def do_not_split(text: str, fits: Fits) -> list[str]:
+    """Return the whole text as one part, or no part where it does not fit."""
+    return [text] if fits(text) else []
+
+
+def _halve(sentence: str, fits: Fits) -> list[str]:
+    """Cut a sentence in halves until each piece fits: after a comma or the like near the middle, else between words."""
     if fits(sentence) or len(sentence) < 2:
         return [sentence]
     middle = len(sentence) // 2
-    cuts = [at.end() for at in re.finditer(r"[,;:–—]\s", sentence) if abs(at.end() - middle) < middle // 2]
-    cuts = cuts or [at.end() for at in re.finditer(r"\s", sentence)] or [middle]
-    cut = min(cuts, key=lambda at: abs(at - middle))
-    return [piece for half in (sentence[:cut], sentence[cut:]) for piece in _pieces(half.strip(), fits)]
+    cuts = [match.end() for match in re.finditer(r"[,;:–—]\s", sentence) if abs(match.end() - middle) < middle // 2]
+    cuts = cuts or [match.end() for match in re.finditer(r"\s", sentence)] or [middle]
+    cut = min(cuts, key=lambda position: abs(position - middle))
+    return [piece for half in (sentence[:cut], sentence[cut:]) for piece in _halve(half.strip(), fits)]

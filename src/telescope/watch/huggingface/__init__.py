@@ -1,4 +1,8 @@
-"""Looking on at models of Hugging Face's transformers, through its attention interface. Only here it is imported."""
+"""Watch models of Hugging Face's transformers through its attention interface.
+
+Imports the observer and the recording room; transformers is imported only if the model to watch needs it. Read
+interface.py first, then definition.py; transformers_internals.py holds everything that depends on transformers' code.
+"""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -6,34 +10,34 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from ...recording.names import Parts
+from ...recording.names import Modules
 from ..observer import Observer
 
 
-def owns(parts: Parts) -> bool:
-    """Whether it is a model of transformers, or holds one."""
-    modeling = sys.modules.get("transformers.modeling_utils")  # a model of it has imported it
-    return modeling is not None and any(isinstance(part, modeling.PreTrainedModel) for part in parts.values())
+def owns(modules: Modules) -> bool:
+    """Return whether the model is a model of transformers, or contains one."""
+    modeling = sys.modules.get("transformers.modeling_utils")  # imported by any model of transformers
+    return modeling is not None and any(isinstance(module, modeling.PreTrainedModel) for module in modules.values())
 
 
-def attentions(parts: Parts) -> dict[str, nn.Module]:
-    """The model's attentions, by where they stand in it; a ValueError says why a model cannot be watched."""
+def attentions(modules: Modules) -> dict[str, nn.Module]:
+    """Return the model's attentions by path; raise a ValueError that says why if a model cannot be watched."""
     from .interface import attentions
 
-    return attentions(parts)
+    return attentions(modules)
 
 
-def embeddings(parts: Parts) -> Iterable[nn.Module]:
-    """Where tokens come in."""
+def embeddings(modules: Modules) -> Iterable[nn.Module]:
+    """Return the modules that are passed the token ids."""
     from .interface import embeddings
 
-    return embeddings(parts)
+    return embeddings(modules)
 
 
 @contextmanager
-def looking(parts: Parts, attentions: Mapping[str, nn.Module], eye: Observer) -> Iterator[None]:
-    """The model goes through our door while the block runs."""
-    from .interface import looking
+def observing(modules: Modules, attentions: Mapping[str, nn.Module], observer: Observer) -> Iterator[None]:
+    """Record each call of these attentions while the block runs."""
+    from .interface import observing
 
-    with looking(parts, attentions, eye):
+    with observing(modules, attentions, observer):
         yield

@@ -1,12 +1,15 @@
-"""The door: under a name of ours, transformers' attention interface has a function that looks on and calls the model's
-own, and its mask interface one that leaves masks unwritten. A missing mask function would drop the causal mask."""
+"""Watch a model through transformers' attention interface.
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+While a model is watched, its configs name an attention implementation of ours. Under that name the attention interface
+holds `_attention_function`, which runs the model's own function and records the call, and the mask interface holds
+`_mask_function`, which returns masks that are not written out. Both are needed: transformers drops the causal mask of
+an implementation that has no mask function.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
 from functools import cache, partial
-from inspect import signature, unwrap
-from itertools import takewhile
+from inspect import signature
 from threading import Lock
 from typing import Any
 
@@ -16,169 +19,96 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from ...recording.attention_call import AttentionCall
-from ...recording.names import Parts, within
+from ...recording.names import Modules, attentions_inside
 from ...survey.exact_rows import masked_rows
-from ...words import size
+from ...words import format_bytes
 from ..observer import ModuleHook, Observer, uncompiled
 from ..sdpa_lse import SdpaWithLse
 from .definition import DefinitionReader
 from .lazy import LazyMask
 from .masks import MaskOffsets
-from .proof import Proofs
+from .proof import OutputChecks
+from .transformers_internals import (
+    ImplementationName,
+    eager_function_names,
+    implementation_of,
+    own_attention,
+    set_implementation,
+    uses_attention_interface,
+    weights_are_requested,
+)
 
-KNOWN = ("sdpa", "eager", "flex_attention")  # and what has flash in its name
-OTHERS = (  # by which names an attention is given a sequence to look at
+KNOWN = ("sdpa", "eager", "flex_attention")  # and every name with "flash" in it
+OTHER_SEQUENCES = (  # the parameters by which an attention module is passed the sequence of its keys
     "key_value_states",
     "encoder_hidden_states",
     "cross_attention_states",
     "context",
     "context_hidden_states",
 )
-BY_NAME = hasattr(AttentionInterface, "get_interface")  # before 5.1, what is equal to "eager" is not asked for
+MAX_WEIGHT_BYTES = 2**30  # of the weights of one attention, for output_attentions=True
+
+# ------------------------------------------------------------------------------------------------- what can be watched
 
 
-class ImplementationName(str):
-    """Our name of an implementation: a model that asks whether it is "sdpa" is told what it would be told unwatched."""
-
-    implementation: str
-
-    def __new__(cls, implementation: str) -> "ImplementationName":
-        name = super().__new__(cls, f"{implementation}_telescope")
-        name.implementation = implementation
-        return name
-
-    def __eq__(self, other: object) -> bool:
-        return str.__eq__(self, other) is True or (BY_NAME and other == self.implementation)
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    __hash__ = str.__hash__
-
-    def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        """A copy of a model, made or pickled while it is watched, attends by the model's own implementation."""
-        return str, (self.implementation,)
-
-
-# ------------------------------------------------------------------------------------------------ what can be watched
-
-
-def attentions(parts: Parts) -> dict[str, nn.Module]:
-    kinds: set[Any] = set(map(type, parts.values()))
-    asking = {kind for kind in kinds if _door_of(kind) is not None}
-    found: dict[str, Any] = {path: module for path, module in parts.items() if type(module) in asking}
-    kind = type(parts[""]).__name__
+def attentions(modules: Modules) -> dict[str, nn.Module]:
+    """Return the modules that use the attention interface, by path; raise a ValueError if the model has none."""
+    kinds: set[Any] = set(map(type, modules.values()))
+    using = {kind for kind in kinds if uses_attention_interface(kind)}
+    found: dict[str, Any] = {path: module for path, module in modules.items() if type(module) in using}
+    kind = type(modules[""]).__name__
     if not found:
         raise ValueError(
-            f"{kind} does not go through transformers' attention interface: no part of it asks "
-            "ALL_ATTENTION_FUNCTIONS, so nobody can look on; what ts.load reads can be watched"
+            f"{kind} does not go through transformers' attention interface: no part of it uses "
+            "ALL_ATTENTION_FUNCTIONS, so its attention calls cannot be seen; what ts.load reads can be watched"
         )
-    _must_be_known(kind, found)
+    _check_implementations(kind, found)
     return found
 
 
-def _must_be_known(kind: str, attentions: Mapping[str, Any]) -> None:
-    """Refuse attention implementations whose computation is not known here."""
+def _check_implementations(kind: str, attentions: Mapping[str, Any]) -> None:
+    """Raise a ValueError if an attention uses an implementation whose computation is not known here."""
     alike = {(id(module.config), type(module)): (path, module) for path, module in reversed([*attentions.items()])}
-    for path, module in reversed(alike.values()):  # the first of each
-        implementation = _implementation(module)
+    for path, module in reversed(alike.values()):  # the first of each config and class
+        implementation = implementation_of(module)
         if implementation not in KNOWN and "flash" not in str(implementation):
             raise ValueError(
                 f'{kind} attends by "{implementation}" in {path}, and what that computes is not known here; '
                 'model.set_attn_implementation("sdpa") is one that can be watched'
             )
-        if implementation == "eager" and len(_eager_names(module)) != 1:
+        if implementation == "eager" and len(eager_function_names(module)) != 1:
             raise ValueError(
                 f"{kind} has no eager_attention_forward of its own in {path}, so its eager attention cannot be called; "
                 'model.set_attn_implementation("sdpa") is one that can be watched'
             )
 
 
-def embeddings(parts: Parts) -> Iterable[nn.Module]:
+def embeddings(modules: Modules) -> Iterable[nn.Module]:
+    """Return the token embeddings of the model and of the models inside it."""
     found = []
-    for part in parts.values():
-        if isinstance(part, PreTrainedModel):
+    for module in modules.values():
+        if isinstance(module, PreTrainedModel):
             try:
-                found.append(part.get_input_embeddings())
-            except (NotImplementedError, AttributeError):  # of pixels or sound
+                found.append(module.get_input_embeddings())
+            except (NotImplementedError, AttributeError):  # a model of pixels or sound
                 continue
     return {id(embedding): embedding for embedding in found if isinstance(embedding, nn.Embedding)}.values()
 
 
-def _door(module: nn.Module) -> Any:
-    """The method by which a module asks the interface, if it does."""
-    kind: Any = type(module)
-    return _door_of(kind)
-
-
-@cache
-def _door_of(kind: type) -> Any:
-    methods = (unwrap(method) for owner in _owners(kind) for method in vars(owner).values() if callable(method))
-    return next(filter(_asks, methods), None)
-
-
-def _owners(kind: type) -> Iterable[type]:
-    """A whole model asks too, which implementations there are."""
-    return takewhile(lambda owner: owner is not PreTrainedModel, kind.__mro__)
-
-
-def _asks(method: Any) -> bool:
-    return "ALL_ATTENTION_FUNCTIONS" in getattr(getattr(method, "__code__", None), "co_names", ())
-
-
-def _implementation(module: Any) -> str:
-    name = module.config._attn_implementation
-    return name.implementation if isinstance(name, ImplementationName) else str(name)
-
-
-def _eager_names(module: nn.Module) -> list[str]:
-    return [name for name in _door(module).__code__.co_names if name.endswith("eager_attention_forward")]
-
-
-def _own(implementation: str, module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    """What the model would have called."""
-    names: Any = _door(module).__globals__
-    if implementation == "eager":
-        own = names[_eager_names(module)[0]]
-    else:
-        own = names["ALL_ATTENTION_FUNCTIONS"][implementation]
-    return own  # type: ignore[no-any-return]
-
-
-# ------------------------------------------------------------------------------------------------------- while it runs
+# -------------------------------------------------------------------------------------------------- while a model runs
 
 
 class WatchedModel:
-    """One model that is watched."""
+    """One watched model: what its attention functions and hooks need while it runs."""
 
-    def __init__(self, eye: Observer, attentions: Mapping[str, nn.Module], configs: Sequence[Any]) -> None:
-        self.eye, self.attentions, self.configs = eye, attentions, configs
+    def __init__(self, observer: Observer, attentions: Mapping[str, nn.Module], configs: Sequence[Any]) -> None:
+        self.observer, self.attentions, self.configs = observer, attentions, configs
         self.names = {id(module): name for name, module in attentions.items()}
-        self.reader, self.proofs = DefinitionReader(), Proofs()
-        self.passes: dict[int, int] = {}  # through each attention since the model around it was called
-        self.across: dict[int, bool] = {}  # by the id of an attention, as it was called last
+        self.reader, self.checks = DefinitionReader(), OutputChecks()
+        self.passes: dict[int, int] = {}  # through each attention, by id, since the model around it was called
+        self.cross: dict[int, bool] = {}  # whether the latest call of each attention, by id, is cross-attention
 
-    def begins(self, within: Iterable[int], model: PreTrainedModel, *_: Any) -> None:
-        """Before a model, or one within it, runs: follow its implementation, and count the passes anew."""
-        _follow(model, self.configs, self.attentions)
-        if self.eye.looks():
-            for attention in within:
-                self.passes.pop(attention, None)
-
-    def passed(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Before an attention runs: count its calls, and note whether its keys are another sequence.
-
-        Layers that share a module, as ALBERT's do, are passes through it.
-        """
-        if self.eye.looks():
-            self.across[id(module)] = _looks_across(module, args, kwargs)
-            self.passes[id(module)] = self.passes.get(id(module), 0) + 1
-
-    def name_of(self, module: nn.Module) -> str:
-        name, count = self.names[id(module)], self.passes.get(id(module), 1)
-        return name if count == 1 else f"{name}.{count}"
-
-    def attended(
+    def run_attention(
         self,
         implementation: str,
         module: nn.Module,
@@ -186,25 +116,46 @@ class WatchedModel:
         mask: Any,
         options: dict[str, Any],
     ) -> tuple[Tensor, Tensor | None]:
-        asked = weights_asked_for(options)
-        options.pop("output_attentions", None)  # some would warn that they have none
+        """Run the model's own attention function, record the call, and return the function's result.
+
+        Implementations that return no weights do not get `output_attentions`, about which some would warn; if the
+        caller wants weights, they are computed here.
+        """
+        requested = weights_are_requested(options)
+        options.pop("output_attentions", None)
         with SdpaWithLse() as fused:
-            output, weights = _own(implementation, module)(module, *tensors, mask, **options)
+            output, weights = own_attention(implementation, module)(module, *tensors, mask, **options)
         with torch.no_grad():
-            ran = self.reader.ran(implementation, module, tensors, mask, options, fused.lse)
-            ran = ran._replace(across=self.across.get(id(module), _looks_across(module, (), {})))
+            call = self.reader.read_call(implementation, module, tensors, mask, options, fused.lse)
+            call = call._replace(across=self.cross.get(id(module), _is_cross_attention(module, (), {})))
             name = self.name_of(module)
-            self.proofs.add(name, module, ran, output, implementation)
-            self.eye.saw(name, ran)
-            return output, weights_of(name, ran) if asked and weights is None else weights
+            self.checks.add(name, module, call, output, implementation)
+            self.observer.record(name, call)
+            return output, weights_of(name, call) if requested and weights is None else weights
+
+    def before_model(self, inside: Iterable[int], model: PreTrainedModel, *_: Any) -> None:
+        """Before a model or a part of it runs: adopt a changed implementation, and count the passes anew."""
+        _adopt_implementation(model, self.configs, self.attentions)
+        if self.observer.is_recording():
+            for attention in inside:
+                self.passes.pop(attention, None)
+
+    def before_attention(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Before an attention runs: count the pass, and note whether the call is cross-attention.
+
+        Layers that share one module, as ALBERT's do, are passes through that module.
+        """
+        if self.observer.is_recording():
+            self.cross[id(module)] = _is_cross_attention(module, args, kwargs)
+            self.passes[id(module)] = self.passes.get(id(module), 0) + 1
+
+    def name_of(self, module: nn.Module) -> str:
+        """Return the name under which the current pass through an attention is recorded."""
+        name, count = self.names[id(module)], self.passes.get(id(module), 1)
+        return name if count == 1 else f"{name}.{count}"
 
 
-_watched: dict[int, WatchedModel] = {}  # by the id of an attention
-_switched: dict[int, tuple[Any, int]] = {}  # configs that say our name, and how many watches need them so
-_lock = Lock()
-
-
-def _forward(
+def _attention_function(
     implementation: str,
     /,
     module: nn.Module,
@@ -214,115 +165,153 @@ def _forward(
     attention_mask: Any,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Take the parameters of transformers' own attention functions, by their names: models pass some by keyword."""
-    looking = _watched.get(id(module))
-    if looking is not None and looking.eye.looks():
-        return looking.attended(implementation, module, (query, key, value), attention_mask, options)
-    return _own(implementation, module)(module, query, key, value, attention_mask, **options)
+    """Run the attention of a module that may be watched. Registered with transformers' attention interface.
+
+    The parameters have the names of transformers' own attention functions, since models pass some by keyword.
+    """
+    watched = _watched.get(id(module))
+    if watched is not None and watched.observer.is_recording():
+        return watched.run_attention(implementation, module, (query, key, value), attention_mask, options)
+    return own_attention(implementation, module)(module, query, key, value, attention_mask, **options)
 
 
-def _looks_across(module: nn.Module, args: Any, kwargs: Any) -> bool:
-    """Return whether the keys are another sequence: by what the module is, or by what it is called with.
+def _mask_function(implementation: str, **arguments: Any) -> Any:
+    """Return the mask of a forward pass, not written out. Registered with transformers' mask interface.
 
-    One that has its keys in a cache may be given no other sequence any more, and some are never told what they are.
+    The model's own function may decide that it needs no mask and return None. To find out without writing a mask, the
+    own function is called with a pointwise mask function that raises.
+    """
+    own = ALL_MASK_ATTENTION_FUNCTIONS[implementation]
+    offsets = MaskOffsets.of(arguments)
+    with _lock:
+        models = {*_watched.values()}
+    for watched in models:
+        watched.reader.remember_offsets(arguments.get("config"), offsets, arguments.get("attention_mask"))
+    if implementation not in ("sdpa", "eager"):  # the others write no matrix
+        return own(**arguments)
+
+    def evaluate(*indices: Any) -> Tensor:
+        raise _MaskIsNeededError
+
+    try:
+        return own(**{**arguments, "mask_function": evaluate})
+    except _MaskIsNeededError:
+        return LazyMask.of(own, arguments, torch.bool if implementation == "sdpa" else arguments["dtype"])
+
+
+class _MaskIsNeededError(Exception):
+    """The model's own mask function began to write a mask."""
+
+
+def _is_cross_attention(module: nn.Module, args: Any, kwargs: Any) -> bool:
+    """Return whether the keys come from another sequence, by the module's class and by the arguments of the call.
+
+    The class comes first: a call that reads its keys from a cache may be passed no other sequence.
     """
     kind: Any = type(module)
     if "Cross" in kind.__name__ or getattr(module, "is_cross_attention", False) is True:
         return True
-    given = dict(zip(_parameters(kind), args, strict=False)) | kwargs
-    others = [given[name] for name in OTHERS if given.get(name) is not None]
+    given = dict(zip(_forward_parameters(kind), args, strict=False)) | kwargs
+    others = [given[name] for name in OTHER_SEQUENCES if given.get(name) is not None]
     return any(other is not given.get("hidden_states") for other in others)
 
 
 @cache
-def _parameters(kind: type) -> tuple[str, ...]:
-    """The names of what its forward takes, by place."""
+def _forward_parameters(kind: type) -> tuple[str, ...]:
+    """Return the names of the parameters of a class's forward, without self."""
     return tuple(signature(kind.forward).parameters)[1:]  # type: ignore[attr-defined]
 
 
-class _WantedError(Exception):
-    """A mask has to be written."""
+def weights_of(name: str, call: AttentionCall) -> Tensor:
+    """Compute the weights of a call, (batch, heads, query, key), in the dtype of the queries.
+
+    Raise a ValueError if they would take more than MAX_WEIGHT_BYTES.
+    """
+    (batch, heads, queries, _), keys = call.queries.shape, call.keys.shape[-2]
+    needed = batch * heads * queries * keys * 4
+    if needed > MAX_WEIGHT_BYTES:
+        raise ValueError(
+            f'output_attentions=True would write {format_bytes(needed)} for "{name}", {queries:,} queries x {keys:,} '
+            'keys; leave it out, and read the recording: .rows and .map of keep="queries-keys"'
+        )
+    rows, attention = torch.arange(queries, device=call.queries.device), call.attention_over_present_keys
+    masked = masked_rows(call.queries, call.keys, attention, rows, range(keys), range(batch), range(heads))
+    return attention.weights(masked).to(call.queries.dtype)
 
 
-def _mask(implementation: str, **given: Any) -> Any:
-    own = ALL_MASK_ATTENTION_FUNCTIONS[implementation]
-    place = MaskOffsets.of(given)
-    for looking in {*_watched.values()}:
-        looking.reader.place(given.get("config"), place, given.get("attention_mask"))
-    if implementation not in ("sdpa", "eager"):  # these write no matrix
-        return own(**given)
+# ------------------------------------------------------------------------------------------------ entering and leaving
 
-    def wanted(*indices: Any) -> Tensor:
-        raise _WantedError
-
-    try:
-        return own(**{**given, "mask_function": wanted})  # None where the model's own function needs none
-    except _WantedError:
-        return LazyMask.of(own, given, torch.bool if implementation == "sdpa" else given["dtype"])
+_watched: dict[int, WatchedModel] = {}  # by the id of each attention
+_switched: dict[int, tuple[Any, int]] = {}  # configs that hold an ImplementationName, and how many watches need them
+_lock = Lock()  # held while `_watched`, `_switched` and transformers' registries change
 
 
 @contextmanager
-def looking(parts: Parts, attentions: Mapping[str, nn.Module], eye: Observer) -> Iterator[None]:
-    said = [told for told in map(vars, parts.values()) if "config" in told]  # getattr would look for weights too
-    configs = {id(told["config"]): told["config"] for told in said if told["config"] is not None}
+def observing(modules: Modules, attentions: Mapping[str, nn.Module], observer: Observer) -> Iterator[None]:
+    """Record each call of these attentions while the block runs, then check the recorded definitions.
+
+    Raise a ValueError if the model is being watched already, or if a definition does not fit the model's output.
+    """
+    attributes = [own for own in map(vars, modules.values()) if "config" in own]  # getattr would search weights too
+    configs = {id(own["config"]): own["config"] for own in attributes if own["config"] is not None}
     with ExitStack() as undo:
         with _lock:
-            if not _watched.keys().isdisjoint(map(id, parts.values())):
-                raise ValueError(f"{type(parts['']).__name__} is being watched already; leave that block first")
-            mine = WatchedModel(
-                eye, attentions, [one for one in configs.values() if hasattr(one, "_attn_implementation")]
+            if not _watched.keys().isdisjoint(map(id, modules.values())):
+                raise ValueError(f"{type(modules['']).__name__} is being watched already; leave that block first")
+            watched = WatchedModel(
+                observer, attentions, [config for config in configs.values() if hasattr(config, "_attn_implementation")]
             )
-            undo.callback(_leave, mine)
-            _watched.update(dict.fromkeys(mine.names, mine))
-            for config in mine.configs:
+            undo.callback(_forget, watched)
+            _watched.update(dict.fromkeys(watched.names, watched))
+            for config in watched.configs:
                 _switch(config)
                 undo.callback(_switch_back, config)
-            for config in (told.get("generation_config") for told in said):
+            for config in (own.get("generation_config") for own in attributes):
                 if config is not None:
-                    undo.enter_context(_as_written(config))
-        undo.enter_context(_counted(parts, mine))
+                    undo.enter_context(_without_compilation(config))
+        undo.enter_context(_hooks(modules, watched))
         yield
-        mine.proofs.must_hold()
+        watched.checks.verify()
 
 
 @contextmanager
-def _counted(parts: Parts, looking: WatchedModel) -> Iterator[None]:
-    """With the hooks by which the passes through each attention are counted."""
+def _hooks(modules: Modules, watched: WatchedModel) -> Iterator[None]:
+    """Register the hooks that count the passes through each attention."""
     with ExitStack() as hooks:
-        for path, part in parts.items():
-            if isinstance(part, PreTrainedModel):
-                names = within(looking.attentions, path) if path else looking.attentions
-                begins = ModuleHook(
-                    uncompiled(partial(looking.begins, [id(looking.attentions[name]) for name in names]))
-                )
-                hooks.callback(part.register_forward_pre_hook(begins).remove)
-        passed = ModuleHook(uncompiled(looking.passed))
-        for attention in looking.attentions.values():
-            hooks.callback(attention.register_forward_pre_hook(passed, with_kwargs=True).remove)
+        for path, module in modules.items():
+            if isinstance(module, PreTrainedModel):
+                names = attentions_inside(watched.attentions, path) if path else watched.attentions
+                inside = [id(watched.attentions[name]) for name in names]
+                before_model = ModuleHook(uncompiled(partial(watched.before_model, inside)))
+                hooks.callback(module.register_forward_pre_hook(before_model).remove)
+        before_attention = ModuleHook(uncompiled(watched.before_attention))
+        for attention in watched.attentions.values():
+            hooks.callback(attention.register_forward_pre_hook(before_attention, with_kwargs=True).remove)
         yield
 
 
-def _leave(looking: WatchedModel) -> None:
-    for module in looking.names:
-        _watched.pop(module, None)
+def _forget(watched: WatchedModel) -> None:
+    with _lock:
+        for module in watched.names:
+            _watched.pop(module, None)
 
 
 def _switch(config: Any) -> None:
-    """The config says our name, until the last who needs it so has gone."""
+    """Let a config name a watched implementation until `_switch_back` was called as often as this."""
     _, count = _switched.get(id(config), (config, 0))
     _switched[id(config)] = (config, count + 1)
-    _rename(config)
+    _rename_implementation(config)
 
 
-def _rename(config: Any) -> None:
-    """Let a config that says the name of an implementation say ours."""
-    said = config._attn_implementation
-    if said is None or isinstance(said, ImplementationName):
+def _rename_implementation(config: Any) -> None:
+    """Replace the implementation's name in a config by an ImplementationName, and register our functions under it."""
+    original = config._attn_implementation
+    if original is None or isinstance(original, ImplementationName):
         return
-    name = ImplementationName(said)
-    AttentionInterface.register(name, uncompiled(partial(_forward, str(said))))
-    AttentionMaskInterface.register(name, uncompiled(partial(_mask, str(said))))
-    config._attn_implementation_internal = name  # not by the setter, which goes to other configs too
+    name = ImplementationName(original)
+    AttentionInterface.register(name, uncompiled(partial(_attention_function, str(original))))
+    AttentionMaskInterface.register(name, uncompiled(partial(_mask_function, str(original))))
+    set_implementation(config, name)
 
 
 def _switch_back(config: Any) -> None:
@@ -332,7 +321,7 @@ def _switch_back(config: Any) -> None:
         if count > 1:
             _switched[id(config)] = (config, count - 1)
         elif isinstance(config._attn_implementation, ImplementationName):
-            config._attn_implementation_internal = config._attn_implementation.implementation
+            set_implementation(config, config._attn_implementation.implementation)
         needed = {str(config._attn_implementation) for config, _ in _switched.values()}
         for registry in (AttentionInterface, AttentionMaskInterface):
             for name in [name for name in registry._global_mapping if isinstance(name, ImplementationName)]:
@@ -340,20 +329,20 @@ def _switch_back(config: Any) -> None:
                     del registry._global_mapping[name]
 
 
-def _follow(model: PreTrainedModel, configs: Sequence[Any], attentions: Mapping[str, nn.Module]) -> None:
-    """Watch an implementation that was chosen inside the block like the first one, or refuse it."""
-    said = [config._attn_implementation for config in configs]
-    if all(name is None or isinstance(name, ImplementationName) for name in said):
+def _adopt_implementation(model: PreTrainedModel, configs: Sequence[Any], attentions: Mapping[str, nn.Module]) -> None:
+    """Watch an implementation that was chosen inside the block, or raise a ValueError if it is not known."""
+    names = [config._attn_implementation for config in configs]
+    if all(name is None or isinstance(name, ImplementationName) for name in names):
         return
-    _must_be_known(type(model).__name__, attentions)
+    _check_implementations(type(model).__name__, attentions)
     with _lock:
         for config in configs:
-            _rename(config)
+            _rename_implementation(config)
 
 
 @contextmanager
-def _as_written(config: Any) -> Iterator[None]:
-    """`generate` compiles a model of itself where a cache has a fixed size; compiled code runs past everyone."""
+def _without_compilation(config: Any) -> Iterator[None]:
+    """Keep `generate` from compiling the model, which it does for a cache of fixed size: compiled code is not seen."""
     if not hasattr(config, "disable_compile"):
         yield
         return
@@ -362,30 +351,3 @@ def _as_written(config: Any) -> Iterator[None]:
         yield
     finally:
         config.disable_compile = before
-
-
-MOST = 2**30  # bytes for one attention
-
-_collected: Any
-try:  # what transformers collects of a call: newer models are told so by nothing else
-    from transformers.utils.output_capturing import _active_collector as _collected
-except ImportError:
-    _collected = ContextVar("_collected", default=None)
-
-
-def weights_asked_for(options: dict[str, Any]) -> bool:
-    return bool(options.get("output_attentions")) or any("attentions" in name for name in _collected.get() or ())
-
-
-def weights_of(name: str, ran: AttentionCall) -> Tensor:
-    """(batch, heads, query, key), in the dtype of the queries."""
-    (batch, heads, queries, _), keys = ran.queries.shape, ran.keys.shape[-2]
-    needed = batch * heads * queries * keys * 4
-    if needed > MOST:
-        raise ValueError(
-            f'output_attentions=True would write {size(needed)} for "{name}", {queries:,} queries x {keys:,} keys; '
-            'leave it out, and ask the recording: .rows and .map of keep="queries-keys"'
-        )
-    rows = torch.arange(queries, device=ran.queries.device)
-    masked = masked_rows(ran.queries, ran.keys, ran.here, rows, range(keys), range(batch), range(heads))
-    return ran.here.weights(masked).to(ran.queries.dtype)

@@ -1,4 +1,7 @@
-"""The mask functions of transformers, as masks of ours. What is not known by name stays a function, asked in blocks."""
+"""Translate the mask functions of transformers into masks of Telescope.
+
+A function that is not known by name becomes a `FunctionMask`, which calls the function for blocks of pairs.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,16 +12,31 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+from transformers import masking_utils
 
-from ...attention import Mask, Pairs, causal, everyone, padding, window
+from ...attention import Bias, Mask, Pairs, causal, everyone, padding, window
 from ...attention.masks import Causal, Documents
+from .transformers_internals import closure_variables, mask_function_name
 
-Arguments = Mapping[str, Any]  # what a mask function is called with
-MaskFunction = Callable[..., Tensor]  # mask_function(batch, head, query, key) -> bool, of indices that broadcast
+Arguments = Mapping[str, Any]
+"""The keyword arguments of an entry of transformers' mask interface."""
+MaskFunction = Callable[..., Tensor]
+"""mask_function(batch, head, query, key) -> bool, of index tensors that broadcast."""
+
+
+class MaskDescription(NamedTuple):
+    """Which keys each query may see, as masks and biases of Telescope."""
+
+    mask: Mask
+    keys: int
+    """How many of the keys are written: a cache of fixed size is longer."""
+    evicted: int = 0
+    """How many keys a cache dropped before the first of these."""
+    bias: Bias | None = None
 
 
 class MaskOffsets(NamedTuple):
-    """Query number 0 stands at `query`, key number 0 at `key`: before it, a cache has let them go."""
+    """The size of a mask, and the positions of query 0 and key 0: earlier ones are no longer in the cache."""
 
     batch: int
     queries: int
@@ -27,42 +45,121 @@ class MaskOffsets(NamedTuple):
     key: int
 
     @classmethod
-    def of(cls, given: Arguments) -> "MaskOffsets":
-        if "q_length" in given:
-            queries, query = given["q_length"], given.get("q_offset", 0)
-        else:  # before 5.0 it is given the places themselves
-            queries, query = len(given["cache_position"]), given["cache_position"][0]
-        return cls(given["batch_size"], queries, given["kv_length"], int(query), int(given.get("kv_offset", 0)))
+    def of(cls, arguments: Arguments) -> "MaskOffsets":
+        """Read the offsets from the arguments of a mask function of any version of transformers."""
+        if "q_length" in arguments:
+            queries, query = arguments["q_length"], arguments.get("q_offset", 0)
+        else:  # before 5.0 the positions themselves are passed
+            queries, query = len(arguments["cache_position"]), arguments["cache_position"][0]
+        key = int(arguments.get("kv_offset", 0))
+        return cls(arguments["batch_size"], queries, arguments["kv_length"], int(query), key)
 
 
-def settled(given: Arguments) -> dict[str, Any]:
-    """The same arguments in numbers: a cache of fixed size counts its tokens in a tensor, and counts on."""
-    return {**given, "q_offset": int(given["q_offset"])} if "q_offset" in given else dict(given)
+def describe_mask(arguments: Arguments) -> MaskDescription:
+    """Describe the mask that transformers would write out for these arguments.
+
+    The unwritten end of a cache of fixed size is left out if the mask is causal, which hides it.
+    """
+    offsets = MaskOffsets.of(arguments)
+    written = offsets.query + offsets.queries - offsets.key
+    parts = _intersected(arguments.get("mask_function", masking_utils.causal_mask_function))
+    is_causal = any(mask_function_name(part) == "causal_mask_function" for part in parts)
+    keys = min(written, offsets.keys) if is_causal else offsets.keys
+    present = offsets._replace(keys=keys)
+    mask = reduce(and_, (_translate(part, present, is_causal) for part in parts))
+    if arguments.get("attention_mask") is not None:
+        mask = mask & padding_mask(pad_to(arguments["attention_mask"], offsets.key + keys))
+    return MaskDescription(mask, keys, offsets.key)
 
 
-def some_rows(given: Arguments, rows: range) -> dict[str, Any]:
-    """The arguments for these queries alone, of a mask that is wanted in any case."""
-    if "q_length" in given:
-        chosen = {"q_length": len(rows), "q_offset": given.get("q_offset", 0) + rows.start}
-    else:
-        chosen = {"cache_position": given["cache_position"][rows.start : rows.stop]}
-    return {**given, **chosen, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+def _intersected(function: MaskFunction) -> list[MaskFunction]:
+    """Return the mask functions of which this one is the intersection."""
+    if mask_function_name(function) != "and_masks":
+        return [function]
+    return [part for joined in closure_variables(function)["mask_functions"] for part in _intersected(joined)]
 
 
-def device_of(given: Arguments) -> torch.device:
-    if given.get("device") is not None:
-        return torch.device(given["device"])
-    return given["cache_position"].device if "cache_position" in given else torch.device("cpu")
+def _translate(function: MaskFunction, offsets: MaskOffsets, is_causal: bool) -> Mask:
+    """Return a mask function as a mask; `is_causal` if another part of the whole mask hides the future."""
+    ahead = offsets.query + offsets.queries - offsets.key - offsets.keys
+    try:
+        known = _translate_known(function, closure_variables(function), offsets, is_causal)
+    except KeyError:  # in another version the closure has other variables
+        known = None
+    if known is None or (ahead and not known.same_for_all_queries):  # our masks place the last query at the last key
+        return FunctionMask(function, ahead)
+    return known
+
+
+def _translate_known(
+    function: MaskFunction, variables: dict[str, Any], offsets: MaskOffsets, is_causal: bool
+) -> Mask | None:
+    """Return a mask function as a mask, or None if the function is not known by name."""
+    keys = offsets.key + offsets.keys
+    match mask_function_name(function):
+        case "causal_mask_function":
+            return causal
+        case "bidirectional_mask_function":
+            return everyone
+        case "and_masks":
+            parts = _intersected(function)
+            hidden = is_causal or any(mask_function_name(part) == "causal_mask_function" for part in parts)
+            return reduce(and_, (_translate(part, offsets, hidden) for part in parts))
+        case "or_masks":
+            return reduce(or_, (_translate(part, offsets, False) for part in variables["mask_functions"]))
+        case "sliding_window_overlay":  # by itself it does not hide the future
+            near = window(variables["sliding_window"])
+            return near if is_causal else near | ~Causal()
+        case "sliding_window_bidirectional_overlay":
+            return window(variables["sliding_window"] + 1)
+        case "chunked_overlay":
+            positions = torch.arange(keys, device=variables["left_padding"].device)
+            from_first = positions - variables["left_padding"][:, None]
+            return Documents(from_first.div(variables["chunk_size"], rounding_mode="floor").long())
+        case "padding_mask_function":
+            return padding_mask(pad_to(variables["padding_mask"], keys))
+        case "packed_sequence_mask_function":
+            return Documents(variables["packed_sequence_mask"].long()[:, :keys])
+        case "blockwise_overlay":  # -1 is no block; another number for queries keeps them from matching such keys
+            ids: Int[Tensor, "batch key"] = variables["block_sequence_ids"].long()
+            query_ids = ids[:, offsets.query : offsets.query + offsets.queries]
+            return Documents(ids[:, :keys], query_ids.masked_fill(query_ids < 0, -2))
+    return None
+
+
+def padding_mask(keep: Bool[Tensor, "batch key"]) -> Mask:
+    """Return a padding mask in its shortest form, which for left padding is the same however long a text grows."""
+    count, keys = keep.sum(-1), keep.shape[-1]
+    first = keep.int().argmax(-1)
+    last = keys - keep.flip(-1).int().argmax(-1)
+    all_kept, contiguous, to_the_end, from_the_start = torch.stack(
+        [(count == keys).all(), (last - first == count).all(), (last == keys).all(), (first == 0).all()]
+    ).tolist()
+    if all_kept:
+        return everyone
+    if contiguous and to_the_end:
+        return padding(left=first)
+    if contiguous and from_the_start:
+        return padding(count)
+    return padding(keep=keep)
+
+
+def pad_to(keep: Tensor, keys: int) -> Bool[Tensor, "batch key"]:
+    """Return a padding mask of exactly `keys` keys; missing keys are padding."""
+    return torch.nn.functional.pad(keep.bool(), (0, max(0, keys - keep.shape[-1])))[:, :keys]
 
 
 @dataclass(frozen=True, eq=False)
 class FunctionMask(Mask):
-    """A mask that a function tells. Its queries stand `ahead` of where ours do, whose last one is at the last key."""
+    """A mask given by a function of transformers.
+
+    The function's query positions are `ahead` of Telescope's, where the last query stands at the last key.
+    """
 
     function: MaskFunction
     ahead: int
 
-    given = True
+    is_arbitrary = True
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
         seen: Tensor = self.function(at.batch, at.head, at.query + self.ahead, at.key)
@@ -72,112 +169,25 @@ class FunctionMask(Mask):
         return f"function({getattr(self.function, '__name__', 'mask')})"
 
 
-def understood(given: Arguments) -> tuple[Mask, int, int]:
-    """The mask, how many of the keys are there, and how many were before them.
-
-    A cache of fixed size hands out room that is not written yet; a causal mask hides it, so it is left out.
-    """
-    place = MaskOffsets.of(given)
-    written = place.query + place.queries - place.key
-    parts = _parts(given.get("mask_function", _theirs("causal_mask_function")))
-    back = any(_name(part) == "causal_mask_function" for part in parts)
-    keys = min(written, place.keys) if back else place.keys
-    here = place._replace(keys=keys)
-    mask = reduce(and_, (_ours(part, here, back) for part in parts))
-    if given.get("attention_mask") is not None:
-        mask = mask & padded(filled(given["attention_mask"], place.key + keys))
-    return mask, keys, place.key
+# ---------------------------------------------------------------------------------- arguments of a mask function
 
 
-def padded(keep: Bool[Tensor, "batch key"]) -> Mask:
-    """In the shortest form there is: of growing sequences only that stays the same."""
-    count, keys = keep.sum(-1), keep.shape[-1]
-    first = keep.int().argmax(-1)
-    last = keys - keep.flip(-1).int().argmax(-1)
-    all_kept, in_one, to_the_end, from_the_start = torch.stack(
-        [(count == keys).all(), (last - first == count).all(), (last == keys).all(), (first == 0).all()]
-    ).tolist()
-    if all_kept:
-        return everyone
-    if in_one and to_the_end:
-        return padding(left=first)
-    if in_one and from_the_start:
-        return padding(count)
-    return padding(keep=keep)
+def fixed_arguments(arguments: Arguments) -> dict[str, Any]:
+    """Return the arguments with q_offset as a number: a cache of fixed size passes a tensor, and adds to it later."""
+    return {**arguments, "q_offset": int(arguments["q_offset"])} if "q_offset" in arguments else dict(arguments)
 
 
-def filled(keep: Tensor, keys: int) -> Bool[Tensor, "batch key"]:
-    """As long as there are keys; what it does not speak of is padding."""
-    return torch.nn.functional.pad(keep.bool(), (0, max(0, keys - keep.shape[-1])))[:, :keys]
+def select_rows(arguments: Arguments, rows: range) -> dict[str, Any]:
+    """Return the arguments for these queries alone, for a mask that is always written out."""
+    if "q_length" in arguments:
+        chosen = {"q_length": len(rows), "q_offset": arguments.get("q_offset", 0) + rows.start}
+    else:
+        chosen = {"cache_position": arguments["cache_position"][rows.start : rows.stop]}
+    return {**arguments, **chosen, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
 
 
-def _parts(function: MaskFunction) -> list[MaskFunction]:
-    """Those of which it is the intersection."""
-    if _name(function) != "and_masks":
-        return [function]
-    return [part for joined in _held(function)["mask_functions"] for part in _parts(joined)]
-
-
-def _ours(function: MaskFunction, place: MaskOffsets, back: bool) -> Mask:
-    """`back`: another part of the mask hides the future."""
-    ahead = place.query + place.queries - place.key - place.keys
-    try:
-        known = _known(function, _held(function), place, back)
-    except KeyError:  # of another version, it holds other things
-        known = None
-    if known is None or (ahead and not known.keys_alone):  # masks of ours count from the last query at the last key
-        return FunctionMask(function, ahead)
-    return known
-
-
-def _known(function: MaskFunction, held: dict[str, Any], place: MaskOffsets, back: bool) -> Mask | None:
-    keys = place.key + place.keys
-    match _name(function):
-        case "causal_mask_function":
-            return causal
-        case "bidirectional_mask_function":
-            return everyone
-        case "and_masks":
-            inner = _parts(function)
-            hidden = back or any(_name(part) == "causal_mask_function" for part in inner)
-            return reduce(and_, (_ours(part, place, hidden) for part in inner))
-        case "or_masks":
-            return reduce(or_, (_ours(part, place, False) for part in held["mask_functions"]))
-        case "sliding_window_overlay":  # by itself it leaves the future open
-            near = window(held["sliding_window"])
-            return near if back else near | ~Causal()
-        case "sliding_window_bidirectional_overlay":
-            return window(held["sliding_window"] + 1)
-        case "chunked_overlay":
-            places = torch.arange(keys, device=held["left_padding"].device)
-            chunks = (places - held["left_padding"][:, None]).div(held["chunk_size"], rounding_mode="floor")
-            return Documents(chunks.long())
-        case "padding_mask_function":
-            return padded(filled(held["padding_mask"], keys))
-        case "packed_sequence_mask_function":
-            return Documents(held["packed_sequence_mask"].long()[:, :keys])
-        case "blockwise_overlay":  # -1 is no block; so that it is none, queries and keys call it by other names
-            ids: Int[Tensor, "batch key"] = held["block_sequence_ids"].long()
-            asking = ids[:, place.query : place.query + place.queries]
-            return Documents(ids[:, :keys], asking.masked_fill(asking < 0, -2))
-    return None
-
-
-def _name(function: Any) -> str | None:
-    """Of a function of transformers, or of the one that made it; None for those of others."""
-    if getattr(function, "__module__", None) != "transformers.masking_utils":
-        return None
-    return str(function.__qualname__).partition(".")[0]
-
-
-def _held(function: Any) -> dict[str, Any]:
-    """What a function that another made holds of it."""
-    cells = getattr(function, "__closure__", None) or ()
-    return dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in cells), strict=True))
-
-
-def _theirs(name: str) -> MaskFunction:
-    from transformers import masking_utils
-
-    function: MaskFunction = getattr(masking_utils, name)
-    return function
+def device_of(arguments: Arguments) -> torch.device:
+    """Return the device on which the mask would be written."""
+    if arguments.get("device") is not None:
+        return torch.device(arguments["device"])
+    return arguments["cache_position"].device if "cache_position" in arguments else torch.device("cpu")

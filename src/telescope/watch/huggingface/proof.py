@@ -1,41 +1,52 @@
-"""Whether a definition says what a model computed: some rows of its output are computed once more and compared.
+"""Check that the definition read from a call computes what the model computed, by comparing rows of the output.
 
-A model may do what nobody here has heard of. It is better to say so than to show numbers that are not its own.
+A model may do something to its attention that its arguments do not show. Then the recording would hold numbers that are
+not the model's, so the block ends with an error instead.
 """
 
-from typing import Any
+from threading import Lock
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ...engines.exact import share_heads
+from ...engines.exact import repeat_key_heads
 from ...recording.attention_call import AttentionCall
 from ...survey.exact_rows import masked_rows
 
-_proved: "WeakKeyDictionary[nn.Module, set[Any]]" = WeakKeyDictionary()  # once for each kind of call is enough
+_verified: "WeakKeyDictionary[nn.Module, set[Any]]" = WeakKeyDictionary()
+"""The kinds of call that were verified for each module: one check of each is enough. Weak, so that a model that was
+watched can be freed: tests/properties/test_recording_convention.py, test_a_watched_model_can_be_freed."""
+_lock = Lock()  # held while `_verified` changes
 
 
-class Proofs:
-    """Comparisons are made while the model runs and looked at when it is over, so that nobody waits for a GPU."""
+class OutputChecks:
+    """The checks of one watch: computed while the model runs, read at the end, so that the host waits for no GPU."""
 
     def __init__(self) -> None:
-        self._open: list[tuple[str, nn.Module, Any, str, Tensor]] = []
+        self._pending: list[PendingCheck] = []
 
-    def add(self, name: str, module: nn.Module, ran: AttentionCall, output: Tensor, implementation: str) -> None:
-        masks = tuple(type(part).__name__ for part in getattr(ran.attention.mask, "masks", (ran.attention.mask,)))
-        kind = (implementation, ran.queries.shape[-2] == 1, ran.gone > 0, masks, ran.queries.dtype)
-        known = any(held[1] is module and held[2] == kind for held in self._open)
-        if ran.dropout or 0 in ran.queries.shape or known or kind in _proved.get(module, ()):
-            return
-        self._open.append((name, module, kind, str(ran.attention), _error(ran, output, implementation == "eager")))
+    def add(self, name: str, module: nn.Module, call: AttentionCall, output: Tensor, implementation: str) -> None:
+        """Compare some rows of the output with the definition, unless a call of this kind was compared before.
 
-    def must_hold(self) -> None:
-        if not self._open:
+        Calls with dropout are not compared: their output is random.
+        """
+        masks = tuple(type(part).__name__ for part in getattr(call.attention.mask, "masks", (call.attention.mask,)))
+        kind = (implementation, call.queries.shape[-2] == 1, call.evicted > 0, masks, call.queries.dtype)
+        pending = any(check.module is module and check.kind == kind for check in self._pending)
+        if call.dropout or 0 in call.queries.shape or pending or kind in _verified.get(module, ()):
             return
-        found = torch.stack([found.cpu() for *_, found in self._open]).tolist()
-        for (name, module, kind, definition, _), (error, finite) in zip(self._open, found, strict=True):
+        result = _compare(call, output, implementation == "eager")
+        self._pending.append(PendingCheck(name, module, kind, str(call.attention), result))
+
+    def verify(self) -> None:
+        """Raise a ValueError that names the first attention whose output differs from its definition."""
+        if not self._pending:
+            return
+        results = torch.stack([check.result.cpu() for check in self._pending]).tolist()
+        for (name, module, kind, definition, _), (error, finite) in zip(self._pending, results, strict=True):
             if not error <= 1.0:
                 if not finite:
                     raise ValueError(
@@ -43,27 +54,41 @@ class Proofs:
                         "numbers, and so does what was recorded of it; look at what runs before it"
                     )
                 raise ValueError(
-                    f'"{name}" computes something other than {definition}, which is what its arguments say; '
-                    f"what was recorded of it is not its own (its output is off by {error:.2g} times what rounding is)"
+                    f'"{name}" computes something other than {definition}, which its arguments describe; what was '
+                    f"recorded of it is not its own (its output is off by {error:.2g} times what rounding explains)"
                 )
-            _proved.setdefault(module, set()).add(kind)
+            with _lock:
+                _verified.setdefault(module, set()).add(kind)
 
 
-def _error(ran: AttentionCall, output: Tensor, rounds_scores: bool) -> Float[Tensor, " 2"]:
-    """The largest difference, in units of what rounding explains; 1 at most where all is well. Then 1 if all that went
-    in is finite, or 0."""
-    (batch, heads, queries, _), keys = ran.queries.shape, ran.keys.shape[-2]
-    rows = torch.tensor(sorted({0, queries // 2, queries - 1}), device=ran.queries.device)
-    some = range(0, batch, max(1, batch - 1))
-    attention = ran.here
-    scores = masked_rows(ran.queries, ran.keys, attention, rows, range(keys), some, range(heads))
-    seeing = (scores != -torch.inf).any(-1, keepdim=True)  # of a row that sees nothing, everyone makes something else
-    few = slice(some.start, some.stop, some.step)
-    values = share_heads(ran.values[few], ran.queries[few]).to(scores.dtype)
-    context = attention.weights(scores) @ values
-    told = output[few][:, rows].transpose(1, 2).to(scores.dtype)
-    most = scores.masked_fill(scores == -torch.inf, 0.0).abs().amax() if rounds_scores else scores.new_zeros(())
-    slack = (1e-3 + (8.0 + most) * torch.finfo(ran.queries.dtype).eps) * values.abs().amax()
-    error = (context - told).abs().where(seeing, 0.0).amax() / slack.clamp(min=1e-30)
-    finite = torch.stack([part.isfinite().all() for part in (ran.queries, ran.keys, ran.values)]).all()
+class PendingCheck(NamedTuple):
+    """A comparison whose result has not been read."""
+
+    name: str
+    module: nn.Module
+    kind: Any
+    definition: str
+    result: Float[Tensor, " 2"]
+
+
+def _compare(call: AttentionCall, output: Tensor, rounds_scores: bool) -> Float[Tensor, " 2"]:
+    """Return the largest difference in units of what rounding explains, so at most 1 if the definition is right, and 1
+    if queries, keys and values are finite, else 0.
+
+    Compared are the first, the middle and the last query of the first and the last sequence.
+    """
+    (batch, heads, queries, _), keys = call.queries.shape, call.keys.shape[-2]
+    rows = torch.tensor(sorted({0, queries // 2, queries - 1}), device=call.queries.device)
+    sequences = range(0, batch, max(1, batch - 1))
+    attention = call.attention_over_present_keys
+    scores = masked_rows(call.queries, call.keys, attention, rows, range(keys), sequences, range(heads))
+    sees = (scores != -torch.inf).any(-1, keepdim=True)  # implementations differ in rows that see nothing
+    chosen = slice(sequences.start, sequences.stop, sequences.step)
+    values = repeat_key_heads(call.values[chosen], call.queries[chosen]).to(scores.dtype)
+    expected = attention.weights(scores) @ values
+    actual = output[chosen][:, rows].transpose(1, 2).to(scores.dtype)
+    largest = scores.masked_fill(scores == -torch.inf, 0.0).abs().amax() if rounds_scores else scores.new_zeros(())
+    slack = (1e-3 + (8.0 + largest) * torch.finfo(call.queries.dtype).eps) * values.abs().amax()
+    error = (expected - actual).abs().where(sees, 0.0).amax() / slack.clamp(min=1e-30)
+    finite = torch.stack([part.isfinite().all() for part in (call.queries, call.keys, call.values)]).all()
     return torch.stack([error, finite.to(error.dtype)])

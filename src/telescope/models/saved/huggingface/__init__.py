@@ -1,4 +1,7 @@
-"""Hugging Face's folders: their configs and tensors as ours, and ours as theirs. `transformers` is not needed."""
+"""Import of Hugging Face folders and export to them, without the `transformers` package.
+
+May import what models may. Read family.py first, then gpt2.py as an example of a family.
+"""
 
 from .read import load
 from .write import export

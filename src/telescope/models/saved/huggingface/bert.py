@@ -1,16 +1,17 @@
-"""BERT: learned positions and types, LayerNorm after each sublayer. A head, for masked words or so, is left out."""
+"""BERT: learned positions and types, LayerNorm after each sublayer. A head, such as for masked words, is not loaded."""
 
 from typing import Any
 
 from ....files import paths
 from ....files.errors import LoadError
-from ....files.safetensors import Tensors
+from ....files.safetensors import StoredTensors
 from ...encoder import Encoder, EncoderConfig
 from ..tensor_names import TensorName, linear, row
-from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Fields, only
+from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Fields, require_values
 
 
 def table(config: EncoderConfig) -> list[TensorName]:
+    """Return the names of the tensors, here and in transformers."""
     block, theirs = "blocks.{n}", "bert.encoder.layer.{n}"
     q_k_v = (f"{theirs}.attention.self.{name}" for name in ("query", "key", "value"))
     return [
@@ -28,11 +29,12 @@ def table(config: EncoderConfig) -> list[TensorName]:
     ]
 
 
-def read(fields: Fields, there: Tensors) -> EncoderConfig:
-    fields.always(
+def read(fields: Fields, tensors: StoredTensors) -> EncoderConfig:
+    """Return our config for a BERT config.json."""
+    fields.require(
         position_embedding_type="absolute", is_decoder=False, add_cross_attention=False, directionality="bidi"
     )
-    fields.always(is_encoder_decoder=False)
+    fields.require(is_encoder_decoder=False)
     fields.ignore("tie_word_embeddings", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers")
     fields.ignore("pooler_size_per_head", "pooler_type")
     return EncoderConfig(
@@ -45,20 +47,20 @@ def read(fields: Fields, there: Tensors) -> EncoderConfig:
         d_hidden=fields.whole("intermediate_size"),
         norm_eps=fields.number("layer_norm_eps", 1e-12),
         activation=fields.one_of("hidden_act", "gelu", ACTIVATIONS),
-        pooling=_pooling(there),
+        pooling=_pooling(tensors),
         dropout=fields.number("hidden_dropout_prob", 0.1),
         attention_dropout=fields.number("attention_probs_dropout_prob", 0.1),
     )
 
 
-def _pooling(there: Tensors) -> Any:
-    """As sentence-transformers says, if it wrote the folder; else BERT's own, if the file has it; else the mean."""
-    folder = there.source.parent
-    if "1_Pooling" not in paths.names(folder):
-        return "bert" if "bert.pooler.dense.weight" in there else "mean"
-    said = paths.read_json(folder / "1_Pooling" / "config.json")
-    older = [name.removeprefix("pooling_mode_") for name, used in said.items() if used is True]
-    modes = said.get("pooling_mode", older)
+def _pooling(tensors: StoredTensors) -> Any:
+    """Return the pooling in sentence-transformers' config; else "bert" if the file has a pooler; else "mean"."""
+    folder = tensors.source.parent
+    if "1_Pooling" not in paths.list_names(folder):
+        return "bert" if "bert.pooler.dense.weight" in tensors else "mean"
+    config = paths.read_json(folder / "1_Pooling" / "config.json")
+    older = [name.removeprefix("pooling_mode_") for name, used in config.items() if used is True]
+    modes = config.get("pooling_mode", older)
     mode = modes[0] if isinstance(modes, list) and len(modes) == 1 else modes
     if mode not in ("mean", "mean_tokens", "cls", "cls_token"):
         raise LoadError(f"{folder}/1_Pooling/config.json: pooling by {modes} is not supported; by mean or cls is")
@@ -66,10 +68,11 @@ def _pooling(there: Tensors) -> Any:
 
 
 def write(config: EncoderConfig) -> dict[str, Any]:
-    only(config, "BERT", norm="layer", pooling=("bert", "mean"))
+    """Return the fields of a BERT config.json; a ValueError where an option has no counterpart."""
+    require_values(config, "BERT", norm="layer", pooling=("bert", "mean"))
     if config.types < 1:
         raise ValueError("types=0 has no counterpart in BERT, so this model cannot be exported")
-    of_weights = config.dropout if config.attention_dropout is None else config.attention_dropout
+    attention_dropout = config.dropout if config.attention_dropout is None else config.attention_dropout
     return {
         "vocab_size": config.vocabulary,
         "max_position_embeddings": config.max_positions,
@@ -81,7 +84,7 @@ def write(config: EncoderConfig) -> dict[str, Any]:
         "layer_norm_eps": config.norm_eps,
         "hidden_act": THEIR_ACTIVATIONS[config.activation],
         "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": of_weights,
+        "attention_probs_dropout_prob": attention_dropout,
     }
 
 

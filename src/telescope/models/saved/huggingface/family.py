@@ -1,4 +1,4 @@
-"""What is known of a family of Hugging Face's: its config, its tensors, and what becomes of them here."""
+"""Reading the config of a Hugging Face model, and `Family`: how one model type maps to a model of this library."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -8,14 +8,14 @@ from typing import Any
 from torch import Tensor
 
 from ....files.errors import LoadError
-from ....files.safetensors import Tensors
+from ....files.safetensors import StoredTensors
 from ...config import Config
 from ...model import Model
-from ..tensor_names import TensorName, weights_of
+from ..tensor_names import TensorName, named_weights
 
-# Fields that do not change the numbers of a model.
+# Fields that have no effect on the outputs of a model.
 # fmt: off
-HARMLESS = frozenset({
+IGNORED_FIELDS = frozenset({
     # how it was trained and is fine-tuned
     "architectures", "classif_dropout", "classifier_dropout", "finetuning_task", "gradient_checkpointing", "id2label",
     "init_std", "initializer_range", "label2id", "num_labels", "pretraining_tp", "problem_type",
@@ -26,7 +26,7 @@ HARMLESS = frozenset({
     "max_new_tokens", "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences",
     "prefix", "remove_invalid_values", "renormalize_logits", "repetition_penalty", "suppress_tokens", "temperature",
     "tokenizer_class", "top_k", "top_p", "typical_p", "use_cache",
-    # how it was written, and what its calls return
+    # how the file was written, and what a call returns
     "chunk_size_feed_forward", "custom_pipelines", "dtype", "name_or_path", "output_attentions",
     "output_hidden_states", "output_past", "output_scores", "return_dict", "return_dict_in_generate",
     "tf_legacy_loss", "torch_dtype", "torchscript", "transformers_version",
@@ -35,122 +35,145 @@ HARMLESS = frozenset({
 
 
 class Fields:
-    """The fields of a family's config.json. One that is left out has the default that it has in transformers."""
+    """The fields of a config.json. Each method reads one field, checks its type and marks it as read.
+
+    A field that is missing has its default in transformers, passed as `default`. Errors are LoadErrors.
+    """
 
     def __init__(self, config: Mapping[str, Any], *, file: str, family: str) -> None:
         self.file = file
         self.family = family
-        self._rest = dict(config)
+        self._unread = dict(config)
 
     def whole(self, name: str, default: int | None = None) -> int:
+        """Return a whole number from 1 on."""
         value = self._take(name, default)
         if type(value) is not int or value < 1:
-            raise self.wrong(name, value, "a whole number from 1 on")
+            raise self.unsupported(name, value, "a whole number from 1 on")
         return value
 
-    def optional(self, name: str, default: int | None = None) -> int | None:
-        """A whole number, or null."""
-        if self._rest.get(name, default) is not None:
+    def optional_whole(self, name: str, default: int | None = None) -> int | None:
+        """Return a whole number from 1 on, or None for null."""
+        if self._unread.get(name, default) is not None:
             return self.whole(name, default)
-        self._rest.pop(name, None)
+        self._unread.pop(name, None)
         return None
 
     def number(self, name: str, default: float | None = None) -> float:
+        """Return a finite number."""
         value = self._take(name, default)
         if type(value) not in (int, float) or abs(value) > 1e300:
-            raise self.wrong(name, value, "a number")
+            raise self.unsupported(name, value, "a number")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        value = self._rest.pop(name, default)
+        """Return true or false."""
+        value = self._unread.pop(name, default)
         if type(value) is not bool:
-            raise self.wrong(name, value, "true or false")
+            raise self.unsupported(name, value, "true or false")
         return value
 
     def one_of(self, name: str, default: str, choices: Mapping[str, Any]) -> Any:
-        """What we call their choice."""
-        value = self._rest.pop(name, default)
+        """Return the value of `choices` for the word in the field."""
+        value = self._unread.pop(name, default)
         if not isinstance(value, str) or value not in choices:
-            raise self.wrong(name, value, " or ".join(f'"{choice}"' for choice in choices))
+            raise self.unsupported(name, value, " or ".join(f'"{choice}"' for choice in choices))
         return choices[value]
 
-    def inner(self, name: str) -> "Fields":
-        """The fields of a field; none, if it is null."""
-        value = self._rest.pop(name, None)
+    def nested(self, name: str) -> "Fields":
+        """Return the fields of an object in a field; no fields where it is null or missing."""
+        value = self._unread.pop(name, None)
         if not isinstance(value, dict | None):
-            raise self.wrong(name, value, "an object")
+            raise self.unsupported(name, value, "an object")
         return Fields(value or {}, file=f"{self.file}: {name}", family=self.family)
 
-    def sequence(self, name: str) -> list[Any] | None:
-        value = self._rest.pop(name, None)
+    def optional_list(self, name: str) -> list[Any] | None:
+        """Return a list, or None for null."""
+        value = self._unread.pop(name, None)
         if not isinstance(value, list | None):
-            raise self.wrong(name, value, "a list")
+            raise self.unsupported(name, value, "a list")
         return value
 
-    def always(self, **values: Any) -> None:
-        """Options that our models do not have, and the value at which they change nothing."""
+    def require(self, **values: Any) -> None:
+        """Raise a LoadError where a field differs from the one value that this library supports; null passes."""
         for name, value in values.items():
-            given = self._rest.pop(name, value)
+            given = self._unread.pop(name, value)
             if given is not None and given != value:
-                raise self.wrong(name, given, json.dumps(value))
+                raise self.unsupported(name, given, json.dumps(value))
 
     def ignore(self, *names: str) -> None:
-        """Fields of this family that do not change the numbers."""
+        """Mark fields as read that have no effect on the outputs of this family."""
         for name in names:
-            self._rest.pop(name, None)
+            self._unread.pop(name, None)
 
-    def done(self) -> None:
-        """Nothing is left that could change the numbers: an option that is off, an id, a note of some tool cannot."""
-        for name, value in self._rest.items():
+    def check_all_read(self) -> None:
+        """Raise a LoadError where an unread field could change the outputs.
+
+        Options that are off, token ids and notes of other tools cannot.
+        """
+        for name, value in self._unread.items():
             off = value is None or value in (False, [], {})
             note = name.endswith("_token_id") or name.startswith(("_", "unsloth_")) or "." in name
-            if not (off or note or name in HARMLESS):
+            if not (off or note or name in IGNORED_FIELDS):
                 raise LoadError(
-                    f"{self.file}: {name}={json.dumps(value)} is no option of {self.family} that is known here; "
-                    "if it does not change the numbers, take it out of the file"
+                    f"{self.file}: {name}={json.dumps(value)} is not a known option of {self.family}; "
+                    "if it has no effect on the outputs, remove it from the file"
                 )
 
     def _take(self, name: str, default: Any) -> Any:
-        if name not in self._rest and default is None:
-            raise LoadError(f"{self.file} does not say {name}, which {self.family} needs")
-        return self._rest.pop(name, default)
+        """Return a field and mark it as read; a LoadError where it is missing and has no default."""
+        if name not in self._unread and default is None:
+            raise LoadError(f"{self.file} has no field {name}, which {self.family} needs")
+        return self._unread.pop(name, default)
 
     def __bool__(self) -> bool:
-        return bool(self._rest)
+        """Return whether any field is unread."""
+        return bool(self._unread)
 
-    def wrong(self, name: str, value: Any, fits: str) -> LoadError:
+    def unsupported(self, name: str, value: Any, fits: str) -> LoadError:
+        """Return the error for a value that is not supported; `fits` describes the values that are."""
         return LoadError(f"{self.file}: {name}={json.dumps(value)} is not supported for {self.family}; {fits} is")
 
 
-Reader = Callable[[Fields, Tensors], Config]
+Reader = Callable[[Fields, StoredTensors], Config]
 Writer = Callable[[Any], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Family:
-    """`read` makes our config of theirs, given the tensors that there are; `write` makes theirs of ours.
+    """A model type of transformers and its counterpart in this library.
 
-    The names of the table are those of a model with its head; the file of one without leaves the `prefix` out.
+    name          the field model_type in config.json
+    architecture  the class in transformers, with a head
+    model         the class in this library
+    prefix        of tensor names; files of a model without a head leave it out
+    table         returns the names of the tensors, for a config of this library
+    read          returns our config, from the fields of theirs and the tensors in the files
+    write         returns the fields of their config, from ours
+    unused        patterns of tensors that files may hold and our model does not need: computed buffers, other heads
+    check         checks numbers in the files, after the config is read
+    weights       returns the tensors of our model with features in the order that transformers has
     """
 
-    name: str  # model_type
+    name: str
     architecture: str
     model: type[Model]
     prefix: str
     table: Callable[[Any], list[TensorName]]
     read: Reader
     write: Writer
-    unused: tuple[str, ...] = ()  # what may be in a file too: buffers that can be computed, heads that ours has not
-    check: Callable[[Any, Tensors], None] = lambda config, tensors: None  # what only the numbers can tell
-    weights: Callable[[Model], dict[str, Tensor]] = weights_of  # ours, in the order of features that theirs have
+    unused: tuple[str, ...] = ()
+    check: Callable[[Any, StoredTensors], None] = lambda config, tensors: None
+    weights: Callable[[Model], dict[str, Tensor]] = named_weights
 
-    def config(self, fields: Fields, there: Tensors) -> Config:
-        config = self.read(fields, there)
-        fields.done()
+    def config(self, fields: Fields, tensors: StoredTensors) -> Config:
+        """Return our config; a LoadError where a field is left that could change the outputs."""
+        config = self.read(fields, tensors)
+        fields.check_all_read()
         return config
 
 
-ACTIVATIONS = {  # theirs: ours
+ACTIVATIONS = {  # the name in transformers: the name here
     "gelu": "gelu",
     "gelu_python": "gelu",
     "gelu_new": "gelu_tanh",
@@ -163,8 +186,8 @@ ACTIVATIONS = {  # theirs: ours
 THEIR_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
 
 
-def only(config: Config, family: str, **fits: Any) -> None:
-    """Refuse to export a config that this family has no field for: each of these has the value, or one of them."""
+def require_values(config: Config, family: str, **fits: Any) -> None:
+    """Raise a ValueError where a field of our config differs from the value, or tuple of values, in `fits`."""
     for name, value in fits.items():
         given = getattr(config, name)
         if given not in (value if isinstance(value, tuple) else (value,)):

@@ -1,16 +1,17 @@
-"""GPT-2: learned positions, LayerNorm before each sublayer, linear layers kept as (in, out)."""
+"""GPT-2: learned positions, LayerNorm before each sublayer, linear layers stored as (in, out)."""
 
 from typing import Any
 
 from torch import Tensor
 
-from ....files.safetensors import Tensors
+from ....files.safetensors import StoredTensors
 from ...gpt import GPT, GPTConfig
 from ..tensor_names import TensorName, linear, row
-from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Fields, only
+from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Fields, require_values
 
 
 def table(config: GPTConfig) -> list[TensorName]:
+    """Return the names of the tensors, here and in transformers."""
     block, theirs = "blocks.{n}", "transformer.h.{n}"
     return [
         row("embedding.weight", "transformer.wte.weight"),
@@ -26,8 +27,9 @@ def table(config: GPTConfig) -> list[TensorName]:
     ]
 
 
-def read(fields: Fields, there: Tensors) -> GPTConfig:
-    fields.always(
+def read(fields: Fields, tensors: StoredTensors) -> GPTConfig:
+    """Return our config for a GPT-2 config.json."""
+    fields.require(
         scale_attn_weights=True,
         scale_attn_by_inverse_layer_idx=False,
         reorder_and_upcast_attn=False,
@@ -38,7 +40,7 @@ def read(fields: Fields, there: Tensors) -> GPTConfig:
     fields.ignore("n_ctx", "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels")
     fields.ignore("summary_first_dropout")
     dropout = fields.number("resid_pdrop", 0.1)
-    fields.always(embd_pdrop=dropout)
+    fields.require(embd_pdrop=dropout)
     d_model = fields.whole("n_embd")
     return GPTConfig(
         vocabulary=fields.whole("vocab_size"),
@@ -46,7 +48,7 @@ def read(fields: Fields, there: Tensors) -> GPTConfig:
         d_model=d_model,
         blocks=fields.whole("n_layer"),
         heads=fields.whole("n_head"),
-        d_hidden=fields.optional("n_inner") or 4 * d_model,
+        d_hidden=fields.optional_whole("n_inner") or 4 * d_model,
         activation=fields.one_of("activation_function", "gelu_new", ACTIVATIONS),
         norm_eps=fields.number("layer_norm_epsilon", 1e-5),
         tied=fields.flag("tie_word_embeddings", True),
@@ -56,9 +58,10 @@ def read(fields: Fields, there: Tensors) -> GPTConfig:
 
 
 def write(config: GPTConfig) -> dict[str, Any]:
-    only(config, "GPT-2", norm="layer", gated=False, bias=True, attention="causal", window=None)
-    only(config, "GPT-2", attention_bias=(None, True), out_bias=(None, True), key_heads=(None, config.heads))
-    only(config, "GPT-2", d_k=(None, config.d_model / config.heads))
+    """Return the fields of a GPT-2 config.json; a ValueError where an option has no counterpart."""
+    require_values(config, "GPT-2", norm="layer", gated=False, bias=True, attention="causal", window=None)
+    require_values(config, "GPT-2", attention_bias=(None, True), out_bias=(None, True), key_heads=(None, config.heads))
+    require_values(config, "GPT-2", d_k=(None, config.d_model / config.heads))
     return {
         "vocab_size": config.vocabulary,
         "n_positions": config.max_positions,

@@ -1,4 +1,4 @@
-"""Llama and what is built like it: rotary positions, RMSNorm before each sublayer, a gated feed-forward network."""
+"""Llama, Mistral and Qwen2: rotary positions, RMSNorm before each sublayer, a gated feed-forward network."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,15 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....files.safetensors import Tensors
+from ....files.safetensors import StoredTensors
 from ....layers import MultiHeadAttention
 from ...gpt import GPT, GPTConfig
 from ...model import Model
-from ..tensor_names import TensorName, linear, row, weights_of
-from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Fields, Reader, Writer, only
+from ..tensor_names import TensorName, linear, named_weights, row
+from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Fields, Reader, Writer, require_values
 
 
 def table(config: GPTConfig) -> list[TensorName]:
+    """Return the names of the tensors, here and in transformers."""
     block, theirs = "blocks.{n}", "model.layers.{n}"
     q_k_v = (f"{theirs}.self_attn.{name}_proj" for name in "qkv")
     return [
@@ -31,35 +32,38 @@ def table(config: GPTConfig) -> list[TensorName]:
     ]
 
 
-def read_llama(fields: Fields, there: Tensors) -> GPTConfig:
+def read_llama(fields: Fields, tensors: StoredTensors) -> GPTConfig:
+    """Return the config of a Llama."""
     config = _read(fields)
     attention_bias = fields.flag("attention_bias", False)
     return replace(config, bias=fields.flag("mlp_bias", False), attention_bias=attention_bias, out_bias=attention_bias)
 
 
-def read_mistral(fields: Fields, there: Tensors) -> GPTConfig:
-    return replace(_read(fields), window=fields.optional("sliding_window", 4096))
+def read_mistral(fields: Fields, tensors: StoredTensors) -> GPTConfig:
+    """Return the config of a Mistral: a Llama with a window."""
+    return replace(_read(fields), window=fields.optional_whole("sliding_window", 4096))
 
 
-def read_qwen2(fields: Fields, there: Tensors) -> GPTConfig:
-    """Queries, keys and values have a bias. The window, if it is used, is that of the layers from some number on."""
+def read_qwen2(fields: Fields, tensors: StoredTensors) -> GPTConfig:
+    """Return the config of a Qwen2: biases of queries, keys and values; a window in all layers or in none."""
     config = _read(fields)
-    used, window = fields.flag("use_sliding_window", False), fields.optional("sliding_window", 4096)
+    used, window = fields.flag("use_sliding_window", False), fields.optional_whole("sliding_window", 4096)
     first = fields.number("max_window_layers", 28)
-    kinds = fields.sequence("layer_types") or [
+    kinds = fields.optional_list("layer_types") or [
         "sliding_attention" if used and window and layer >= first else "full_attention"
         for layer in range(config.blocks)
     ]
     if kinds == ["sliding_attention"] * config.blocks and used and window:
         return replace(config, attention_bias=True, window=window)
     if kinds != ["full_attention"] * config.blocks:
-        raise fields.wrong("layer_types", kinds, "one kind for all layers, full_attention or sliding_attention,")
+        raise fields.unsupported("layer_types", kinds, "one kind for all layers, full_attention or sliding_attention,")
     return replace(config, attention_bias=True)
 
 
 def _read(fields: Fields) -> GPTConfig:
+    """Return the config from the fields that the three families share."""
     d_model, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
-    fields.always(is_decoder=False, is_encoder_decoder=False)
+    fields.require(is_decoder=False, is_encoder_decoder=False)
     fields.ignore("is_llama_config")  # SmolLM2
     max_positions = fields.whole("max_position_embeddings")
     return GPTConfig(
@@ -68,8 +72,8 @@ def _read(fields: Fields) -> GPTConfig:
         d_model=d_model,
         blocks=fields.whole("num_hidden_layers"),
         heads=heads,
-        key_heads=fields.optional("num_key_value_heads") or heads,
-        d_k=fields.optional("head_dim") or d_model // heads,
+        key_heads=fields.optional_whole("num_key_value_heads") or heads,
+        d_k=fields.optional_whole("head_dim") or d_model // heads,
         d_hidden=fields.whole("intermediate_size"),
         positions="rotary",
         **_rotary(fields, max_positions),
@@ -86,11 +90,11 @@ def _read(fields: Fields) -> GPTConfig:
 
 
 def _rotary(fields: Fields, max_positions: int) -> dict[str, Any]:
-    """As transformers 5 writes it, rope_parameters, or as 4 did: rope_theta, and rope_scaling unless it is null."""
+    """Return the fields rotary_…, from rope_parameters (transformers 5) or rope_theta and rope_scaling (4)."""
     base = fields.number("rope_theta", 10_000.0)
-    now, before = fields.inner("rope_parameters"), fields.inner("rope_scaling")
-    rope = before or now
-    rope.always(partial_rotary_factor=1.0)
+    parameters, scaling_fields = fields.nested("rope_parameters"), fields.nested("rope_scaling")
+    rope = scaling_fields or parameters
+    rope.require(partial_rotary_factor=1.0)
     rotary: dict[str, Any] = {"rotary_base": rope.number("rope_theta", base)}
     older = rope.one_of("type", "default", SCALINGS)
     scaling = rope.one_of("rope_type", next(name for name in SCALINGS if SCALINGS[name] == older), SCALINGS)
@@ -100,7 +104,7 @@ def _rotary(fields: Fields, max_positions: int) -> dict[str, Any]:
         rotary["rotary_low"] = rope.number("low_freq_factor")
         rotary["rotary_high"] = rope.number("high_freq_factor")
         rotary["rotary_original"] = rope.whole("original_max_position_embeddings", max_positions)
-    rope.done()
+    rope.check_all_read()
     return rotary
 
 
@@ -108,8 +112,8 @@ SCALINGS = {"default": None, "linear": "linear", "llama3": "llama3"}
 
 
 def _write(config: GPTConfig) -> dict[str, Any]:
-    """What they all have."""
-    only(config, "Llama", positions="rotary", rotary_fraction=1.0, norm="rms", gated=True, attention="causal")
+    """Return the fields that the three families share."""
+    require_values(config, "Llama", positions="rotary", rotary_fraction=1.0, norm="rms", gated=True, attention="causal")
     scaling = {"rope_type": config.rotary_scaling, "factor": config.rotary_factor}
     if config.rotary_scaling == "llama3":
         scaling |= {
@@ -136,52 +140,55 @@ def _write(config: GPTConfig) -> dict[str, Any]:
 
 
 def _biases(config: GPTConfig) -> tuple[bool, bool, bool]:
-    """Of the queries, keys and values; of W_O; of the feed-forward network."""
-    asking, out = (config.bias if bias is None else bias for bias in (config.attention_bias, config.out_bias))
-    return asking, out, config.bias
+    """Return whether there are biases: of W_q, W_k and W_v; of W_O; of the feed-forward network."""
+    query_key_value, out = (config.bias if bias is None else bias for bias in (config.attention_bias, config.out_bias))
+    return query_key_value, out, config.bias
 
 
 def write_llama(config: GPTConfig) -> dict[str, Any]:
-    only(config, "Llama", window=None)
-    asking, out, feed_forward = _biases(config)
-    if asking != out:
+    """Return the fields of a Llama's config.json; a ValueError where an option has no counterpart."""
+    require_values(config, "Llama", window=None)
+    query_key_value, out, feed_forward = _biases(config)
+    if query_key_value != out:
         raise ValueError("attention_bias and out_bias differ, which Llama has no field for, so this cannot be exported")
     if config.d_model % config.heads:
         raise ValueError(f"transformers has no Llama whose d_model={config.d_model} is not a multiple of its heads")
-    return _write(config) | {"attention_bias": asking, "mlp_bias": feed_forward}
+    return _write(config) | {"attention_bias": query_key_value, "mlp_bias": feed_forward}
 
 
 def write_mistral(config: GPTConfig) -> dict[str, Any]:
+    """Return the fields of a Mistral's config.json; a ValueError where the model has biases."""
     if any(_biases(config)):
         raise ValueError("Mistral has a window and no biases, so a model with both cannot be exported")
     return _write(config) | {"sliding_window": config.window}
 
 
 def write_qwen2(config: GPTConfig) -> dict[str, Any]:
+    """Return the fields of a Qwen2's config.json."""
     window = {"use_sliding_window": True, "sliding_window": config.window, "max_window_layers": 0}
     return _write(config) | (window if config.window else {"use_sliding_window": False})
 
 
-def in_halves(model: Model) -> dict[str, Tensor]:
-    """The weights with rotary pairs that are halves of a head, as transformers has them.
+def weights_in_halves(model: Model) -> dict[str, Tensor]:
+    """Return the weights with rotary pairs in two halves of each head, as transformers has them.
 
-    Where they are neighbours, the features of queries and keys change places in every head: q·k stays what it is.
+    Where the pairs are neighbours, the features of queries and keys are permuted in the same way, so q·k is unchanged.
     """
-    weights = weights_of(model)
+    weights = named_weights(model)
     assert isinstance(model, GPT)
     if model.config.rotary_pairs == "neighbours":
         for name, module in model.named_modules():
             if isinstance(module, MultiHeadAttention):
                 heads = module.heads + module.key_heads
                 for part in {f"{name}.W_qkv.weight", f"{name}.W_qkv.bias"} & weights.keys():
-                    asking, values = weights[part].tensor_split([heads * module.d_k])
-                    halves = asking.reshape(heads, -1, 2, *asking.shape[1:]).transpose(1, 2).flatten(0, 2)
+                    rotated, values = weights[part].tensor_split([heads * module.d_k])
+                    halves = rotated.reshape(heads, -1, 2, *rotated.shape[1:]).transpose(1, 2).flatten(0, 2)
                     weights[part] = torch.cat([halves, values])
     return weights
 
 
-def like(config: GPTConfig) -> Family:
-    """Which of them a model is: biases of queries, keys and values alone are Qwen2's, a window is Mistral's."""
+def choose_family(config: GPTConfig) -> Family:
+    """Return the family of a config: Qwen2 for biases of W_q, W_k and W_v alone, Mistral for a window, else Llama."""
     if _biases(config) == (True, False, False):
         return QWEN2
     return LLAMA if config.window is None else MISTRAL
@@ -189,7 +196,7 @@ def like(config: GPTConfig) -> Family:
 
 def _family(name: str, architecture: str, read: Reader, write: Writer) -> Family:
     unused = ("model.layers.*.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq")
-    return Family(name, architecture, GPT, "model.", table, read, write, unused, weights=in_halves)
+    return Family(name, architecture, GPT, "model.", table, read, write, unused, weights=weights_in_halves)
 
 
 LLAMA = _family("llama", "LlamaForCausalLM", read_llama, write_llama)

@@ -7,13 +7,14 @@ from torch import Tensor
 
 from ....attention import sinusoidal
 from ....files.errors import LoadError
-from ....files.safetensors import Tensors
+from ....files.safetensors import StoredTensors
 from ...transformer import Transformer, TransformerConfig
 from ..tensor_names import TensorName, linear, row
-from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Fields, only
+from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Fields, require_values
 
 
 def table(config: TransformerConfig) -> list[TensorName]:
+    """Return the names of the tensors, here and in transformers."""
     return [
         *_embeddings(config),
         row("head_bias", "final_logits_bias", view=_as_row),
@@ -22,7 +23,7 @@ def table(config: TransformerConfig) -> list[TensorName]:
 
 
 def _embeddings(config: TransformerConfig) -> list[TensorName]:
-    """One tensor under up to four names, or an embedding for each language and perhaps a head."""
+    """Return the rows of the embeddings: one tensor under up to four names, or one for each language, and the head."""
     encoder, decoder = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
     target = "embedding.weight" if config.shared else "target_embedding.weight"
     return [
@@ -34,6 +35,7 @@ def _embeddings(config: TransformerConfig) -> list[TensorName]:
 
 
 def _block(stack: str) -> list[TensorName]:
+    """Return the rows of one block of the encoder or the decoder."""
     ours, theirs = f"{stack}.{{n}}", f"model.{stack}.layers.{{n}}"
     attentions = {"self_attention": "self_attn"} | ({"cross_attention": "encoder_attn"} if stack == "decoder" else {})
     rows: list[TensorName] = []
@@ -49,11 +51,13 @@ def _block(stack: str) -> list[TensorName]:
 
 
 def _as_row(bias: Tensor) -> Tensor:
+    """Return the bias as a matrix of one row, as the file has it."""
     return bias[None]
 
 
-def read(fields: Fields, there: Tensors) -> TransformerConfig:
-    fields.always(
+def read(fields: Fields, tensors: StoredTensors) -> TransformerConfig:
+    """Return our config for a Marian config.json."""
+    fields.require(
         static_position_embeddings=True,
         normalize_before=False,
         normalize_embedding=False,
@@ -68,10 +72,10 @@ def read(fields: Fields, there: Tensors) -> TransformerConfig:
     vocabulary = fields.whole("vocab_size")
     shared = fields.flag("share_encoder_decoder_embeddings", True)
     if shared:
-        fields.always(tie_word_embeddings=True, decoder_vocab_size=vocabulary)
+        fields.require(tie_word_embeddings=True, decoder_vocab_size=vocabulary)
     return TransformerConfig(
         vocabulary=vocabulary,
-        target_vocabulary=None if shared else fields.optional("decoder_vocab_size"),
+        target_vocabulary=None if shared else fields.optional_whole("decoder_vocab_size"),
         max_positions=fields.whole("max_position_embeddings"),
         d_model=fields.whole("d_model"),
         encoder_blocks=fields.whole("encoder_layers"),
@@ -82,7 +86,7 @@ def read(fields: Fields, there: Tensors) -> TransformerConfig:
         decoder_d_hidden=fields.whole("decoder_ffn_dim"),
         shared=shared,
         tied=shared or fields.flag("tie_word_embeddings", True),
-        head_bias="final_logits_bias" in there,
+        head_bias="final_logits_bias" in tensors,
         scaled=fields.flag("scale_embedding", False),
         positions="sinusoidal_halves",
         activation=fields.one_of("activation_function", "gelu", ACTIVATIONS),
@@ -93,8 +97,11 @@ def read(fields: Fields, there: Tensors) -> TransformerConfig:
 
 
 def write(config: TransformerConfig) -> dict[str, Any]:
-    only(config, "Marian", positions="sinusoidal_halves", pre_norm=False, final_norm=(None, False), norm="layer")
-    only(config, "Marian", norm_eps=1e-5, bias=True, tied=(True, config.shared))
+    """Return the fields of a Marian config.json; a ValueError where an option has no counterpart."""
+    require_values(
+        config, "Marian", positions="sinusoidal_halves", pre_norm=False, final_norm=(None, False), norm="layer"
+    )
+    require_values(config, "Marian", norm_eps=1e-5, bias=True, tied=(True, config.shared))
     d_hidden = config.d_hidden or 4 * config.d_model
     return {
         "vocab_size": config.vocabulary,
@@ -118,15 +125,15 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-def check_positions(config: TransformerConfig, tensors: Tensors) -> None:
-    """Old files have them too. They are not learned, so they have to be what they are computed to be."""
-    with tensors.opened() as read:
+def check_positions(config: TransformerConfig, tensors: StoredTensors) -> None:
+    """Raise a LoadError where a file holds positions, as old files do, that are not the computed ones."""
+    with tensors.reader() as read:
         for name in filter(tensors.__contains__, POSITIONS):
             entry = tensors[name]
             if entry.shape == (config.max_positions, config.d_model):
                 computed = sinusoidal(*entry.shape, pairs="halves", dtype=torch.float32)
-                off = (read(name).float() - computed).abs().max()
-                if off <= max(1e-5, torch.finfo(entry.dtype).eps):
+                error = (read(name).float() - computed).abs().max()
+                if error <= max(1e-5, torch.finfo(entry.dtype).eps):
                     continue
             raise LoadError(f'{entry.file}: tensor "{entry.name}" is not the sines and cosines of Marian')
 

@@ -1,4 +1,4 @@
-"""One of our models as a folder of Hugging Face's."""
+"""Exporting a model to a folder that `transformers` loads."""
 
 import os
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ....files.atomic import WRITTEN_BY, write_json, written_whole
-from ....files.safetensors import SINGLE
+from ....files.atomic import WRITTEN_BY, atomic_folder, write_json
+from ....files.safetensors import WEIGHTS_FILE
 from ...encoder import Encoder
 from ...gpt import GPT
-from ...model import Model, must_be_its_config, write_tokenizer
+from ...model import Model, check_matches_config, write_tokenizer
 from ...transformer import Transformer
 from ..tensor_names import rows_for
 from . import llama
@@ -23,10 +23,22 @@ from .marian import MARIAN
 def export(model: Model, path: str | os.PathLike[str]) -> None:
     """Write a folder that `transformers` loads, as GPT-2, Llama, Mistral, Qwen2, BERT or Marian, with equal logits.
 
-    A model that has no counterpart there is refused, with the reason.
+    model  a GPT, Encoder or Transformer whose options transformers supports
+    path   the folder; a model that was saved there before is replaced
+
+    Raises a ValueError with the reason where the model has no counterpart, or `path` holds anything else.
+
+    Example:
+        >>> import os, tempfile, telescope as ts
+        >>> from telescope.models import GPT, GPTConfig
+        >>> model = GPT(GPTConfig(vocabulary=10, d_model=8, heads=2, blocks=1))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     ts.export(model, f"{folder}/gpt2")
+        ...     sorted(os.listdir(f"{folder}/gpt2"))
+        ['config.json', 'model.safetensors']
     """
-    must_be_its_config(model)
-    family = counterpart(model)
+    check_matches_config(model)
+    family = choose_family(model)
     config = {
         "architectures": [family.architecture],
         "model_type": family.name,
@@ -34,17 +46,18 @@ def export(model: Model, path: str | os.PathLike[str]) -> None:
         **_special(model),
         "torch_dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
     }
-    with written_whole(path) as folder:
+    with atomic_folder(path) as folder:
         write_json(folder / "config.json", config)
-        save_file(theirs(model, family), folder / SINGLE, metadata=WRITTEN_BY)
+        save_file(tensors_for(model, family), folder / WEIGHTS_FILE, metadata=WRITTEN_BY)
         write_tokenizer(model, folder)
         if model.tokenizer is not None:
             write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
-def counterpart(model: Model) -> Family:
+def choose_family(model: Model) -> Family:
+    """Return the family that a model is exported as; a ValueError where there is none."""
     if isinstance(model, GPT):
-        return GPT2 if model.config.positions == "learned" else llama.like(model.config)
+        return GPT2 if model.config.positions == "learned" else llama.choose_family(model.config)
     if isinstance(model, Transformer):
         return MARIAN
     if isinstance(model, Encoder):
@@ -52,22 +65,23 @@ def counterpart(model: Model) -> Family:
     raise ValueError(f"{type(model).__name__} has no counterpart in transformers, so it cannot be exported")
 
 
-def theirs(model: Model, family: Family) -> dict[str, Tensor]:
-    """Our tensors under their names; one that has several names there is written once."""
+def tensors_for(model: Model, family: Family) -> dict[str, Tensor]:
+    """Return the model's tensors under the family's names; a tensor with several names is written under its first."""
     weights = family.weights(model)
-    once = {row.ours: row for row in reversed(rows_for(family.table(model.config), model))}
+    first_rows = {row.ours: row for row in reversed(rows_for(family.table(model.config), model))}
     return {
         name: part.detach().contiguous()
-        for ours, row in once.items()
+        for ours, row in first_rows.items()
         for name, part in row.parts(model, weights[ours]).items()
     }
 
 
 def _special(model: Model) -> dict[str, Any]:
+    """Return the special ids as fields of config.json."""
     start, end, pad = model.special.start, list(model.special.end), model.special.pad
     ids = {"eos_token_id": end[0] if len(end) == 1 else end or None, "pad_token_id": pad}
     if not isinstance(model, Transformer):
         return ids | {"bos_token_id": start}
     if start is None:
-        raise ValueError("a Marian starts with some token: say model.special = ts.models.Special(start=...)")
+        raise ValueError("Marian needs a start token: set model.special = ts.models.Special(start=...)")
     return ids | {"decoder_start_token_id": start, "forced_eos_token_id": None}

@@ -1,0 +1,143 @@
+"""Everything that relies on how transformers is written inside, in one file.
+
+transformers offers no way to ask which modules use its attention interface, which eager function a module would call,
+or which mask a mask function stands for. Each section states the reason for its trick and a test that fails without it.
+"""
+
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from functools import cache
+from inspect import unwrap
+from itertools import takewhile
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+# ------------------------------------------------------------------------------------------------- implementation names
+# A model's config names its attention implementation. While a model is watched, the config holds a name of ours, under
+# which the attention interface has our function. Many models compare that name with "sdpa" or "eager" and choose their
+# masks and their code by the result, so the new name has to compare equal to the original.
+# Fails without it: tests/properties/test_watch_huggingface_properties.py,
+# test_a_model_that_asks_for_its_implementation_by_name_is_told.
+
+# Before 5.1, transformers does not look up a name that equals "eager", so there the name equals itself alone.
+LOOKS_UP_EVERY_NAME = hasattr(AttentionInterface, "get_interface")
+
+
+class ImplementationName(str):
+    """The name of a watched implementation: a string of its own that compares equal to the original's name."""
+
+    implementation: str
+
+    def __new__(cls, implementation: str) -> "ImplementationName":
+        name = super().__new__(cls, f"{implementation}_telescope")
+        name.implementation = implementation
+        return name
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other) is True or (LOOKS_UP_EVERY_NAME and other == self.implementation)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        """Copy and pickle as the original's name: a copy of a watched model is an unwatched model."""
+        return str, (self.implementation,)
+
+
+def implementation_of(module: Any) -> str:
+    """Return the name of the attention implementation that a module uses when it is not watched."""
+    name = module.config._attn_implementation
+    return name.implementation if isinstance(name, ImplementationName) else str(name)
+
+
+def set_implementation(config: Any, name: str) -> None:
+    """Set the implementation of one config; the public setter would change the configs inside it too."""
+    config._attn_implementation_internal = name
+
+
+# ---------------------------------------------------------------------------------------------------- attention modules
+# A module uses the attention interface if the code of one of its methods mentions ALL_ATTENTION_FUNCTIONS. The eager
+# function is no entry of that table: a module names the function in its own code.
+# Fails without it: tests/agreement/test_watch_huggingface.py, test_every_family.
+
+
+def uses_attention_interface(kind: type) -> bool:
+    """Return whether modules of this class call an attention function by transformers' attention interface."""
+    return _attention_method(kind) is not None
+
+
+def eager_function_names(module: nn.Module) -> list[str]:
+    """Return the names of the eager attention functions in the code of a module; one that can be watched has one."""
+    return [name for name in _method_of(module).__code__.co_names if name.endswith("eager_attention_forward")]
+
+
+def own_attention(implementation: str, module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """Return the attention function that the module would call if it were not watched."""
+    names: Any = _method_of(module).__globals__
+    if implementation == "eager":
+        own = names[eager_function_names(module)[0]]
+    else:
+        own = names["ALL_ATTENTION_FUNCTIONS"][implementation]
+    return own  # type: ignore[no-any-return]
+
+
+def _method_of(module: nn.Module) -> Any:
+    kind: Any = type(module)
+    return _attention_method(kind)
+
+
+@cache
+def _attention_method(kind: type) -> Any:
+    """Return the method of a class that uses the attention interface, or None."""
+    methods = (unwrap(method) for owner in _own_classes(kind) for method in vars(owner).values() if callable(method))
+    return next(filter(_mentions_interface, methods), None)
+
+
+def _own_classes(kind: type) -> Iterable[type]:
+    """Return the class and its bases below PreTrainedModel, which mentions the interface for another purpose."""
+    return takewhile(lambda owner: owner is not PreTrainedModel, kind.__mro__)
+
+
+def _mentions_interface(method: Any) -> bool:
+    return "ALL_ATTENTION_FUNCTIONS" in getattr(getattr(method, "__code__", None), "co_names", ())
+
+
+# ------------------------------------------------------------------------------------------------------- mask functions
+# transformers describes a mask by a Python function of (batch, head, query, key), often a closure made by another
+# function, such as sliding_window_overlay(sliding_window). The name of the maker and the variables of the closure are
+# the only description of the mask; without them a mask could only be evaluated at every pair.
+# Fails without it: tests/agreement/test_watch_masks.py, test_masks_are_known_by_name.
+
+
+def mask_function_name(function: Any) -> str | None:
+    """Return the name of a mask function of transformers, or of the function that made it; None for any other."""
+    if getattr(function, "__module__", None) != "transformers.masking_utils":
+        return None
+    return str(function.__qualname__).partition(".")[0]
+
+
+def closure_variables(function: Any) -> dict[str, Any]:
+    """Return the variables that a closure captured, by name."""
+    cells = getattr(function, "__closure__", None) or ()
+    return dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in cells), strict=True))
+
+
+# ---------------------------------------------------------------------------------------------------- requested outputs
+# Newer models do not pass `output_attentions` to their attention functions: transformers collects outputs by hooks, and
+# only a private context variable tells that the weights are among them.
+# Fails without it: tests/agreement/test_watch_huggingface.py, test_every_family.
+
+_collected: Any
+try:
+    from transformers.utils.output_capturing import _active_collector as _collected
+except ImportError:
+    _collected = ContextVar("_collected", default=None)
+
+
+def weights_are_requested(options: dict[str, Any]) -> bool:
+    """Return whether the caller of the model asked for attention weights."""
+    return bool(options.get("output_attentions")) or any("attentions" in name for name in _collected.get() or ())
