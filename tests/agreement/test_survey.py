@@ -83,7 +83,7 @@ def agree(engine, inputs, attention, *, top=3, cells=None, lse=False):
 
 
 def all_scores(q, k, attention):
-    return reference._masked(q.double(), k.double(), attention).flatten().tolist()
+    return reference._masked_scores(q.double(), k.double(), attention).flatten().tolist()
 
 
 def whole(q, k, attention):

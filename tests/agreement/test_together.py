@@ -145,7 +145,7 @@ def test_a_new_mask_where_another_was_is_another():
     """Python gives the place of a tensor that is gone to another one, by which it was known."""
     model, x = made([ts.Attention()] * 2)
 
-    def with_extra_mask(count):
+    def seeing(count):
         return ts.padding(keep=torch.arange(N).expand(2, N) < count)
 
     with torch.no_grad(), ts.watch(model) as recording:

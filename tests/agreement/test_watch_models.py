@@ -156,7 +156,7 @@ def test_beams_ask_side_by_side():
     assert back[0].queries.shape[0] == 6
     assert_close(torch.cat([call.trace().context for call in back], 2), torch.cat(contexts[::2], 2), **CLOSE)
     assert_close(torch.cat([call.trace().context for call in across], 2), torch.cat(contexts[1::2], 2), **CLOSE)
-    with pytest.raises(ValueError, match="beams ask side by side"):
+    with pytest.raises(ValueError, match="beams run side by side"):
         _ = across[0].before
 
 

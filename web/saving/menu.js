@@ -1,71 +1,48 @@
-/** The menu that saves the current view. */
-import { html, useEffect, useRef, useState } from "../preact.js";
-import { asPng, asSvg, saveFile } from "./save.js";
+/** Save what is seen. */
+import { html, useEffect, useRef, useState } from "../ui.js";
+import { asPng, asSvg, saved } from "./save.js";
 
-/**
- * @param {{run: Run | null, state: State, shown: {attention?: Attention, h: number} | null, transport: Transport,
- *   root: HTMLElement}} props
- */
-export function SaveMenu({ run, state, shown, transport, root }) {
+export function Saving({ run, state, shown, transport, root }) {
   const [open, setOpen] = useState(false);
-  const [problem, setProblem] = useState(/** @type {string | null} */ (null));
-  const [busy, setBusy] = useState(/** @type {string | null} */ (null));
-  const element = useRef(/** @type {HTMLElement | null} */ (null));
+  const [problem, setProblem] = useState(null);
+  const [busy, setBusy] = useState(null);
+  const place = useRef(null);
   useEffect(() => {
     if (!open) return undefined;
-    /** @type {HTMLElement | null | undefined} */ (element.current?.querySelector(".menu button"))?.focus();
-    /** @param {Event} event */
-    const closeOutside = (event) => {
-      const { type, key } = /** @type {KeyboardEvent} */ (event);
-      const outside = !element.current?.contains(/** @type {Node} */ (event.target));
-      if (type === "keydown" ? key === "Escape" : outside) setOpen(false);
-    };
-    document.addEventListener("pointerdown", closeOutside);
-    document.addEventListener("keydown", closeOutside);
+    place.current.querySelector(".menu button")?.focus();
+    const away = (event) => (event.type === "keydown" ? event.key === "Escape" : !place.current?.contains(event.target)) && setOpen(false);
+    document.addEventListener("pointerdown", away);
+    document.addEventListener("keydown", away);
     return () => {
-      document.removeEventListener("pointerdown", closeOutside);
-      document.removeEventListener("keydown", closeOutside);
+      document.removeEventListener("pointerdown", away);
+      document.removeEventListener("keydown", away);
     };
   }, [open]);
-  if (!run || !shown) return null;
+  if (!run) return null;
   const name = `telescope-${state.screen}`;
-  const { file } = transport;
-  /** @param {string} format */
-  const exportFile = (format) =>
-    file?.(run, { l: shown.attention?.l, h: shown.h, i: state.i }, format).then((blob) =>
-      saveFile(blob, `telescope.${format}`),
-    );
-  /** @type {Record<string, () => Promise<void> | undefined>} */
-  const actions = {
-    "Picture (PNG)": async () => saveFile(await asPng(root), `${name}.png`),
-    "Drawing (SVG)": async () => saveFile(new Blob([asSvg(root).text], { type: "image/svg+xml" }), `${name}.svg`),
-    ...(file && {
-      "Page that opens from disk (HTML)": () => exportFile("html"),
-      "All numbers (JSON)": () => exportFile("json"),
+  const here = { l: shown.attention?.l, h: shown.h, i: state.i };
+  const how = {
+    "Picture (PNG)": async () => saved(await asPng(root), `${name}.png`),
+    "Drawing (SVG)": async () => saved(new Blob([asSvg(root).text], { type: "image/svg+xml" }), `${name}.svg`),
+    ...(transport.file && {
+      "Page that opens from disk (HTML)": async () => saved(await transport.file(run, here, "html"), "telescope.html"),
+      "All its numbers (JSON)": async () => saved(await transport.file(run, here, "json"), "telescope.json"),
     }),
   };
-  /** @param {string} label */
-  const save = async (label) => {
+  const take = (label, make) => async () => {
     setProblem(null);
     setBusy(label);
     try {
-      await actions[label]();
+      await make();
       setOpen(false);
     } catch (failure) {
-      setProblem(/** @type {Error} */ (failure).message);
+      setProblem(failure.message);
     }
     setBusy(null);
   };
-  const toggle = () => {
-    setOpen(!open);
-    setProblem(null);
-  };
-  return html`<div ref=${element} style=${{ position: "relative" }}>
-    <button type="button" class="button square" aria-label="save this view" title="save this view" aria-expanded=${open} aria-haspopup="true" onClick=${toggle}>⤓</button>
-    ${
-      open &&
-      html`<div class="menu">${Object.keys(actions).map((label) => html`<button type="button" disabled=${busy !== null} onClick=${() => save(label)}>${label}${busy === label ? html` <span role="status">…</span>` : ""}</button>`)}
-      ${problem && html`<p class="soft" role="alert" style=${{ maxWidth: "30ch", padding: "6px 12px" }}>${problem}</p>`}</div>`
-    }
+  return html`<div ref=${place} style=${{ position: "relative" }}>
+    <button type="button" class="button square" aria-label="save this view" title="save this view" aria-expanded=${open} aria-haspopup="true" onClick=${() => { setOpen(!open); setProblem(null); }}>⤓</button>
+    ${open && html`<div class="menu">${Object.entries(how).map(([label, make]) => html`<button type="button" disabled=${busy !== null} onClick=${take(label, make)}>${label}${busy === label ? html` <span role="status">…</span>` : ""}</button>`)}
+      ${problem && html`<p class="soft" role="alert" style=${{ maxWidth: "30ch", padding: "6px 12px" }}>${problem}</p>`}</div>`}
   </div>`;
 }

@@ -1,20 +1,16 @@
 /** Walk: from tokens to context, one step at a time, for one query of one head. Every number can be pointed at. */
 import { useAnswer } from "../answers.js";
-import { allAnswers, Answered, headName, KINDS } from "../parts/answered.js";
 import { FORMULAS } from "../parts/formula.js";
-import { argmax, toNumber } from "../parts/numbers.js";
-import { tokenRange } from "../parts/token_range.js";
-import { useKeys } from "../parts/use_keys.js";
-import { WordPicker } from "../parts/word_picker.js";
-import { html, useEffect, useMemo, useState } from "../preact.js";
-import { explain } from "./explanations.js";
+import { useKeys } from "../parts/keys.js";
+import { argmax, number } from "../parts/numbers.js";
+import { all, Asked, headName, KINDS } from "../parts/shell.js";
+import { stretch } from "../parts/tokens.js";
+import { Words } from "../parts/words.js";
+import { html, useEffect, useMemo, useState } from "../ui.js";
+import { definition } from "./definition.js";
 import { Context, Embedding, Ledger, Projections, Sum, Tokens } from "./stages.js";
-import { stepLabels } from "./step_labels.js";
+import { told } from "./told.js";
 
-/**
- * The label and the stage of each step.
- * @type {Record<string, [string, (props: StepProps) => any]>}
- */
 const STEPS = {
   tokens: ["tokens", Tokens],
   embedding: ["embedding", Embedding],
@@ -29,11 +25,8 @@ const STEPS = {
   context: ["context", Context],
 };
 
-/**
- * Return the names of the steps that a trace has. A mask that hides nothing is a step too, which shows that it does.
- * @param {Trace} trace
- */
-const stepsOf = (trace) => {
+/** The steps that this attention takes. A mask that hides nothing is still a step: one sees that it does. */
+export const taken = (trace) => {
   const names = new Set(trace.steps.map((step) => step.name));
   return Object.keys(STEPS).filter((name) => {
     if (name === "embedding") return trace.stream;
@@ -42,71 +35,50 @@ const stepsOf = (trace) => {
   });
 };
 
-/** @param {ScreenProps} props */
 export function Walk({ run, attention, state, go, answers, theme, root }) {
   const { l, h } = state;
   const i = Math.min(state.i ?? Math.floor(attention.n_q / 2), attention.n_q - 1);
-  const tokens = useAnswer(answers, `runs/${run.run}/tokens`, tokenRange(attention, "q", i));
+  const tokens = useAnswer(answers, `runs/${run.run}/tokens`, stretch(attention, "q", i));
   const trace = useAnswer(answers, `runs/${run.run}/trace`, { l, h, i });
-  return html`<${Answered} answer=${allAnswers(tokens, trace)}>${([words, found]) => html`
-    <${Steps} words=${words} trace=${found} ...${{ attention, state, go, theme, root, i }} />`}<//>`;
+  return html`<${Asked} of=${all(tokens, trace)}>${([words, found]) => html`
+    <${Stepped} words=${words} trace=${found} ...${{ attention, state, go, theme, root, i }} />`}<//>`;
 }
 
-/** @param {Pick<ScreenProps, "attention" | "state" | "go" | "theme" | "root"> & {words: TokenRange, trace: Trace, i: number}} props */
-function Steps({ words, trace, attention, state, go, theme, root, i }) {
-  const steps = stepsOf(trace);
+function Stepped({ words, trace, attention, state, go, theme, root, i }) {
+  const steps = taken(trace);
   const at = Math.max(0, steps.indexOf(state.step));
   const step = steps[at];
-  const row = useMemo(() => traceRow(trace), [trace]);
-  const chosen = state.j === null ? -1 : row.keys.indexOf(state.j);
-  const j = chosen >= 0 ? chosen : argmax(row.weights);
-  const [m, point] = useState(/** @type {any} */ (null));
+  const row = useMemo(() => read(trace), [trace]);
+  const here = row.keys.indexOf(state.j);
+  const j = here >= 0 ? here : argmax(row.weights);
+  const [m, point] = useState(null);
   useEffect(() => point(null), [trace, step]);
 
   useKeys(root, ({ key }) => {
-    const side = key === "ArrowLeft" ? -1 : key === "ArrowRight" ? 1 : 0;
-    const down = key === "ArrowUp" ? -1 : key === "ArrowDown" ? 1 : 0;
+    const [side, up] = [{ ArrowLeft: -1, ArrowRight: 1 }[key], { ArrowUp: -1, ArrowDown: 1 }[key]];
     if (side && steps[at + side]) go({ step: steps[at + side] });
-    else if (down && i + down >= 0 && i + down < attention.n_q) go({ i: i + down });
+    else if (up && i + up >= 0 && i + up < attention.n_q) go({ i: i + up });
     else return false;
     return true;
   });
 
   const Stage = STEPS[step][1];
-  const { usual, labels } = stepLabels(trace, attention.d_k);
-  /** @param {string} name */
+  const { usual, labels } = definition(trace, attention.d_k);
   const label = (name) => labels[name] ?? STEPS[name][0];
   const formula = usual[step] !== false && FORMULAS[step]?.(attention.d_k);
-  /** @type {StepProps} */
-  const shared = {
-    usual,
-    labels,
-    trace: /** @type {FullTrace} */ (trace),
-    row,
-    attention,
-    step,
-    i,
-    j,
-    m,
-    point,
-    theme,
-    words,
-    pick: (key) => go({ j: row.keys[key] }, false),
-  };
-  const { title, prose, readout } = explain(shared);
+  const shared = { usual, labels, trace, row, attention, step, i, j, m, point, theme, words, pick: (place) => go({ j: row.keys[place] }, false) };
+  const { title, prose, readout } = told(shared);
   return html`
     <div class="picker">
       <h3>query</h3>
-      <${WordPicker} words=${words} at=${i} choose=${(i) => go({ i })} label="the query" />
+      <${Words} words=${words} at=${i} choose=${(i) => go({ i })} label="the query: which word looks" />
     </div>
     <nav class="rail" aria-label="steps">
-      <button type="button" class="button" aria-label="previous step" disabled=${at === 0} onClick=${() => go({ step: steps[at - 1] })}>◀</button>
-      <ol>${steps.map(
-        (name, place) => html`<li class=${place < at ? "past" : ""}>
+      <button type="button" class="button" aria-label="the step before" disabled=${at === 0} onClick=${() => go({ step: steps[at - 1] })}>◀</button>
+      <ol>${steps.map((name, place) => html`<li class=${place < at ? "past" : ""}>
         <button type="button" aria-current=${place === at ? "step" : undefined} onClick=${() => go({ step: name })}>
-          <span class="nr">${place + 1}</span> <span class="label">${label(name)}</span></button></li>`,
-      )}</ol>
-      <button type="button" class="button" aria-label="next step" disabled=${at === steps.length - 1} onClick=${() => go({ step: steps[at + 1] })}>▶</button>
+          <span class="nr">${place + 1}</span> <span class="label">${label(name)}</span></button></li>`)}</ol>
+      <button type="button" class="button" aria-label="the next step" disabled=${at === steps.length - 1} onClick=${() => go({ step: steps[at + 1] })}>▶</button>
     </nav>
     <div class="walk" data-step=${step} data-at=${`${trace.l}/${trace.h}/${trace.i}`}>
       <section aria-label=${label(step)}><${Stage} ...${shared} /></section>
@@ -120,13 +92,9 @@ function Steps({ words, trace, attention, state, go, theme, root, i }) {
     </div>`;
 }
 
-/**
- * Return the steps of a trace as numbers, by name.
- * @param {Trace} trace
- * @returns {TraceRow}
- */
-function traceRow(trace) {
-  const steps = Object.fromEntries(trace.steps.map((step) => [step.name, step.numbers.map(toNumber)]));
+/** The trace with its numbers as numbers, and each step's by name. */
+function read(trace) {
+  const steps = Object.fromEntries(trace.steps.map((step) => [step.name, step.numbers.map(number)]));
   const before = steps.biased ?? steps.capped ?? steps.scaled ?? steps.scores;
   return {
     keys: trace.keys,
@@ -134,8 +102,7 @@ function traceRow(trace) {
     steps: { ...steps, mask: steps.masked ?? before, softmax: steps.weights },
     masks: Boolean(steps.masked),
     weights: steps.weights,
-    formulas: Object.fromEntries(
-      trace.steps.map((step) => [step.name === "weights" ? "softmax" : step.name, step.formula]),
-    ),
+    formulas: Object.fromEntries(trace.steps.map((step) => [step.name === "weights" ? "softmax" : step.name, step.formula])),
   };
 }
+
