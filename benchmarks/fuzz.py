@@ -16,10 +16,10 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from math import isqrt
+from math import inf, isqrt
 from multiprocessing import get_context
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any
 
 import torch
@@ -37,7 +37,8 @@ from telescope.survey import blocks, chunked
 from telescope.survey import blocks as scores
 from telescope.survey import dispatch as survey_choose
 
-TOGETHER = 24  # cases that a process draws before it reports; on a GPU of one kind, which one set of kernels serves
+TOGETHER = {"cpu": 24, "cuda": 360}  # cases that a process draws before it reports; on a GPU all of one kind
+SIZES = 3  # sizes of a kind on a GPU, where other sizes mean other kernels, which take seconds to compile
 SECONDS = 45  # that a failure is shrunk for, at most
 CONDITION = 30.0  # by_sum divides by a sum: beyond this ratio of Σ|score| to |Σ score| rounding is all there is
 FLEX = 0.004  # share of the cases on a GPU that FlexAttention runs, which compiles each for seconds
@@ -204,8 +205,9 @@ def drawn(seed: int, device: str = "cpu") -> Case:
 
 
 def varied(case: Case, seed: int) -> Case:
-    """The same kind of case, with other sizes and numbers."""
+    """The same kind of case, with other numbers, and another of the kind's `SIZES`."""
     dice = random.Random(seed)
+    sizes = random.Random(SIZES * case.seed + seed % SIZES)
 
     def line(text: str) -> str:
         text = re.sub(r"seed=\d+", lambda _: f"seed={dice.randrange(10**6)}", text)
@@ -214,14 +216,14 @@ def varied(case: Case, seed: int) -> Case:
     def tree(mask: Tree) -> Tree:
         return line(mask) if isinstance(mask, str) else (mask[0], *map(tree, mask[1:]))
 
-    lengths = {n: dice.choice(kind) for kind in ON_GPU for n in kind} | {0: 0}
-    queries, keys, key_heads = lengths[case.queries], lengths[case.keys], dice.choice((1, 2, 3))
-    batch = case.batch and dice.choice((1, 2, 3))
-    heads = key_heads * dice.choice((1, 2, 3))
+    lengths = {n: sizes.choice(kind) for kind in ON_GPU for n in kind} | {0: 0}
+    queries, keys, key_heads = lengths[case.queries], lengths[case.keys], sizes.choice((1, 2, 3))
+    batch = case.batch and sizes.choice((1, 2, 3))
+    heads = key_heads * sizes.choice((1, 2, 3))
     parts = {name: line(getattr(case, name)) for name in ("score", "bias", "sink")}
     blocks = case.small_blocks and max(10, batch * heads * queries * keys // dice.randint(2, 9))
-    sizes = {"batch": batch, "heads": heads, "key_heads": key_heads, "queries": queries, "keys": keys}
-    return replace(case, **sizes, **parts, mask=tree(case.mask), small_blocks=blocks, seed=dice.randrange(10**6))
+    shape = {"batch": batch, "heads": heads, "key_heads": key_heads, "queries": queries, "keys": keys}
+    return replace(case, **shape, **parts, mask=tree(case.mask), small_blocks=blocks, seed=dice.randrange(10**6))
 
 
 def _general(dice: random.Random) -> str:
@@ -599,14 +601,18 @@ class Found:
     wrong: list[tuple[str, str]]
 
 
-def hunt(first: int, count: int, device: str = "cpu") -> Found:
-    """Draw and check the cases of these seeds; shrink what fails."""
+def hunt(first: int, count: int, device: str = "cpu", until: float = inf) -> Found:
+    """Draw and check the cases of these seeds, until a time in seconds since 1970; shrink what fails."""
     torch.set_num_threads(1)
     counts: Counter[str] = Counter()
     wrong = []
+    kind = drawn(first, device)
     for seed in range(first, first + count):
-        case = varied(case, seed) if device == "cuda" and seed > first else drawn(seed, device)
+        if time() > until:
+            break
+        case = varied(kind, seed) if device == "cuda" and seed > first else drawn(seed, device)
         counts["definitions"] += 1
+        counts["kinds"] += device == "cuda" and seed == first
         try:
             counts += check(case)
         except WrongError as problem:
@@ -617,16 +623,17 @@ def hunt(first: int, count: int, device: str = "cpu") -> Found:
 
 def main(device: torch.device, minutes: float, seed: int, path: Path | None, header: dict[str, str]) -> int:
     """Hunt for so long in as many processes as there are cores; return 1 if anything was wrong."""
-    began, first, shown = perf_counter(), seed * 10**9, 0.0
+    began, until, first, shown = perf_counter(), time() + 60.0 * minutes, seed * 10**9, 0.0
+    together = TOGETHER[device.type]
     workers = min(os.cpu_count() or 1, 16 if device.type == "cuda" else 64)
     counts: Counter[str] = Counter()
     wrong: list[tuple[str, str]] = []
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         waiting = set()
-        while waiting or perf_counter() - began < 60.0 * minutes:
-            while len(waiting) < 2 * workers and perf_counter() - began < 60.0 * minutes:
-                waiting.add(pool.submit(hunt, first, TOGETHER, device.type))
-                first += TOGETHER
+        while waiting or time() < until:
+            while len(waiting) < 2 * workers and time() < until:
+                waiting.add(pool.submit(hunt, first, together, device.type, until))
+                first += together
             done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
             for found in (future.result() for future in done):
                 counts += found.counts
@@ -641,7 +648,7 @@ def main(device: torch.device, minutes: float, seed: int, path: Path | None, hea
     seconds = perf_counter() - began
     total = counts.pop("definitions")
     print(*(f"{number:>9,}  {name}" for name, number in sorted(counts.items())), sep="\n")
-    kinds = f" of {first // TOGETHER - seed * 10**9 // TOGETHER:,} kinds" if device.type == "cuda" else ""
+    kinds = f" of {counts.pop('kinds'):,} kinds" if device.type == "cuda" else ""
     print(f"\n{total:,} definitions{kinds} in {seconds:.0f} s, {len(wrong)} wrong")
     if path is not None:
         told = {"benchmark": "fuzz", "machine": header, "seed": seed, "seconds": seconds, "definitions": total}

@@ -5,6 +5,7 @@ kernels themselves are tested on a GPU.
 """
 
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -142,3 +143,14 @@ def test_compiled_on_a_cpu(unchecked):
     attention = ts.Attention(softcap=5.0, bias=ts.alibi(2), mask=ts.causal & ts.window(40))
     truth = reference.attend(q.double(), k.double(), v.double(), attention)
     assert_near(ts.attend(q, k, v, attention, engine="flex"), truth, torch.float32)
+
+
+@pytest.mark.skipif(flex.cannot(X, X, X, ts.Attention()) is not None, reason="needs AVX2 and a C++ compiler")
+def test_other_lengths_inside_torch_compile(unchecked):
+    """The second length makes torch.compile take lengths for symbols, which the kernel cannot have."""
+    compiled = torch.compile(partial(ts.attend, engine="flex"), fullgraph=True)
+    attention = ts.Attention(mask=ts.causal & ts.window(40))
+    for queries, keys in ((64, 64), (50, 131)):
+        q, k, v = tensors(Shape(1, 2, 1, queries, keys, 16, 16), dtype=torch.float32)
+        truth = reference.attend(q.double(), k.double(), v.double(), attention)
+        assert_near(compiled(q, k, v, attention), truth, torch.float32)

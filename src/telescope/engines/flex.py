@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
+from operator import index
 from typing import Any
 
 import torch
@@ -107,7 +108,7 @@ def _run_kernel(
     if not torch.is_grad_enabled():
         # on a CPU FlexAttention refuses tensors that require a gradient, even under no_grad
         queries, keys, values = queries.detach(), keys.detach(), values.detach()
-    ahead = keys.shape[-2] - queries.shape[-2]  # the position of the first query
+    ahead = _first_position(queries, keys)
 
     def score_mod(score: Tensor, batch: Tensor, head: Tensor, row: Tensor, key: Tensor) -> Tensor:
         return moved.biased(moved.capped(score), Pairs(batch, head, row, row + ahead, key))
@@ -148,7 +149,7 @@ def _make_block_mask(mask: Mask, queries: Tensor, keys: Tensor) -> BlockMask:
     """Make the block mask one row of blocks at a time; FlexAttention's create_block_mask forms the n x n mask."""
     (batch, heads, rows, _), columns, device = queries.shape, keys.shape[-2], queries.device
     moved: Mask = to_device(mask, device)
-    ahead = columns - rows
+    ahead = _first_position(queries, keys)
     step = rows if torch.compiler.is_compiling() else TILE  # torch.compile fuses one step, and would unroll a loop
     any_visible, all_visible = [], []
     for start in range(0, rows, step):
@@ -169,6 +170,14 @@ def _make_block_mask(mask: Mask, queries: Tensor, keys: Tensor) -> BlockMask:
     return BlockMask.from_kv_blocks(
         *_list_blocks(partial), *_list_blocks(full), BLOCK_SIZE=TILE, mask_mod=mask_mod, seq_lengths=(rows, columns)
     )
+
+
+def _first_position(queries: Tensor, keys: Tensor) -> int:
+    """Return the position of the first query, as a constant that FlexAttention can compile into its kernel.
+
+    Inside torch.compile lengths may be symbols, which fail in the kernel; `index` makes torch.compile take the number.
+    """
+    return index(keys.shape[-2] - queries.shape[-2])
 
 
 def _list_blocks(blocks: Bool[Tensor, "batch head rows columns"]) -> tuple[Tensor, Tensor]:
