@@ -217,7 +217,7 @@ def test_a_library_that_is_not_there_is_named(name, monkeypatch, tmp_path):
     run = gpt(), Windows([1, 2, 3], 1), training.language, Training(steps=1, rows=1), tmp_path
     needs = {"accelerate": lambda: training.train(*run), "tensorboard": lambda: tensorboard(tmp_path)}[name]
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ValueError, match=says(f"training needs {name}", "pip install telescope-attention[train]")):
+    with pytest.raises(ValueError, match=says(f"training needs {name}", "pip install 'telescope-attention[train]'")):
         needs()
 
 

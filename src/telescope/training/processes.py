@@ -21,7 +21,7 @@ def import_required(module: str) -> Any:
     except ImportError:
         name = module.partition(".")[0].replace("_", "-")
         raise ValueError(
-            f"training needs {name}, which is not installed: pip install telescope-attention[train]"
+            f"training needs {name}, which is not installed: pip install 'telescope-attention[train]'"
         ) from None
 
 
