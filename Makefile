@@ -18,7 +18,7 @@ FAST := tests/golden tests/properties/test_imports.py tests/properties/test_publ
 	$(addprefix --ignore=tests/golden/test_,corpora.py explain_sentence.py explorer_notebook.py recall.py shipped.py \
 	stories.py stories_written.py use.py)
 
-.PHONY: explain test test-fast test-oldest format page clean
+.PHONY: explain test test-fast test-oldest format page web-tools clean
 
 explain: .venv/ready
 ifdef EXAMPLE
@@ -27,7 +27,7 @@ else
 	@$(BIN)/telescope explain "$(SENTENCE)"
 endif
 
-test: .venv/ready-to-test
+test: .venv/ready-to-test web-tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -45,6 +45,10 @@ test-oldest: .venv/oldest/ready
 format: .venv/ready-to-test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Install the linter, formatter and type checker of web/; where npm is missing or offline, their tests are skipped.
+web-tools:
+	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory web/node_modules || true; fi
 
 page: web/node_modules
 	npm run --prefix web build

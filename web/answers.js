@@ -1,58 +1,109 @@
-/** Answers to what a screen asks: kept, shared, and waited for with patience. */
-import { useEffect, useRef, useState } from "./ui.js";
+/** Answers of the API: cached, and shared by the components that request them. */
+import { useEffect, useRef, useState } from "./preact.js";
+
+const CAPACITY = 64;
+
+/** @typedef {{promise: Promise<any>, value?: any}} Answer  `value` is there once the promise is fulfilled */
 
 export class Answers {
+  /** @param {Transport} transport */
   constructor(transport) {
     this.transport = transport;
-    this.kept = new Map();
+    /** @type {Map<string, Answer>} */
+    this.cache = new Map();
   }
 
-  /** The answer, or the promise of it. The last 64 are kept. */
+  /**
+   * Return the answer to a request, from the cache if it is among the last 64. Failed requests are not cached.
+   * @param {string} path
+   * @param {Query} [query]
+   * @returns {Answer}
+   */
   ask(path, query) {
-    const key = path + JSON.stringify(query ?? {});
-    let answer = this.kept.get(key);
-    if (answer) this.kept.delete(key);
+    const key = requestKey(path, query);
+    let answer = this.cache.get(key);
+    if (answer) this.cache.delete(key);
     else {
-      answer = { promise: this.transport.ask(path, query) };
-      answer.promise.then((value) => (answer.value = value), () => this.kept.delete(key));
+      /** @type {Answer} */
+      const requested = { promise: this.transport.ask(path, query) };
+      requested.promise.then(
+        (value) => (requested.value = value),
+        () => this.cache.delete(key),
+      );
+      answer = requested;
     }
-    this.kept.set(key, answer);
-    if (this.kept.size > 64) this.kept.delete(this.kept.keys().next().value);
+    this.cache.set(key, answer);
+    if (this.cache.size > CAPACITY) this.cache.delete(/** @type {string} */ (this.cache.keys().next().value));
     return answer;
   }
 }
 
 /**
- * What was asked for, as soon as it is there. While another answer is on its way the one before stays, so nothing
- * flickers; `slow` says that it takes longer than half a second.
+ * @param {string} path
+ * @param {Query} [query]
  */
-export function useAnswer(answers, path, query) {
-  const key = path && path + JSON.stringify(query ?? {});
-  const [, draw] = useState(0);
-  const now = useRef({ key: null, value: null, error: null, slow: false });
-  const known = path && now.current.key !== key ? answers.ask(path, query) : null; // what failed is not asked for again
-  if (known && "value" in known) now.current = { key, value: known.value, error: null, slow: false };
+const requestKey = (path, query) => path + JSON.stringify(query ?? {});
+
+/** @typedef {{path: string | null | undefined | false, query?: Query}} Request  without a path nothing is requested */
+
+/**
+ * Return the answer to a request, and render again when it arrives. While a new request is pending the previous value
+ * stays, so that nothing flickers; `slow` becomes true after half a second.
+ * @param {Answers} answers
+ * @param {Request["path"]} path
+ * @param {Query} [query]
+ * @returns {Fetched}
+ */
+export const useAnswer = (answers, path, query) => useAnswers(answers, [{ path, query }])[0];
+
+/**
+ * Return the answers to a list of requests, as `useAnswer` does for one. The list may change its length.
+ * @param {Answers} answers
+ * @param {Request[]} requests
+ * @returns {Fetched[]}
+ */
+export function useAnswers(answers, requests) {
+  const [, render] = useState(0);
+  /** @type {{current: (Fetched & {key: string | null})[]}} */
+  const shown = useRef([]);
+  const keys = requests.map(({ path, query }) => path && requestKey(path, query));
+  /** Return the answer that is not shown yet; a failed request is not repeated. @type {(at: number) => Answer | null} */
+  const newAnswer = (at) => {
+    const { path, query } = requests[at];
+    return path && shown.current[at].key !== keys[at] ? answers.ask(path, query) : null;
+  };
+  keys.forEach((key, at) => {
+    shown.current[at] ??= { key: null, value: null, error: null, slow: false };
+    const answer = newAnswer(at);
+    if (key && answer && "value" in answer) shown.current[at] = { key, value: answer.value, error: null, slow: false };
+  });
   useEffect(() => {
-    if (!path || now.current.key === key) return undefined;
-    let wanted = true;
-    const tell = (change) => {
-      if (!wanted) return;
-      now.current = { ...now.current, ...change };
-      draw((n) => n + 1);
+    let active = true;
+    /** @type {(at: number, change: Partial<Fetched & {key: string | null}>) => void} */
+    const update = (at, change) => {
+      if (!active) return;
+      shown.current[at] = { ...shown.current[at], ...change };
+      render((n) => n + 1);
     };
-    const timer = setTimeout(() => tell({ slow: true }), 500);
-    const done = (change) => {
-      clearTimeout(timer);
-      tell({ slow: false, ...change });
-    };
-    answers.ask(path, query).promise.then(
-      (value) => done({ key, value, error: null }),
-      (error) => done({ key, value: null, error }),
-    );
+    const timers = keys.map((key, at) => {
+      const answer = newAnswer(at);
+      if (!key || !answer) return undefined;
+      const timer = setTimeout(() => update(at, { slow: true }), 500);
+      /** @type {(value: any, error: Error | null) => void} */
+      const finish = (value, error) => {
+        clearTimeout(timer);
+        update(at, { key, value, error, slow: false });
+      };
+      answer.promise.then(
+        (value) => finish(value, null),
+        (error) => finish(null, error),
+      );
+      return timer;
+    });
     return () => {
-      wanted = false;
-      clearTimeout(timer);
+      active = false;
+      timers.forEach(clearTimeout);
     };
-  }, [key, answers]);
-  return { ...now.current, fresh: now.current.key === key };
+  }, [JSON.stringify(keys), answers]);
+  return requests.map((_, at) => ({ ...shown.current[at], fresh: shown.current[at].key === keys[at] }));
 }

@@ -1,29 +1,36 @@
-/** The way in: a page of the server, a file that was exported, or a cell of a notebook. */
+/** The entry point: a page of the server, an exported file, or a cell of a notebook. */
 import { mount } from "./app.js";
-import { inAddress, inHash, inMemory } from "./state.js";
-import { comm } from "./transport/comm.js";
-import { http } from "./transport/http.js";
-import { inline } from "./transport/inline.js";
+import { addressStore, hashStore, memoryStore } from "./state.js";
+import { kernelTransport } from "./transport/comm.js";
+import { httpTransport } from "./transport/http.js";
+import { fileTransport } from "./transport/inline.js";
 
 const page = globalThis.document?.getElementById("telescope");
 const saved = globalThis.document?.getElementById("telescope-answers");
 
 if (page && saved) {
-  const { start, answers } = JSON.parse(saved.textContent);
-  mount(page, inline(answers), inHash(start));
+  const { start, answers } = JSON.parse(saved.textContent ?? "");
+  mount(page, fileTransport(answers), hashStore(start));
 } else if (page) {
-  mount(page, http, inAddress);
+  mount(page, httpTransport, addressStore);
 }
 
-/** Of a notebook's own keys only these: others would cut, paste and delete the cell that one looks at. */
-const stays = (event) => event.ctrlKey || event.metaKey || event.key === "Escape" || (event.shiftKey && event.key === "Enter") || event.stopPropagation();
+/**
+ * Keep keys from the notebook, whose shortcuts would cut or delete the cell; only those that leave or run it pass.
+ * @param {KeyboardEvent} event
+ */
+const keepKey = (event) => {
+  const passes = event.ctrlKey || event.metaKey || event.key === "Escape" || (event.shiftKey && event.key === "Enter");
+  if (!passes) event.stopPropagation();
+};
 
 export default {
+  /** @param {{model: import("./transport/comm.js").WidgetModel, el: HTMLElement}} cell */
   render({ model, el }) {
-    const inside = document.createElement("div");
-    inside.tabIndex = -1;
-    inside.addEventListener("keydown", stays);
-    el.append(inside);
-    return mount(inside, comm(model), inMemory(JSON.parse(model.get("start") || "{}")));
+    const root = document.createElement("div");
+    root.tabIndex = -1;
+    root.addEventListener("keydown", keepKey);
+    el.append(root);
+    return mount(root, kernelTransport(model), memoryStore(JSON.parse(model.get("start") || "{}")));
   },
 };

@@ -1,17 +1,23 @@
-/** One state for all screens, and where it is kept: in the address of a page, behind its #, or in a notebook's cell. */
+/** One state for all screens, and where it is kept: in the page's address, behind its #, or in a notebook's cell. */
 
 export const SCREENS = ["walk", "heads", "geometry", "alignment", "map"];
 
-/** What is null has not been chosen: each screen begins where it shows the most. */
-const FIRST = {
-  screen: "walk", run: null, l: null, h: null, i: null, j: null, step: "tokens",
-  word: null, la: null, a: null, lb: null, b: null, alpha: 1, x: null, y: null, z: null,
-  of: "mean", agg: "share", scale: "log", lim: null, palette: "viridis",
+/**
+ * null has not been chosen: each screen then starts where it shows the most.
+ * @type {State}
+ */
+const DEFAULTS = {
+  ...{ screen: "walk", run: null, l: null, h: null, i: null, j: null, step: "tokens" },
+  ...{ word: null, la: null, a: null, lb: null, b: null, alpha: 1, x: null, y: null, z: null },
+  ...{ of: "mean", agg: "share", scale: "log", lim: null, palette: "viridis" },
 };
 const NUMBERS = new Set(["l", "h", "i", "j", "word", "la", "a", "lb", "b", "alpha", "x", "y", "z"]);
 
-/** What each screen shows, and so what its address says. */
-const SHOWN = {
+/**
+ * The fields that each screen writes into its address.
+ * @type {Record<string, (keyof State)[]>}
+ */
+const ADDRESS_FIELDS = {
   walk: ["l", "h", "i", "j", "step"],
   heads: ["l", "h", "la", "a", "lb", "b", "i"],
   geometry: ["l", "i", "j", "alpha"],
@@ -19,64 +25,94 @@ const SHOWN = {
   map: ["l", "h", "x", "y", "z", "agg", "scale", "lim", "palette"],
 };
 
-export function read(path, query) {
-  const state = { ...FIRST };
+/**
+ * Return the state that a path such as /s/r1/walk and its query hold; unknown fields are ignored.
+ * @param {string} path
+ * @param {string} query
+ * @returns {State}
+ */
+export function parseState(path, query) {
+  /** @type {Record<string, unknown>} */
+  const state = { ...DEFAULTS };
   const [, run, screen] = path.match(/\/s\/([^/]+)(?:\/([^/]+))?/) ?? [];
   if (run) state.run = decodeURIComponent(run);
   if (SCREENS.includes(screen)) state.screen = screen;
   for (const [name, text] of new URLSearchParams(query)) {
-    if (!(name in FIRST) || name === "run" || name === "screen") continue;
+    if (!(name in DEFAULTS) || name === "run" || name === "screen") continue;
     if (!NUMBERS.has(name)) state[name] = text;
     else if (text !== "" && Number.isFinite(Number(text))) state[name] = Number(text);
   }
-  return state;
+  return /** @type {any} */ (state);
 }
 
-export function written(state) {
-  const query = SHOWN[state.screen].filter((name) => state[name] !== null && state[name] !== FIRST[name]);
-  const said = query.map((name) => `${name}=${encodeURIComponent(state[name])}`).join("&");
-  return `/s/${encodeURIComponent(state.run)}/${state.screen}${said ? `?${said}` : ""}`;
+/**
+ * Return the path and query of a state, without the fields at their defaults.
+ * @param {State} state
+ */
+export function statePath(state) {
+  const fields = ADDRESS_FIELDS[state.screen].filter((name) => state[name] !== null && state[name] !== DEFAULTS[name]);
+  const query = fields.map((name) => `${name}=${encodeURIComponent(String(state[name]))}`).join("&");
+  return `/s/${encodeURIComponent(String(state.run))}/${state.screen}${query ? `?${query}` : ""}`;
 }
 
-/** In the address of the page. A step taken can be gone back; what changes while one drags replaces it. */
-export const inAddress = {
-  read: () => read(location.pathname, location.search),
-  write: (state, step) => history[step ? "pushState" : "replaceState"](null, "", written(state)),
-  listen(changed) {
-    const told = () => changed(this.read());
-    addEventListener("popstate", told);
-    return () => removeEventListener("popstate", told);
-  },
+/**
+ * @param {() => State} read
+ * @returns {StateStore["listen"]}
+ */
+const listenToHistory = (read) => (changed) => {
+  const listener = () => changed(read());
+  addEventListener("popstate", listener);
+  return () => removeEventListener("popstate", listener);
 };
 
-/** Behind the #: a file that is opened from disk has no other address of its own, and one in a frame has not even that. */
-export const inHash = (start) => {
-  let own = start;
+/** @type {(step: boolean, address: string) => void} */
+const writeHistory = (step, address) => history[step ? "pushState" : "replaceState"](null, "", address);
+
+const readAddress = () => parseState(location.pathname, location.search);
+
+/**
+ * Keep the state in the page's address. A step adds an entry to the history; a change while dragging replaces it.
+ * @type {StateStore}
+ */
+export const addressStore = {
+  read: readAddress,
+  write: (state, step) => writeHistory(step, statePath(state)),
+  listen: listenToHistory(readAddress),
+};
+
+/**
+ * Keep the state behind the #, for a file opened from disk; inside a sandboxed frame it is kept in memory alone.
+ * @param {string} start  the path of the first state
+ * @returns {StateStore}
+ */
+export const hashStore = (start) => {
+  let current = start;
+  const read = () => {
+    const [path, query = ""] = (location.hash.slice(1) || current).split("?");
+    return parseState(path, query);
+  };
   return {
-    read() {
-      const [path, query = ""] = (location.hash.slice(1) || own).split("?");
-      return read(path, query);
-    },
+    read,
     write(state, step) {
-      own = written(state);
-      if (`#${own}` === location.hash) return;
+      current = statePath(state);
+      if (`#${current}` === location.hash) return;
       try {
-        history[step ? "pushState" : "replaceState"](null, "", `#${own}`);
+        writeHistory(step, `#${current}`);
       } catch {
-        // in a sandbox the address is not ours to change
+        // a sandboxed frame may not change its address
       }
     },
-    listen(changed) {
-      const told = () => changed(this.read());
-      addEventListener("popstate", told);
-      return () => removeEventListener("popstate", told);
-    },
+    listen: listenToHistory(read),
   };
 };
 
-/** Nowhere but here: a page may hold many of these. */
-export const inMemory = (given) => ({
-  read: () => ({ ...FIRST, ...given }),
+/**
+ * Keep the state in memory: a notebook may show several explorers.
+ * @param {Partial<State>} start
+ * @returns {StateStore}
+ */
+export const memoryStore = (start) => ({
+  read: () => ({ ...DEFAULTS, ...start }),
   write() {},
   listen: () => () => {},
 });

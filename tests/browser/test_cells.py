@@ -63,7 +63,7 @@ def test_a_cell_is_as_dark_as_its_notebook(page, served):
 def test_a_page_is_saved_from_a_cell(page, served, tmp_path):
     tab = page.open("walk")
     tab.evaluate(WIDGETS, {"start": json.dumps({"run": served.run, "screen": "alignment"}), "many": 1})
-    for label, ending in (("Page that opens from disk (HTML)", "html"), ("All its numbers (JSON)", "json")):
+    for label, ending in (("Page that opens from disk (HTML)", "html"), ("All numbers (JSON)", "json")):
         tab.get_by_role("button", name="save this view").click()
         with tab.expect_download() as download:
             tab.get_by_role("button", name=label).click()

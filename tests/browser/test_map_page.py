@@ -73,7 +73,7 @@ def test_masked_is_said(long_map):
     long_map.get_by_label("query", exact=True).fill("3")
     long_map.get_by_label("key", exact=True).fill("900")
     long_map.get_by_role("button", name="go", exact=True).click()
-    long_map.get_by_text("may not see this key").wait_for()
+    long_map.get_by_text("may not attend to this key").wait_for()
 
 
 def test_by_keyboard_alone(long_map):
@@ -176,8 +176,8 @@ def test_numbers_in_cells_are_the_weights(page, served):
     exact(page)
     cells = {url.split("/cells?")[1] for url in page.asked[before:] if "/cells?" in url}
     assert cells >= {f"l=0&h=1&i={i}&j=0" for i in range(7)}
-    tab.get_by_role("button", name="farther").click()
-    tab.get_by_role("button", name="farther").click()
+    tab.get_by_role("button", name="zoom out").click()
+    tab.get_by_role("button", name="zoom out").click()
     asked = len(page.asked)
     page.settled()
     assert not [url for url in page.asked[asked:] if "/cell" in url]

@@ -57,7 +57,12 @@ def test_a_page_from_disk_has_the_same_numbers(page, browser, served, tmp_path):
     tab.get_by_role("button", name=re.compile("softmax")).click()
     tab.locator('.walk[data-step="softmax"]').wait_for()
     assert tab.locator("td[title]").evaluate_all("all => all.map(one => one.title)") == numbers
-    for screen, heading in (("Heads", "All heads"), ("Geometry", "Before"), ("Alignment", "Who"), ("Map", "The whole")):
+    for screen, heading in (
+        ("Heads", "All heads"),
+        ("Geometry", "Before"),
+        ("Alignment", "Which"),
+        ("Map", "The whole"),
+    ):
         tab.get_by_role("link", name=screen).click()
         tab.get_by_role("heading", name=heading).wait_for()
         assert tab.locator("main .failure").count() == 0

@@ -96,7 +96,7 @@ def test_back_goes_back(page):
 
 def test_numbers_are_screens(page):
     tab = page.open("walk")
-    for key, heading in (("2", "All heads"), ("3", "Before and after"), ("4", "Who wrote"), ("5", "The whole matrix")):
+    for key, heading in (("2", "All heads"), ("3", "Before and after"), ("4", "Which"), ("5", "The whole matrix")):
         tab.keyboard.press(key)
         tab.get_by_role("heading", name=heading).wait_for()
 
@@ -175,8 +175,8 @@ def test_an_alignment_opens_where_it_is_the_sharpest(page, served):
     tab = page.open("alignment", run)
     said, shown = tab.locator("[data-sharpest]"), tab.locator(".which label:not(:has-text('run')) select")
     assert said.inner_text() == (
-        f"Layer 1 aligns the most sharply of 2: of a word the largest share is {best['mean']:.4f} in the mean, "
-        f"{best['head']:.4f} in head 1"
+        f"Layer 1 is the sharpest of 2: a word’s largest share is on average {best['mean']:.4f} in the "
+        f"mean of all heads, {best['head']:.4f} in head 1"
     )
     assert shown.evaluate_all("all => all.map(one => one.value)") == ["4", "1"]
     tab.get_by_role("button", name="head 1", exact=True).click()
@@ -244,7 +244,7 @@ def test_every_query_of_a_long_text_can_be_reached(page, served, screen):
     chosen = tab.locator(".words [aria-pressed=true]")
     assert chosen.inner_text() == tab.locator(".words [tabindex='0']").inner_text() == "eee"  # 550, the middle
     assert chosen.evaluate(IN_VIEW)
-    tab.get_by_role("button", name="the 332 behind").click()
+    tab.get_by_role("button", name="the 332 after").click()
     tab.wait_for_url("**i=768")
     page.settled()
     assert tab.locator(".words [aria-pressed]").count() == 256

@@ -43,7 +43,7 @@ def bytes_of(colour):
 
 
 def on_the_page(name):
-    stops = re.search(rf'{name}: stops\("([0-9a-f ]+)"\)', PAGE)[1].split()
+    stops = re.search(rf'{name}: parseStops\("([0-9a-f ]+)"\)', PAGE)[1].split()
     return [tuple(bytes.fromhex(stop)) for stop in stops]
 
 

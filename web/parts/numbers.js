@@ -1,14 +1,30 @@
-/** Numbers as they are read: four digits, a true minus, infinity by its sign. */
+/** Numbers as text: four digits, a true minus sign, infinity as a symbol. And sums over arrays. */
 
-/** JSON has no infinities: they come as strings. */
-export const number = (told) =>
-  typeof told === "string" ? { "-inf": -Infinity, inf: Infinity, nan: NaN }[told] : (told ?? NaN);
+/**
+ * Return a number of the API's JSON, where infinities and NaN are strings; null is NaN.
+ * @param {JsonNumber} json
+ * @returns {number}
+ */
+export const toNumber = (json) =>
+  typeof json === "string" ? ({ "-inf": -Infinity, inf: Infinity }[json] ?? NaN) : (json ?? NaN);
 
+/**
+ * Return the weights of a trace's query.
+ * @param {Trace} trace
+ */
+export const traceWeights = (trace) =>
+  (trace.steps.find((step) => step.name === "weights")?.numbers ?? []).map(toNumber);
+
+/** @param {string} text */
 const minus = (text) => text.replace(/-/g, "−");
 
-/** Four significant digits: 0.3127, −1.204, 1.902e−7. */
-export function short(told, digits = 4) {
-  const x = number(told);
+/**
+ * Return a number with four significant digits: 0.3127, −1.204, 1.902e−7.
+ * @param {JsonNumber} json
+ * @param {number} [digits]
+ */
+export function short(json, digits = 4) {
+  const x = toNumber(json);
   if (Number.isNaN(x)) return "—";
   if (!Number.isFinite(x)) return x < 0 ? "−∞" : "∞";
   if (x === 0) return "0";
@@ -17,31 +33,69 @@ export function short(told, digits = 4) {
   return minus(x.toPrecision(digits));
 }
 
-/** All digits there are. */
-export function full(told) {
-  const x = number(told);
+/**
+ * Return a number with all of its digits.
+ * @param {JsonNumber} json
+ */
+export function full(json) {
+  const x = toNumber(json);
   return Number.isFinite(x) ? minus(String(x)) : short(x);
 }
 
-/** A share of one: 31.3 %, 0.04 %. */
-export function percent(told) {
-  const x = number(told) * 100;
+/**
+ * Return a share of one as a percentage: 31.3 %, 0.04 %.
+ * @param {JsonNumber} json
+ */
+export function percent(json) {
+  const x = toNumber(json) * 100;
   if (Number.isNaN(x)) return "—";
   if (x === 0) return "0 %";
   if (x < 0.01) return "< 0.01 %";
   return `${x >= 99.95 ? "100" : x >= 10 ? String(Number(x.toFixed(1))) : String(Number(x.toPrecision(2)))} %`;
 }
 
+/**
+ * Return an integer with thousands separated by commas.
+ * @param {number} n
+ */
 export const count = (n) => n.toLocaleString("en");
 
+/**
+ * Return n within lowest and highest.
+ * @param {number} n
+ * @param {number} lowest
+ * @param {number} highest
+ */
+export const clamp = (n, lowest, highest) => Math.max(lowest, Math.min(highest, n));
+
+/** @param {number[]} numbers */
 export const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 
+/**
+ * @param {number[]} a
+ * @param {number[]} b
+ */
 export const dot = (a, b) => a.reduce((total, x, m) => total + x * b[m], 0);
 
+/** @param {number[]} a */
 export const norm = (a) => Math.sqrt(dot(a, a));
 
+/**
+ * Return the cosine of two vectors; 0 where one of them is zero.
+ * @param {number[]} a
+ * @param {number[]} b
+ */
 export const cosine = (a, b) => dot(a, b) / (norm(a) * norm(b) || 1);
 
-export const largest = (numbers) => numbers.reduce((best, x) => (Number.isFinite(x) ? Math.max(best, Math.abs(x)) : best), 0);
+/**
+ * Return the largest absolute value, of the finite numbers alone.
+ * @param {number[]} numbers
+ */
+export const largest = (numbers) =>
+  numbers.reduce((best, x) => (Number.isFinite(x) ? Math.max(best, Math.abs(x)) : best), 0);
 
+/**
+ * Return the index of the largest number, the first of equals.
+ * @param {number[]} numbers
+ */
 export const argmax = (numbers) => numbers.reduce((best, x, at) => (x > numbers[best] ? at : best), 0);

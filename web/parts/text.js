@@ -1,8 +1,9 @@
-/** Token text as a reader can see it: what has no shape of its own, or would turn the line around, is written out. */
+/** Token text made visible: characters without a shape, or that would change the writing direction, are spelled out. */
 
 const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
 
-const written = (character) => {
+/** @param {string} character */
+const spelled = (character) => {
   const code = character.charCodeAt(0);
   if (character === "\n") return "↵";
   if (character === "\t") return "⇥";
@@ -10,12 +11,20 @@ const written = (character) => {
   return `⟨${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
 };
 
+/**
+ * Return a text with its hidden characters spelled out; blank text becomes ␣.
+ * @param {string | null | undefined} text
+ */
 export function visible(text) {
-  const shown = String(text ?? "").replace(HIDDEN, written);
+  const shown = String(text ?? "").replace(HIDDEN, spelled);
   return shown.trim() === "" ? "␣".repeat(Math.max(1, shown.length)) : shown;
 }
 
-/** At most so many characters, so that a label has a place. */
+/**
+ * Return a visible text of at most `length` characters, with … at the end if it is cut.
+ * @param {string} text
+ * @param {number} length
+ */
 export function clipped(text, length) {
   const characters = [...visible(text)];
   return characters.length <= length ? characters.join("") : `${characters.slice(0, length - 1).join("")}…`;

@@ -1,48 +1,71 @@
-/** Save what is seen. */
-import { html, useEffect, useRef, useState } from "../ui.js";
-import { asPng, asSvg, saved } from "./save.js";
+/** The menu that saves the current view. */
+import { html, useEffect, useRef, useState } from "../preact.js";
+import { asPng, asSvg, saveFile } from "./save.js";
 
-export function Saving({ run, state, shown, transport, root }) {
+/**
+ * @param {{run: Run | null, state: State, shown: {attention?: Attention, h: number} | null, transport: Transport,
+ *   root: HTMLElement}} props
+ */
+export function SaveMenu({ run, state, shown, transport, root }) {
   const [open, setOpen] = useState(false);
-  const [problem, setProblem] = useState(null);
-  const [busy, setBusy] = useState(null);
-  const place = useRef(null);
+  const [problem, setProblem] = useState(/** @type {string | null} */ (null));
+  const [busy, setBusy] = useState(/** @type {string | null} */ (null));
+  const element = useRef(/** @type {HTMLElement | null} */ (null));
   useEffect(() => {
     if (!open) return undefined;
-    place.current.querySelector(".menu button")?.focus();
-    const away = (event) => (event.type === "keydown" ? event.key === "Escape" : !place.current?.contains(event.target)) && setOpen(false);
-    document.addEventListener("pointerdown", away);
-    document.addEventListener("keydown", away);
+    /** @type {HTMLElement | null | undefined} */ (element.current?.querySelector(".menu button"))?.focus();
+    /** @param {Event} event */
+    const closeOutside = (event) => {
+      const { type, key } = /** @type {KeyboardEvent} */ (event);
+      const outside = !element.current?.contains(/** @type {Node} */ (event.target));
+      if (type === "keydown" ? key === "Escape" : outside) setOpen(false);
+    };
+    document.addEventListener("pointerdown", closeOutside);
+    document.addEventListener("keydown", closeOutside);
     return () => {
-      document.removeEventListener("pointerdown", away);
-      document.removeEventListener("keydown", away);
+      document.removeEventListener("pointerdown", closeOutside);
+      document.removeEventListener("keydown", closeOutside);
     };
   }, [open]);
-  if (!run) return null;
+  if (!run || !shown) return null;
   const name = `telescope-${state.screen}`;
-  const here = { l: shown.attention?.l, h: shown.h, i: state.i };
-  const how = {
-    "Picture (PNG)": async () => saved(await asPng(root), `${name}.png`),
-    "Drawing (SVG)": async () => saved(new Blob([asSvg(root).text], { type: "image/svg+xml" }), `${name}.svg`),
-    ...(transport.file && {
-      "Page that opens from disk (HTML)": async () => saved(await transport.file(run, here, "html"), "telescope.html"),
-      "All its numbers (JSON)": async () => saved(await transport.file(run, here, "json"), "telescope.json"),
+  const { file } = transport;
+  /** @param {string} format */
+  const exportFile = (format) =>
+    file?.(run, { l: shown.attention?.l, h: shown.h, i: state.i }, format).then((blob) =>
+      saveFile(blob, `telescope.${format}`),
+    );
+  /** @type {Record<string, () => Promise<void> | undefined>} */
+  const actions = {
+    "Picture (PNG)": async () => saveFile(await asPng(root), `${name}.png`),
+    "Drawing (SVG)": async () => saveFile(new Blob([asSvg(root).text], { type: "image/svg+xml" }), `${name}.svg`),
+    ...(file && {
+      "Page that opens from disk (HTML)": () => exportFile("html"),
+      "All numbers (JSON)": () => exportFile("json"),
     }),
   };
-  const take = (label, make) => async () => {
+  /** @param {string} label */
+  const save = async (label) => {
     setProblem(null);
     setBusy(label);
     try {
-      await make();
+      await actions[label]();
       setOpen(false);
     } catch (failure) {
-      setProblem(failure.message);
+      setProblem(/** @type {Error} */ (failure).message);
     }
     setBusy(null);
   };
-  return html`<div ref=${place} style=${{ position: "relative" }}>
-    <button type="button" class="button square" aria-label="save this view" title="save this view" aria-expanded=${open} aria-haspopup="true" onClick=${() => { setOpen(!open); setProblem(null); }}>⤓</button>
-    ${open && html`<div class="menu">${Object.entries(how).map(([label, make]) => html`<button type="button" disabled=${busy !== null} onClick=${take(label, make)}>${label}${busy === label ? html` <span role="status">…</span>` : ""}</button>`)}
-      ${problem && html`<p class="soft" role="alert" style=${{ maxWidth: "30ch", padding: "6px 12px" }}>${problem}</p>`}</div>`}
+  const toggle = () => {
+    setOpen(!open);
+    setProblem(null);
+  };
+  return html`<div ref=${element} style=${{ position: "relative" }}>
+    <button type="button" class="button square" aria-label="save this view" title="save this view" aria-expanded=${open} aria-haspopup="true" onClick=${toggle}>⤓</button>
+    ${
+      open &&
+      html`<div class="menu">${Object.keys(actions).map((label) => html`<button type="button" disabled=${busy !== null} onClick=${() => save(label)}>${label}${busy === label ? html` <span role="status">…</span>` : ""}</button>`)}
+      ${problem && html`<p class="soft" role="alert" style=${{ maxWidth: "30ch", padding: "6px 12px" }}>${problem}</p>`}</div>`
+    }
   </div>`;
 }

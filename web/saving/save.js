@@ -1,8 +1,13 @@
-/** A view as a file: a drawing, a picture, or a page of its own. */
-import { themed } from "../parts/shell.js";
-import { drawn } from "./svg.js";
+/** Save the current view as a file: an SVG drawing or a PNG picture. */
+import { themeColour } from "../parts/answered.js";
+import { toSvg } from "./svg.js";
 
-export function saved(blob, name) {
+/**
+ * Offer a file for download.
+ * @param {Blob} blob
+ * @param {string} name
+ */
+export function saveFile(blob, name) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(blob);
   link.download = name;
@@ -10,9 +15,15 @@ export function saved(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-export const asSvg = (root) => drawn(root.querySelector("main"), themed(root, "paper"));
+/** @param {HTMLElement} root */
+export const asSvg = (root) =>
+  toSvg(/** @type {HTMLElement} */ (root.querySelector("main")), themeColour(root, "paper"));
 
-/** The drawing, painted at twice its size. */
+/**
+ * Return the drawing as a PNG at twice its size, or less where a side would exceed 8,192 pixels.
+ * @param {HTMLElement} root
+ * @returns {Promise<Blob>}
+ */
 export async function asPng(root) {
   const { text, width, height } = asSvg(root);
   const url = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
@@ -21,10 +32,10 @@ export async function asPng(root) {
     image.src = url;
     await image.decode();
     const canvas = document.createElement("canvas");
-    const twice = Math.min(2, 8192 / Math.max(width, height));
-    [canvas.width, canvas.height] = [width * twice, height * twice];
-    canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
-    return await new Promise((done) => canvas.toBlob(done, "image/png"));
+    const scale = Math.min(2, 8192 / Math.max(width, height));
+    [canvas.width, canvas.height] = [width * scale, height * scale];
+    canvas.getContext("2d")?.drawImage(image, 0, 0, canvas.width, canvas.height);
+    return await new Promise((resolve) => canvas.toBlob(/** @type {BlobCallback} */ (resolve), "image/png"));
   } finally {
     URL.revokeObjectURL(url);
   }

@@ -1,63 +1,134 @@
 /**
- * A view as a drawing: what the browser has laid out, once more as SVG that stands alone. Text stays text, drawings stay drawings,
- * pictures are put in. It is made node by node, so no token can become markup.
+ * Draw a part of the page, as the browser has laid it out, as an SVG that stands alone: text as text, drawings as
+ * drawings, canvases as images. The SVG is built node by node, so that no token can become markup.
  */
 
 const SVG = "http://www.w3.org/2000/svg";
-const NOT_XML = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
-const CLEAR = /^(transparent|none|rgba\(.*, 0\))$/;
-const STYLED = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "stroke-linecap", "opacity", "font-family", "font-size", "font-weight", "text-anchor", "paint-order", "shape-rendering", "vector-effect"];
+const NOT_XML =
+  /[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
+const TRANSPARENT = /^(transparent|none|rgba\(.*, 0\))$/;
+const STYLED =
+  "fill fill-opacity stroke stroke-width stroke-opacity stroke-dasharray stroke-linecap opacity font-family font-size font-weight text-anchor paint-order shape-rendering vector-effect".split(
+    " ",
+  );
 
-/** @returns {{text: string, width: number, height: number}} */
-export function drawn(element, background) {
+/** @typedef {{left: number, top: number, right: number, bottom: number}} Edges  in pixels of the window */
+/**
+ * @typedef {{svg: Element, left: number, top: number, ruler: CanvasRenderingContext2D}} Pen  the drawing, its corner on
+ *   the page, and a context that measures fonts
+ */
+
+/**
+ * Return an element of the page as the text of an SVG file, and its size in pixels.
+ * @param {HTMLElement} element
+ * @param {string} background
+ */
+export function toSvg(element, background) {
   const edge = element.getBoundingClientRect();
   const [width, height] = [Math.ceil(edge.width), Math.ceil(edge.height)];
-  const svg = made("svg", { xmlns: SVG, width, height, viewBox: `0 0 ${width} ${height}` });
-  svg.append(made("rect", { width, height, fill: background }));
-  const pen = { svg, left: edge.left, top: edge.top, ruler: document.createElement("canvas").getContext("2d") };
-  element.childNodes.forEach((child) => put(pen, child, edge));
+  const svg = createSvg("svg", { xmlns: SVG, width, height, viewBox: `0 0 ${width} ${height}` });
+  svg.append(createSvg("rect", { width, height, fill: background }));
+  const ruler = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
+  const pen = { svg, left: edge.left, top: edge.top, ruler };
+  element.childNodes.forEach((child) => drawNode(pen, child, edge));
   return { text: new XMLSerializer().serializeToString(svg), width, height };
 }
 
-function made(name, attributes) {
+/**
+ * @param {string} name
+ * @param {Record<string, string | number | undefined>} attributes
+ */
+function createSvg(name, attributes) {
   const element = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) if (value !== undefined && key !== "xmlns") element.setAttribute(key, String(value));
+  for (const [key, value] of Object.entries(attributes))
+    if (value !== undefined && key !== "xmlns") element.setAttribute(key, String(value));
   return element;
 }
 
-function put(pen, node, clip) {
-  if (node.nodeType === Node.TEXT_NODE) return text(pen, node, clip);
-  if (node.nodeType !== Node.ELEMENT_NODE) return undefined;
+/**
+ * Draw a node and its children, without what `clip` hides.
+ * @param {Pen} pen
+ * @param {Node} node
+ * @param {Edges} clip
+ * @returns {void}
+ */
+function drawNode(pen, node, clip) {
+  if (node instanceof Text) return drawText(pen, node, clip);
+  if (!(node instanceof Element)) return undefined;
   const style = getComputedStyle(node);
   if (style.display === "none" || style.visibility === "hidden" || style.clipPath !== "none") return undefined;
   const edge = node.getBoundingClientRect();
-  if (edge.width && edge.height) box(pen, node, style, edge, clip);
-  if (node.localName === "svg") return nested(pen, node, edge);
-  if (node.localName === "canvas") return picture(pen, node, edge);
-  if (node.localName === "input" || node.localName === "select") return control(pen, node, style, edge);
-  if (node.localName === "mfrac") fraction(pen, node, style);
-  if (node.localName === "msqrt") root(pen, node, style, edge);
-  const inner = /auto|scroll|hidden|clip/.test(style.overflowX + style.overflowY) ? both(clip, edge) : clip;
-  node.childNodes.forEach((child) => put(pen, child, inner));
+  if (edge.width && edge.height) drawBox(pen, node, style, edge, clip);
+  if (node instanceof SVGElement) return drawSvg(pen, node, edge);
+  if (node instanceof HTMLCanvasElement) return drawCanvas(pen, node, edge);
+  if (node instanceof HTMLInputElement || node instanceof HTMLSelectElement) return drawControl(pen, node, style, edge);
+  if (node.localName === "mfrac") drawFraction(pen, node, style);
+  if (node.localName === "msqrt") drawRoot(pen, node, style, edge);
+  const inner = /auto|scroll|hidden|clip/.test(style.overflowX + style.overflowY) ? intersection(clip, edge) : clip;
+  node.childNodes.forEach((child) => drawNode(pen, child, inner));
   return undefined;
 }
 
-const both = (a, b) => ({ left: Math.max(a.left, b.left), top: Math.max(a.top, b.top), right: Math.min(a.right, b.right), bottom: Math.min(a.bottom, b.bottom) });
+/**
+ * @param {Edges} a
+ * @param {Edges} b
+ */
+const intersection = (a, b) => ({
+  left: Math.max(a.left, b.left),
+  top: Math.max(a.top, b.top),
+  right: Math.min(a.right, b.right),
+  bottom: Math.min(a.bottom, b.bottom),
+});
 
-function box(pen, node, style, edge, clip) {
-  const seen = both(clip, edge);
+/**
+ * Draw an element's background, its border, and the pattern of masked cells.
+ * @param {Pen} pen
+ * @param {Element} node
+ * @param {CSSStyleDeclaration} style
+ * @param {Edges} edge
+ * @param {Edges} clip
+ */
+function drawBox(pen, node, style, edge, clip) {
+  const seen = intersection(clip, edge);
   if (seen.right <= seen.left || seen.bottom <= seen.top) return;
-  const [x, y, width, height] = [seen.left - pen.left, seen.top - pen.top, seen.right - seen.left, seen.bottom - seen.top];
+  const [x, y, width, height] = [
+    seen.left - pen.left,
+    seen.top - pen.top,
+    seen.right - seen.left,
+    seen.bottom - seen.top,
+  ];
   const rx = Math.min(parseFloat(style.borderTopLeftRadius) || 0, width / 2, height / 2);
-  const whole = style.borderTopWidth !== "0px" && style.borderBottomWidth !== "0px" && style.borderLeftWidth !== "0px" && style.borderTopStyle !== "none";
-  const fill = CLEAR.test(style.backgroundColor) ? "none" : style.backgroundColor;
-  if (fill !== "none" || whole) {
-    pen.svg.append(made("rect", { x: x + 0.5 * whole, y: y + 0.5 * whole, width: width - whole, height: height - whole, rx, fill, stroke: whole ? style.borderTopColor : undefined, "stroke-dasharray": style.borderTopStyle === "dashed" ? "4 3" : undefined }));
+  const framed =
+    style.borderTopWidth !== "0px" &&
+    style.borderBottomWidth !== "0px" &&
+    style.borderLeftWidth !== "0px" &&
+    style.borderTopStyle !== "none";
+  const border = framed ? 1 : 0;
+  const fill = TRANSPARENT.test(style.backgroundColor) ? "none" : style.backgroundColor;
+  if (fill !== "none" || framed) {
+    pen.svg.append(
+      createSvg("rect", {
+        x: x + 0.5 * border,
+        y: y + 0.5 * border,
+        width: width - border,
+        height: height - border,
+        rx,
+        fill,
+        stroke: framed ? style.borderTopColor : undefined,
+        "stroke-dasharray": style.borderTopStyle === "dashed" ? "4 3" : undefined,
+      }),
+    );
   }
-  if (!whole) {
-    const line = (size, colour, x1, y1, x2, y2) => parseFloat(size) && !CLEAR.test(colour) && pen.svg.append(made("line", { x1, y1, x2, y2, stroke: colour, "stroke-width": parseFloat(size) }));
-    line(style.borderTopWidth, style.borderTopColor, x, y + 0.5, x + width, y + 0.5);
-    line(style.borderBottomWidth, style.borderBottomColor, x, y + height - 0.5, x + width, y + height - 0.5);
+  if (!framed) {
+    /** @type {(size: string, stroke: string, y: number) => void} */
+    const line = (size, stroke, y) => {
+      if (!parseFloat(size) || TRANSPARENT.test(stroke)) return;
+      pen.svg.append(
+        createSvg("line", { x1: x, y1: y, x2: x + width, y2: y, stroke, "stroke-width": parseFloat(size) }),
+      );
+    };
+    line(style.borderTopWidth, style.borderTopColor, y + 0.5);
+    line(style.borderBottomWidth, style.borderBottomColor, y + height - 0.5);
   }
   if (node.classList.contains("hatch")) {
     const lines = [];
@@ -65,18 +136,30 @@ function box(pen, node, style, edge, clip) {
       const [from, to] = [Math.max(at, 0), Math.min(at + height, width)];
       if (to > from) lines.push(`M${x + from} ${y + height - (from - at)}L${x + to} ${y + height - (to - at)}`);
     }
-    pen.svg.append(made("path", { d: lines.join(""), stroke: getComputedStyle(node.closest(".telescope")).getPropertyValue("--line"), "stroke-width": 1.2, fill: "none" }));
+    pen.svg.append(
+      createSvg("path", {
+        d: lines.join(""),
+        stroke: getComputedStyle(/** @type {Element} */ (node.closest(".telescope"))).getPropertyValue("--line"),
+        "stroke-width": 1.2,
+        fill: "none",
+      }),
+    );
   }
 }
 
-/** Text line by line, as it was broken, each at its own baseline. */
-function text(pen, node, clip) {
-  const said = node.data;
-  if (!said.trim()) return;
-  const style = getComputedStyle(node.parentElement);
+/**
+ * Draw a text line by line, broken as on the page, each line at its own baseline.
+ * @param {Pen} pen
+ * @param {Text} node
+ * @param {Edges} clip
+ */
+function drawText(pen, node, clip) {
+  if (!node.data.trim()) return;
+  const style = getComputedStyle(/** @type {Element} */ (node.parentElement));
   const range = document.createRange();
+  /** @type {({words: string[]} & Edges)[]} */
   const lines = [];
-  for (const { 0: word, index } of said.matchAll(/\S+/gu)) {
+  for (const { 0: word, index } of node.data.matchAll(/\S+/gu)) {
     range.setStart(node, index);
     range.setEnd(node, index + word.length);
     for (const edge of range.getClientRects()) {
@@ -90,63 +173,162 @@ function text(pen, node, clip) {
     }
   }
   pen.ruler.font = `${style.fontStyle} ${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
-  const up = pen.ruler.measureText("x").fontBoundingBoxAscent;
+  const ascent = pen.ruler.measureText("x").fontBoundingBoxAscent;
   for (const line of lines) {
-    if (line.right <= clip.left || line.left >= clip.right || line.bottom <= clip.top + 2 || line.top >= clip.bottom - 2) continue;
-    const element = made("text", {
-      x: round(line.left - pen.left), y: round(line.top - pen.top + up), fill: style.color, "font-family": style.fontFamily, "font-size": style.fontSize,
-      "font-weight": style.fontWeight === "400" ? undefined : style.fontWeight, "font-style": style.fontStyle === "normal" ? undefined : style.fontStyle,
+    if (
+      line.right <= clip.left ||
+      line.left >= clip.right ||
+      line.bottom <= clip.top + 2 ||
+      line.top >= clip.bottom - 2
+    )
+      continue;
+    const element = createSvg("text", {
+      x: round(line.left - pen.left),
+      y: round(line.top - pen.top + ascent),
+      fill: style.color,
+      "font-family": style.fontFamily,
+      "font-size": style.fontSize,
+      "font-weight": style.fontWeight === "400" ? undefined : style.fontWeight,
+      "font-style": style.fontStyle === "normal" ? undefined : style.fontStyle,
     });
     element.textContent = line.words.join(" ").replace(NOT_XML, "\ufffd");
     pen.svg.append(element);
   }
 }
 
+/** @param {number} x */
 const round = (x) => Math.round(x * 100) / 100;
 
-/** A drawing within: a copy that has its styles written on it. */
-function nested(pen, node, edge) {
-  const copy = node.cloneNode(true);
-  const [old, fresh] = [[node, ...node.querySelectorAll("*")], [copy, ...copy.querySelectorAll("*")]];
+/**
+ * Copy a drawing of the page, with its computed styles as attributes.
+ * @param {Pen} pen
+ * @param {SVGElement} node
+ * @param {DOMRect} edge
+ */
+function drawSvg(pen, node, edge) {
+  const copy = /** @type {SVGElement} */ (node.cloneNode(true));
+  const [old, fresh] = [
+    [node, ...node.querySelectorAll("*")],
+    [copy, ...copy.querySelectorAll("*")],
+  ];
   fresh.forEach((element, at) => {
     const style = getComputedStyle(old[at]);
-    for (const name of [...element.getAttributeNames()]) if (/^(on|class|style|role|tabindex|aria-|data-)/.test(name)) element.removeAttribute(name);
+    for (const name of [...element.getAttributeNames()])
+      if (/^(on|class|style|role|tabindex|aria-|data-)/.test(name)) element.removeAttribute(name);
     for (const name of STYLED) {
       const value = style.getPropertyValue(name);
-      if (value && value !== "normal" && (at === 0 || value !== getComputedStyle(old[at].parentElement).getPropertyValue(name) || /^(fill|stroke)/.test(name))) element.setAttribute(name, value);
+      if (
+        value &&
+        value !== "normal" &&
+        (at === 0 ||
+          value !== getComputedStyle(/** @type {Element} */ (old[at].parentElement)).getPropertyValue(name) ||
+          /^(fill|stroke)/.test(name))
+      )
+        element.setAttribute(name, value);
     }
-    if (element.localName === "text") element.textContent = element.textContent.replace(NOT_XML, "\ufffd");
+    if (element.localName === "text") element.textContent = (element.textContent ?? "").replace(NOT_XML, "\ufffd");
   });
   copy.setAttribute("color", getComputedStyle(node).color);
-  for (const [name, value] of Object.entries({ x: edge.left - pen.left, y: edge.top - pen.top, width: edge.width, height: edge.height })) copy.setAttribute(name, round(value));
+  for (const [name, value] of Object.entries({
+    x: edge.left - pen.left,
+    y: edge.top - pen.top,
+    width: edge.width,
+    height: edge.height,
+  }))
+    copy.setAttribute(name, String(round(value)));
   pen.svg.append(copy);
 }
 
-function picture(pen, node, edge) {
+/**
+ * Embed a canvas as an image.
+ * @param {Pen} pen
+ * @param {HTMLCanvasElement} node
+ * @param {DOMRect} edge
+ */
+function drawCanvas(pen, node, edge) {
   if (!node.width || !node.height) return;
-  const image = made("image", { x: edge.left - pen.left, y: edge.top - pen.top, width: edge.width, height: edge.height, preserveAspectRatio: "none", "image-rendering": "pixelated", href: node.toDataURL("image/png") });
+  const image = createSvg("image", {
+    x: edge.left - pen.left,
+    y: edge.top - pen.top,
+    width: edge.width,
+    height: edge.height,
+    preserveAspectRatio: "none",
+    "image-rendering": "pixelated",
+    href: node.toDataURL("image/png"),
+  });
   pen.svg.append(image);
 }
 
-/** What was typed or chosen, as text in its box. */
-function control(pen, node, style, edge) {
-  const said = node.localName === "select" ? node.selectedOptions[0]?.textContent.trim() : /^(text|)$/.test(node.type) ? node.value : "";
-  if (!said) return;
-  const element = made("text", { x: round(edge.left - pen.left + parseFloat(style.paddingLeft) + 2), y: round(edge.top - pen.top + edge.height / 2 + parseFloat(style.fontSize) * 0.35), fill: style.color, "font-family": style.fontFamily, "font-size": style.fontSize });
-  element.textContent = said.replace(NOT_XML, "\ufffd");
+/**
+ * Draw what was typed or chosen as text inside the box of its field.
+ * @param {Pen} pen
+ * @param {HTMLInputElement | HTMLSelectElement} node
+ * @param {CSSStyleDeclaration} style
+ * @param {DOMRect} edge
+ */
+function drawControl(pen, node, style, edge) {
+  const text =
+    node instanceof HTMLSelectElement
+      ? node.selectedOptions[0]?.textContent?.trim()
+      : /^(text|)$/.test(node.type)
+        ? node.value
+        : "";
+  if (!text) return;
+  const element = createSvg("text", {
+    x: round(edge.left - pen.left + parseFloat(style.paddingLeft) + 2),
+    y: round(edge.top - pen.top + edge.height / 2 + parseFloat(style.fontSize) * 0.35),
+    fill: style.color,
+    "font-family": style.fontFamily,
+    "font-size": style.fontSize,
+  });
+  element.textContent = text.replace(NOT_XML, "\ufffd");
   pen.svg.append(element);
 }
 
-function fraction(pen, node, style) {
+/**
+ * Draw the bar of a MathML fraction.
+ * @param {Pen} pen
+ * @param {Element} node
+ * @param {CSSStyleDeclaration} style
+ */
+function drawFraction(pen, node, style) {
   const [above, below] = [...node.children].map((child) => child.getBoundingClientRect());
   const edge = node.getBoundingClientRect();
   const y = (above.bottom + below.top) / 2 - pen.top;
-  pen.svg.append(made("line", { x1: edge.left - pen.left, x2: edge.right - pen.left, y1: y, y2: y, stroke: style.color, "stroke-width": 1.2 }));
+  pen.svg.append(
+    createSvg("line", {
+      x1: edge.left - pen.left,
+      x2: edge.right - pen.left,
+      y1: y,
+      y2: y,
+      stroke: style.color,
+      "stroke-width": 1.2,
+    }),
+  );
 }
 
-function root(pen, node, style, edge) {
-  const inside = node.firstElementChild.getBoundingClientRect();
-  const [left, top, right, bottom] = [edge.left - pen.left, edge.top - pen.top + 1.5, edge.right - pen.left, edge.bottom - pen.top];
+/**
+ * Draw the sign of a MathML square root.
+ * @param {Pen} pen
+ * @param {Element} node
+ * @param {CSSStyleDeclaration} style
+ * @param {DOMRect} edge
+ */
+function drawRoot(pen, node, style, edge) {
+  const inside = /** @type {Element} */ (node.firstElementChild).getBoundingClientRect();
+  const [left, top, right, bottom] = [
+    edge.left - pen.left,
+    edge.top - pen.top + 1.5,
+    edge.right - pen.left,
+    edge.bottom - pen.top,
+  ];
   const start = inside.left - pen.left - 2;
-  pen.svg.append(made("path", { d: `M${left + 1} ${(top + bottom) / 2 + 2}l${(start - left) / 3} -2L${(left + start) / 2 + 1} ${bottom - 1}L${start} ${top}H${right}`, fill: "none", stroke: style.color, "stroke-width": 1.2 }));
+  pen.svg.append(
+    createSvg("path", {
+      d: `M${left + 1} ${(top + bottom) / 2 + 2}l${(start - left) / 3} -2L${(left + start) / 2 + 1} ${bottom - 1}L${start} ${top}H${right}`,
+      fill: "none",
+      stroke: style.color,
+      "stroke-width": 1.2,
+    }),
+  );
 }

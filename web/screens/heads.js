@@ -1,145 +1,231 @@
-/** Heads: all layers and heads at a glance, their habits, and two of them side by side. */
-import { useAnswer } from "../answers.js";
-import { along, PALETTES } from "../parts/colour.js";
+/** Heads: a small map of every head, two heads compared on one query, and the habits of all. */
+import { useAnswer, useAnswers } from "../answers.js";
+import { css, paletteColour, PALETTES } from "../parts/colour.js";
 import { paint } from "../parts/matrix.js";
-import { argmax, count, full, number, percent, short, sum } from "../parts/numbers.js";
-import { all, Asked, headName, layerOf } from "../parts/shell.js";
+import { argmax, count, full, toNumber, traceWeights, percent, short, sum } from "../parts/numbers.js";
+import { allAnswers, Answered, headName, layerOf } from "../parts/answered.js";
 import { clipped, visible } from "../parts/text.js";
-import { stretch } from "../parts/tokens.js";
-import { Words } from "../parts/words.js";
-import { html, useEffect, useMemo, useRef, useState } from "../ui.js";
+import { tokenRange } from "../parts/token_range.js";
+import { WordPicker } from "../parts/word_picker.js";
+import { html, useEffect, useMemo, useRef, useState } from "../preact.js";
 
 const HABITS = ["itself", "previous", "first", "sink", "same", "induction", "punctuation", "far"];
+/** @type {Record<string, string>} */
 const MEANS = {
-  itself: "on itself", previous: "on the token before", first: "on the first token", sink: "on one other token", same: "on the same token, earlier",
-  induction: "on what came after the same token before", punctuation: "on punctuation", far: "more than 64 tokens back", spread: "at about how many keys it looks",
+  itself: "on itself",
+  previous: "on the token before",
+  first: "on the first token",
+  sink: "on one other token",
+  same: "on the same token, earlier",
+  induction: "on what came after the same token before",
+  punctuation: "on punctuation",
+  far: "more than 64 tokens back",
+  spread: "over about how many keys its weight is spread",
 };
-const CLEAR = 0.4;
+const CLEAR = 0.4; // the share from which on a habit names the kind of a head
 
-export const Heads = (props) => html`<${OfKind} key=${props.attention.kind} ...${props} />`;
+/** @typedef {{l: number, h: number}} HeadPlace */
 
-function OfKind(props) {
+/** @param {ScreenProps} props */
+export const Heads = (props) => html`<${HeadsOfKind} key=${props.attention.kind} ...${props} />`;
+
+/**
+ * All heads of the attentions that are of the same kind as the chosen one.
+ * @param {ScreenProps} props
+ */
+function HeadsOfKind(props) {
   const { run, attention, state, answers } = props;
-  const alike = useMemo(() => run.attentions.filter((one) => one.kind === attention.kind && one.has?.map !== false), [run, attention.kind]);
-  const asked = alike.map((one) => useAnswer(answers, `runs/${run.run}/heads`, { l: one.l }));
+  const alike = useMemo(
+    () => run.attentions.filter((one) => one.kind === attention.kind && one.has?.map !== false),
+    [run, attention.kind],
+  );
+  const requests = alike.map(({ l }) => ({ path: `runs/${run.run}/heads`, query: { l } }));
+  const layers = useAnswers(answers, requests);
   const i = Math.min(state.i ?? Math.floor(attention.n_q / 2), attention.n_q - 1);
-  const first = useAnswer(answers, `runs/${run.run}/tokens`, stretch(attention, "q", i));
-  const there = asked.filter((one) => one.value);
+  const tokens = useAnswer(answers, `runs/${run.run}/tokens`, tokenRange(attention, "q", i));
+  const loaded = layers.filter((one) => one.value);
   return html`<h2>All heads</h2>
-    <p class="lede">Each square is one head’s attention: a row is a query, a column a key, bright is a large weight. Choose two and compare how they read the same word.</p>
-    ${there.length < asked.length && asked.some((one) => one.slow) && html`<p class="soft" role="status">${there.length} of ${asked.length} layers are here…</p>`}
-    <${Asked} of=${all(first, ...(there.length ? there : asked))}>${([words, ...layers]) => html`<${Compared} ...${{ ...props, alike, layers, words, i }} />`}<//>`;
+    <p class="lede">Each square is one head’s attention: rows are queries, columns are keys, bright is a large weight. Choose two heads to compare them on the same query.</p>
+    ${loaded.length < layers.length && layers.some((one) => one.slow) && html`<p class="soft" role="status">${loaded.length} of ${layers.length} layers loaded…</p>`}
+    <${Answered} answer=${allAnswers(tokens, ...(loaded.length ? loaded : layers))}>${([words, ...found]) => html`<${Comparison} ...${{ ...props, alike, layers: found, words, i }} />`}<//>`;
 }
 
-function Compared({ run, attention, state, go, answers, theme, alike, layers, words, i }) {
-  const at = (l, h) => alike.some((one) => one.l === l && one.heads.includes(h));
-  const other = alike.length > 1 ? alike[alike.length - 1] : alike[0];
-  const A = at(state.la, state.a) ? [state.la, state.a] : [attention.l, state.h];
-  const B = at(state.lb, state.b) ? [state.lb, state.b] : [other.l, other.heads.find((h) => other.l !== A[0] || h !== A[1]) ?? other.heads[0]];
+/** @param {ScreenProps & {alike: Attention[], layers: HeadsAnswer[], words: TokenRange, i: number}} props */
+function Comparison({ run, attention, state, go, answers, alike, layers, words, i }) {
+  /** @type {(l: number | null, h: number | null) => HeadPlace | null} */
+  const placeOf = (l, h) =>
+    l !== null && h !== null && alike.some((one) => one.l === l && one.heads.includes(h)) ? { l, h } : null;
+  const A = placeOf(state.la, state.a) ?? { l: attention.l, h: state.h };
+  const last = alike[alike.length - 1];
+  const another = last.heads.find((h) => last.l !== A.l || h !== A.h) ?? last.heads[0];
+  const B = placeOf(state.lb, state.b) ?? { l: last.l, h: another };
   const [turn, setTurn] = useState("a");
-  const choose = (l, h, which = turn) => {
-    go(which === "a" ? { la: l, a: h, lb: B[0], b: B[1], l, h } : { la: A[0], a: A[1], lb: l, b: h });
-    setTurn(which === "a" ? "b" : "a");
+  /** @type {(l: number, h: number) => void} */
+  const choose = (l, h) => {
+    go(turn === "a" ? { la: l, a: h, lb: B.l, b: B.h, l, h } : { la: A.l, a: A.h, lb: l, b: h });
+    setTurn(turn === "a" ? "b" : "a");
   };
-  const mark = (l, h) => (l === A[0] && h === A[1] ? "a" : l === B[0] && h === B[1] ? "b" : "");
+  /** @type {(l: number, h: number) => string} */
+  const mark = (l, h) => (l === A.l && h === A.h ? "a" : l === B.l && h === B.h ? "b" : "");
   const wide = Math.max(...alike.map((one) => one.heads.length));
-  const short = layers.every((one) => one.rows === attention.n_q && one.columns === attention.n_k);
-  const named = (l, h) => headName(alike.find((one) => one.l === l), h);
+  const pooled = !layers.every((one) => one.rows === attention.n_q && one.columns === attention.n_k);
+  /** @type {(l: number) => Attention} */
+  const attentionOf = (l) => alike.find((one) => one.l === l) ?? attention;
+  /** @type {(l: number, h: number) => string} */
+  const nameOf = (l, h) => headName(attentionOf(l), h);
+  const shared = { run, answers, A, B, i, nameOf, layers };
   return html`<div class="row" style=${{ margin: "18px 0 12px" }}>
-      <span class="soft">a click chooses</span>
+      <span class="soft">click to choose</span>
       <span class="segments">${["a", "b"].map((which) => html`<button type="button" aria-pressed=${turn === which} onClick=${() => setTurn(which)}>head ${which.toUpperCase()}</button>`)}</span>
       <${Scale} />
-      ${!short && html`<span class="soft">pooled to ${layers[0].rows} × ${layers[0].columns}${layers.every((one) => one.exact) ? "" : "; sampled, not exact"}</span>`}
+      ${pooled && html`<span class="soft">pooled to ${layers[0].rows} × ${layers[0].columns}${layers.every((one) => one.exact) ? "" : "; sampled, not exact"}</span>`}
     </div>
     <div class="aisle"><div class="minis" style=${{ gridTemplateColumns: `max-content repeat(${wide}, minmax(24px, 84px))` }}>
       <span></span>${Array.from({ length: wide }, (_, h) => html`<span class="nr">${h}</span>`)}
-      ${layers.map((layer) => html`<span class="layer">layer ${layerOf(alike.find((one) => one.l === layer.l))}</span>
-        ${layer.maps.map((map) => html`<${Mini} key=${`${layer.l}/${map.h}`} map=${map} mark=${mark(layer.l, map.h)} name=${named(layer.l, map.h)} masks=${attention.mask !== "everyone"} choose=${() => choose(layer.l, map.h)} />`)}
-        ${Array.from({ length: wide - layer.maps.length }, () => html`<span></span>`)}`)}
+      ${layers.map(
+        (layer) => html`<span class="layer">layer ${layerOf(attentionOf(layer.l))}</span>
+        ${layer.maps.map((map) => html`<${Mini} key=${`${layer.l}/${map.h}`} map=${map} mark=${mark(layer.l, map.h)} name=${nameOf(layer.l, map.h)} masks=${attention.mask !== "everyone"} choose=${() => choose(layer.l, map.h)} />`)}
+        ${Array.from({ length: wide - layer.maps.length }, () => html`<span></span>`)}`,
+      )}
     </div></div>
-    <h2 style=${{ margin: "38px 0 0" }}>Two readings</h2>
-    <p class="lede">The same word in the two heads that were chosen: what each of them looks at.</p>
+    <h2 style=${{ margin: "38px 0 0" }}>Two heads compared</h2>
+    <p class="lede">What each of the two chosen heads attends to from the same query.</p>
     <div class="picker" style=${{ margin: "14px 0 16px" }}><h3>query</h3>
-      <${Words} words=${words} at=${i} choose=${(i) => go({ i })} label="the query: which word looks" /></div>
-    <${Readings} ...${{ run, answers, A, B, i, named, layers, words: short && attention.kind !== "cross" && attention.n_q === attention.n_k ? words : null }} />
-    <${Habits} ...${{ alike, layers, mark, choose, named }} />`;
+      <${WordPicker} words=${words} at=${i} choose=${(i) => go({ i })} label="the query" /></div>
+    <${Readings} ...${shared} words=${!pooled && attention.kind !== "cross" && attention.n_q === attention.n_k ? words : null} />
+    <${Habits} ...${{ layers, mark, choose, nameOf }} />`;
 }
 
 function Scale() {
   return html`<span class="legend"><span class="end">0</span>
     <svg width="120" height="10" viewBox="0 0 32 1" preserveAspectRatio="none" aria-hidden="true">
-      ${Array.from({ length: 32 }, (_, at) => html`<rect x=${at} width="1.05" height="1" shape-rendering="crispEdges" fill=${`rgb(${weightColour((at / 31) ** 2)})`} />`)}
+      ${Array.from({ length: 32 }, (_, at) => html`<rect x=${at} width="1.05" height="1" shape-rendering="crispEdges" fill=${css(weightColour((at / 31) ** 2))} />`)}
     </svg><span class="end">1</span><span>one scale for all heads</span></span>`;
 }
 
-/** A weight's colour goes by its root: among ten words, most weights are small. */
-const weightColour = (w) => along(PALETTES.viridis, Math.sqrt(number(w)));
-const CLEAR_CELL = [0, 0, 0, 0];
-/** Where there is a mask, nothing at all is masked: it stays clear, and the hatch below is seen. */
-const maskedColour = (w) => (w === 0 ? CLEAR_CELL : weightColour(w));
+/** The colour of a weight follows its square root: among ten tokens, most weights are small. @type {(w: JsonNumber) => Colour} */
+const weightColour = (w) => paletteColour(PALETTES.viridis, Math.sqrt(toNumber(w)));
+const TRANSPARENT = [0, 0, 0, 0];
+/** Where there is a mask, a weight of zero is masked: it stays transparent and shows the hatch. @type {(w: JsonNumber) => Colour} */
+const maskedColour = (w) => (w === 0 ? TRANSPARENT : weightColour(w));
 
+/** @param {{map: HeadMap, mark: string, name: string, masks: boolean, choose: () => void}} props */
 function Mini({ map, mark, name, masks, choose }) {
-  const canvas = useRef(null);
+  const canvas = useRef(/** @type {HTMLCanvasElement | null} */ (null));
   useEffect(() => paint(canvas.current, map.share, masks ? maskedColour : weightColour), [map]);
   return html`<button type="button" class=${`mini ${mark} ${masks ? "masked" : ""}`} aria-label=${`${name}${mark ? `, chosen as ${mark.toUpperCase()}` : ""}`} title=${name} onClick=${choose}>
     <canvas ref=${canvas}></canvas>${mark && html`<span class=${`mark ${mark}`}>${mark.toUpperCase()}</span>`}</button>`;
 }
 
-/** Of a short text the rows are in the small maps already; of a long one they are asked for. */
-function Readings({ run, answers, A, B, i, named, layers, words }) {
-  const here = ([l, h]) => {
-    const row = words && layers.find((layer) => layer.l === l)?.maps.find((map) => map.h === h)?.share[i];
-    return row && { token: words.tokens[i], tokens: words.tokens, keys: [...row.keys()], n_k: row.length, steps: [{ name: "weights", numbers: row }] };
-  };
-  const [a, b] = [A, B].map(([l, h]) => {
-    const value = here([l, h]);
-    const asked = useAnswer(answers, value ? null : `runs/${run.run}/trace`, { l, h, i });
-    return value ? { value, error: null, slow: false } : asked;
+/**
+ * One query in both heads. Short texts read its weights from the small maps; long ones request its trace.
+ * @param {{run: Run, answers: import("../answers.js").Answers, A: HeadPlace, B: HeadPlace, i: number,
+ *   nameOf: (l: number, h: number) => string, layers: HeadsAnswer[], words: TokenRange | null}} props
+ */
+function Readings({ run, answers, A, B, i, nameOf, layers, words }) {
+  const places = [A, B];
+  const fromMaps = places.map(({ l, h }) => {
+    const row = layers.find((layer) => layer.l === l)?.maps.find((map) => map.h === h)?.share[i];
+    if (!words || !row) return null;
+    const steps = [{ name: "weights", numbers: row }];
+    return { token: words.tokens[i], tokens: words.tokens, keys: [...row.keys()], n_k: row.length, steps };
   });
-  return html`<${Asked} of=${all(a, b)}>${(traces) => {
-    const rows = traces.map((trace) => trace.steps.find((step) => step.name === "weights").numbers.map(number));
+  const requests = places.map(({ l, h }, at) => ({
+    path: fromMaps[at] ? null : `runs/${run.run}/trace`,
+    query: { l, h, i },
+  }));
+  const fetched = useAnswers(answers, requests);
+  const [a, b] = fromMaps.map((value, at) => (value ? { value, error: null, slow: false } : fetched[at]));
+  return html`<${Answered} answer=${allAnswers(a, b)}>${(/** @type {Trace[]} */ traces) => {
+    const rows = traces.map(traceWeights);
     const best = rows.map(argmax);
     const tops = traces.map((trace, at) => trace.tokens[best[at]]);
     const same = traces[0].keys[best[0]] === traces[1].keys[best[1]];
     const top = Math.max(...rows.flat());
     return html`<div class="readings">
-      ${traces.map((trace, at) => html`<div class="reading card"><h3><span class=${`mark ${"ab"[at]}`}>${"AB"[at]}</span>${named(...[A, B][at])}</h3>
-        <${Fan} trace=${trace} weights=${rows[at]} top=${top} which=${"ab"[at]} /></div>`)}
+      ${traces.map(
+        (
+          trace,
+          at,
+        ) => html`<div class="reading card"><h3><span class=${`mark ${"ab"[at]}`}>${"AB"[at]}</span>${nameOf(places[at].l, places[at].h)}</h3>
+        <${Reading} trace=${trace} weights=${rows[at]} top=${top} which=${"ab"[at]} /></div>`,
+      )}
     </div>
-    <p class="said">${same
-      ? html`Both look most at <b class="k">${visible(tops[0])}</b>: ${percent(rows[0][best[0]])} in A, ${percent(rows[1][best[1]])} in B.`
-      : html`From <b class="q">${visible(traces[0].token)}</b>, A looks most at <b class="k">${visible(tops[0])}</b> (${percent(rows[0][best[0]])}), B at <b class="k">${visible(tops[1])}</b> (${percent(rows[1][best[1]])}).`}</p>`;
+    <p class="said">${
+      same
+        ? html`Both attend most to <b class="k">${visible(tops[0])}</b>: ${percent(rows[0][best[0]])} in A, ${percent(rows[1][best[1]])} in B.`
+        : html`From <b class="q">${visible(traces[0].token)}</b>, A attends most to <b class="k">${visible(tops[0])}</b> (${percent(rows[0][best[0]])}), B to <b class="k">${visible(tops[1])}</b> (${percent(rows[1][best[1]])}).`
+    }</p>`;
   }}<//>`;
 }
 
 const LINES = 14;
 
-/** What one query looks at: the largest weights, in the order of the text. */
-function Fan({ trace, weights, top, which }) {
-  const order = weights.map((_, at) => at).sort((a, b) => weights[b] - weights[a]).slice(0, LINES).sort((a, b) => a - b);
+/**
+ * The largest weights of one query, in the order of the text.
+ * @param {{trace: Trace, weights: number[], top: number, which: string}} props
+ */
+function Reading({ trace, weights, top, which }) {
+  const order = weights
+    .map((_, at) => at)
+    .sort((a, b) => weights[b] - weights[a])
+    .slice(0, LINES)
+    .sort((a, b) => a - b);
   const rest = sum(weights.filter((_, at) => !order.includes(at))) + (trace.rest?.weight ?? 0);
-  return html`<table class="ledger" style=${{ marginTop: "10px" }}><caption class="hidden">what ${visible(trace.token)} looks at</caption>
-    <thead class="hidden"><tr><th scope="col">key</th><th scope="col">weight</th><th scope="col">drawn</th></tr></thead>
-    <tbody>${order.map((at) => html`<tr><td style=${{ fontFamily: "var(--serif)" }}>${clipped(trace.tokens[at], 24)}</td><td title=${full(weights[at])}>${short(weights[at])}</td>
-      <td class="share"><svg class="meter" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true"><rect y="1" height="8" width=${Math.max((100 * weights[at]) / top, 0.3)} fill=${which === "a" ? "var(--query)" : "var(--key)"} /></svg></td></tr>`)}
+  return html`<table class="ledger" style=${{ marginTop: "10px" }}><caption class="hidden">the largest weights of ${visible(trace.token)}</caption>
+    <thead class="hidden"><tr><th scope="col">key</th><th scope="col">weight</th><th scope="col">as a bar</th></tr></thead>
+    <tbody>${order.map(
+      (
+        at,
+      ) => html`<tr><td style=${{ fontFamily: "var(--serif)" }}>${clipped(trace.tokens[at], 24)}</td><td title=${full(weights[at])}>${short(weights[at])}</td>
+      <td class="share"><svg class="meter" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true"><rect y="1" height="8" width=${Math.max((100 * weights[at]) / top, 0.3)} fill=${which === "a" ? "var(--query)" : "var(--key)"} /></svg></td></tr>`,
+    )}
       ${weights.length > LINES && html`<tr><td class="soft">${count(trace.n_k - LINES)} others</td><td title=${full(rest)}>${short(rest)}</td><td></td></tr>`}
     </tbody></table>`;
 }
 
-function Habits({ alike, layers, mark, choose, named }) {
-  const heads = useMemo(() => layers.flatMap((layer) => (layer.habits ?? []).map((one) => ({ l: layer.l, ...one })).sort((x, y) => x.h - y.h)), [layers]);
+/**
+ * The share of weight that each head gives to each habit, as a table that can be sorted.
+ * @param {{layers: HeadsAnswer[], mark: (l: number, h: number) => string, choose: (l: number, h: number) => void,
+ *   nameOf: (l: number, h: number) => string}} props
+ */
+function Habits({ layers, mark, choose, nameOf }) {
+  const heads = useMemo(
+    () =>
+      layers.flatMap((layer) =>
+        (layer.habits ?? [])
+          .map((one) => /** @type {Record<string, any>} */ ({ l: layer.l, ...one }))
+          .sort((x, y) => x.h - y.h),
+      ),
+    [layers],
+  );
   const [by, setBy] = useState("layer");
-  if (!heads.length) return html`<p class="soft" style=${{ marginTop: "30px" }}>Habits are measured on short texts only; this one is long.</p>`;
-  const columns = [...HABITS.filter((habit) => heads.some((head) => head[habit] !== null && head[habit] !== undefined)), "spread"];
-  const sorted = by === "layer" ? heads : [...heads].sort((x, y) => (by === "kind" ? (x.kind < y.kind ? -1 : 1) : (y[by] ?? -1) - (x[by] ?? -1)));
-  const sorting = (name, label, title, kind = "") => html`<th scope="col" class=${kind} aria-sort=${by === name ? (name === "layer" || name === "kind" ? "ascending" : "descending") : undefined}>
+  if (!heads.length)
+    return html`<p class="soft" style=${{ marginTop: "30px" }}>Habits are measured on short texts only.</p>`;
+  const columns = [
+    ...HABITS.filter((habit) => heads.some((head) => head[habit] !== null && head[habit] !== undefined)),
+    "spread",
+  ];
+  const sorted =
+    by === "layer"
+      ? heads
+      : [...heads].sort((x, y) => (by === "kind" ? (x.kind < y.kind ? -1 : 1) : (y[by] ?? -1) - (x[by] ?? -1)));
+  /** @type {(name: string, label: string, title: string, kind?: string) => any} */
+  const sortable = (
+    name,
+    label,
+    title,
+    kind = "",
+  ) => html`<th scope="col" class=${kind} aria-sort=${by === name ? (name === "layer" || name === "kind" ? "ascending" : "descending") : undefined}>
     <button type="button" title=${title} onClick=${() => setBy(name)}>${label}</button></th>`;
   return html`<h2 style=${{ margin: "38px 0 0" }}>Habits</h2>
-    <p class="lede">The share of its weight that each of these ${count(heads.length)} heads spends by habit. One that takes ${percent(CLEAR)} or more is marked and names the head’s kind.</p>
+    <p class="lede">The share of its weight that each of these ${count(heads.length)} heads gives to each habit. A share of ${percent(CLEAR)} or more is marked, and names the head’s kind.</p>
     <div class="scroller" tabindex="0" role="region" aria-label="habits of all heads" style=${{ marginTop: "14px" }}><table class="habits">
-      <thead><tr>${sorting("layer", "head", "by layer", "name")}${sorting("kind", "kind", "by kind", "name")}${columns.map((habit) => sorting(habit, habit, MEANS[habit]))}</tr></thead>
-      <tbody>${sorted.map((head) => html`<tr key=${`${head.l}/${head.h}`} class=${mark(head.l, head.h)}>
-        <td class="name"><button type="button" onClick=${() => choose(head.l, head.h)}>${named(head.l, head.h)}</button></td><td class="name">${head.kind}</td>
+      <thead><tr>${sortable("layer", "head", "by layer", "name")}${sortable("kind", "kind", "by kind", "name")}${columns.map((habit) => sortable(habit, habit, MEANS[habit]))}</tr></thead>
+      <tbody>${sorted.map(
+        (head) => html`<tr key=${`${head.l}/${head.h}`} class=${mark(head.l, head.h)}>
+        <td class="name"><button type="button" onClick=${() => choose(head.l, head.h)}>${nameOf(head.l, head.h)}</button></td><td class="name">${head.kind}</td>
         ${columns.map((habit) => html`<td class=${habit !== "spread" && head[habit] >= CLEAR ? "much" : ""} title=${full(head[habit])}>${habit === "spread" ? short(head[habit], 3) : percent(head[habit])}</td>`)}
-      </tr>`)}</tbody></table></div>`;
+      </tr>`,
+      )}</tbody></table></div>`;
 }

@@ -1,67 +1,99 @@
-/** What each step of the walk shows. */
-import { signed } from "../parts/colour.js";
+/** The stage of each step of the walk: its tokens, vectors, scores or sums. */
+import { css, signedColour } from "../parts/colour.js";
 import { Matrix } from "../parts/matrix.js";
-import { count, cosine, full, largest, percent, short, sum } from "../parts/numbers.js";
+import { clamp, count, cosine, full, largest, percent, short, sum } from "../parts/numbers.js";
 import { visible } from "../parts/text.js";
 import { SignedScale, Vector } from "../parts/vector.js";
-import { html, useMemo } from "../ui.js";
+import { html, useMemo } from "../preact.js";
 
+/** @param {StepProps} props */
 export function Tokens({ words, i, point }) {
   return html`<ol class="pieces">
-    ${words.tokens.map((token, at) => html`<li class=${words.start + at === i ? "chosen" : ""} onPointerEnter=${() => point(words.start + at)}>
-      <b>${visible(token)}</b><small>position ${count(words.start + at)}</small></li>`)}
+    ${words.tokens.map(
+      (
+        token,
+        at,
+      ) => html`<li class=${words.start + at === i ? "chosen" : ""} onPointerEnter=${() => point(words.start + at)}>
+      <b>${visible(token)}</b><small>position ${count(words.start + at)}</small></li>`,
+    )}
   </ol>`;
 }
 
 const LINE = 64;
 
-/** A long vector, line by line. */
+/**
+ * A long vector, in lines of 64 numbers.
+ * @param {{numbers: number[], name: string, theme: Theme, marked: number | null, point: (m: number) => void}} props
+ */
 function Lines({ numbers, name, ...rest }) {
-  const lines = Array.from({ length: Math.ceil(numbers.length / LINE) }, (_, at) => numbers.slice(at * LINE, (at + 1) * LINE));
+  const lines = Array.from({ length: Math.ceil(numbers.length / LINE) }, (_, at) =>
+    numbers.slice(at * LINE, (at + 1) * LINE),
+  );
   const most = largest(numbers);
   return html`<div class="stack" style=${{ gap: "6px" }}>
-    ${lines.map((line, at) => html`<div class="strip"><span class="of soft name">${at * LINE}–${at * LINE + line.length - 1}</span>
+    ${lines.map(
+      (
+        line,
+        at,
+      ) => html`<div class="strip"><span class="of soft name">${at * LINE}–${at * LINE + line.length - 1}</span>
       <div style=${{ width: `${(100 * line.length) / Math.min(LINE, numbers.length)}%` }}>
-        <${Vector} numbers=${line} name=${`${name}, from ${at * LINE}`} first=${at * LINE} most=${most} ...${rest} /></div></div>`)}
+        <${Vector} numbers=${line} name=${`${name}, from ${at * LINE}`} first=${at * LINE} most=${most} ...${rest} /></div></div>`,
+    )}
   </div>`;
 }
 
+/** @param {StepProps} props */
 export function Embedding({ trace, m, point, theme }) {
   const numbers = trace.stream.before;
   return html`<div class="stack">
     <${Lines} numbers=${numbers} name=${`x of ${visible(trace.token)}`} theme=${theme} marked=${m} point=${point} />
-    <${SignedScale} most=${largest(numbers)} theme=${theme} words=${`${count(numbers.length)} numbers stand for “${visible(trace.token)}” here`} />
+    <${SignedScale} most=${largest(numbers)} theme=${theme} words=${`the ${count(numbers.length)} numbers of “${visible(trace.token)}” in this layer`} />
   </div>`;
 }
 
-const tall = (n) => Math.max(2, Math.min(22, Math.floor(420 / n)));
+/** The height of a row in pixels, if n rows are shown. @type {(n: number) => number} */
+const rowHeight = (n) => clamp(Math.floor(420 / n), 2, 22);
 
+/** @param {StepProps} props */
 export function Projections({ trace, row, m, point, theme }) {
   const [q, k, v] = [trace.query, trace.key, trace.value];
   const most = useMemo(() => largest([...q, ...k.flat()]), [trace]);
   const mostValue = useMemo(() => (v ? largest(v.flat()) : 0), [trace]);
-  const keyColour = useMemo(() => (x) => signed(x / most, theme), [most, theme]);
-  const valueColour = useMemo(() => (x) => signed(x / mostValue, theme), [mostValue, theme]);
+  const keyColour = useMemo(() => (/** @type {number} */ x) => signedColour(x / most, theme), [most, theme]);
+  const valueColour = useMemo(
+    () => (/** @type {number} */ x) => signedColour(x / mostValue, theme),
+    [mostValue, theme],
+  );
+  /** @param {string} name */
   const at = (name) => (m?.of === name ? m.at : null);
   return html`<div class="stack">
-    <div><h3><span class="q">q</span>, what “${visible(trace.token)}” asks for</h3>
+    <div><h3><span class="q">q</span>, the query of “${visible(trace.token)}”</h3>
       <div style=${{ marginTop: "8px" }}><${Vector} numbers=${q} name=${`query of ${visible(trace.token)}`} theme=${theme} most=${most} marked=${at("q")} point=${(x) => point({ of: "q", at: x })} /></div></div>
-    <div><h3><span class="k">k</span>, what each key offers</h3>
-      <div style=${{ marginTop: "8px" }}><${Matrix} rows=${k} labels=${row.tokens} name="keys" colour=${keyColour} cell=${tall(k.length)} at=${at("k")} point=${(a, b) => point({ of: "k", at: [a, b] })} /></div></div>
+    <div><h3><span class="k">k</span>, the key of each token</h3>
+      <div style=${{ marginTop: "8px" }}><${Matrix} rows=${k} labels=${row.tokens} name="keys" colour=${keyColour} cell=${rowHeight(k.length)} at=${at("k")} point=${(a, b) => point({ of: "k", at: [a, b] })} /></div></div>
     <${SignedScale} most=${most} theme=${theme} words="q and k on one scale" />
-    ${v && html`<div><h3><span class="v">v</span>, what each key hands over when it is looked at</h3>
-      <div style=${{ marginTop: "8px" }}><${Matrix} rows=${v} labels=${row.tokens} name="values" colour=${valueColour} cell=${tall(v.length)} at=${at("v")} point=${(a, b) => point({ of: "v", at: [a, b] })} /></div></div>
-      <${SignedScale} most=${mostValue} theme=${theme} />`}
+    ${
+      v &&
+      html`<div><h3><span class="v">v</span>, the value of each token</h3>
+      <div style=${{ marginTop: "8px" }}><${Matrix} rows=${v} labels=${row.tokens} name="values" colour=${valueColour} cell=${rowHeight(v.length)} at=${at("v")} point=${(a, b) => point({ of: "v", at: [a, b] })} /></div></div>
+      <${SignedScale} most=${mostValue} theme=${theme} />`
+    }
   </div>`;
 }
 
+/** @type {Record<string, string>} */
 const HEADINGS = { capped: "capped", biased: "+ bias", mask: "masked", powers: "eˢ⁻ᵐᵃˣ", softmax: "weight" };
 const ORDER = ["scores", "scaled", "capped", "biased", "mask", "softmax"];
 
-/** One row for each key; a column for each step up to this one. */
+/**
+ * The scores as a table: a row for each key, a column for each step up to this one.
+ * @param {StepProps} props
+ */
 export function Ledger({ trace, row, step, j, m, point, pick, theme, usual, labels }) {
   const headings = { ...labels, ...HEADINGS };
-  const columns = ORDER.slice(0, ORDER.indexOf(step) + 1).filter((name) => row.steps[name] && (name !== "mask" || row.masks || step === "mask"));
+  const columns = ORDER.slice(0, ORDER.indexOf(step) + 1).filter(
+    (name) => row.steps[name] && (name !== "mask" || row.masks || step === "mask"),
+  );
   const numbers = row.steps[step];
   const most = largest(numbers);
   const top = Math.max(...row.steps.mask.filter(Number.isFinite));
@@ -72,10 +104,16 @@ export function Ledger({ trace, row, step, j, m, point, pick, theme, usual, labe
     <table class="ledger">
       <caption class="hidden">every key, with its numbers up to this step</caption>
       <thead><tr><th scope="col">key</th>
-        ${columns.map((name, at) => html`<th scope="col" class=${name === step ? "now" : at < columns.length - 2 || softmax ? "before" : ""}>${headings[name]}</th>
-          ${exponential && at === columns.length - 2 && html`<th scope="col">${headings.powers}</th>`}`)}
-        <th scope="col" class="share"><span class="hidden">drawn</span></th></tr></thead>
-      <tbody>${row.tokens.map((token, at) => html`<tr key=${row.keys[at]} class=${at === j ? "chosen" : ""} onPointerEnter=${() => pick(at)}>
+        ${columns.map(
+          (
+            name,
+            at,
+          ) => html`<th scope="col" class=${name === step ? "now" : at < columns.length - 2 || softmax ? "before" : ""}>${headings[name]}</th>
+          ${exponential && at === columns.length - 2 && html`<th scope="col">${headings.powers}</th>`}`,
+        )}
+        <th scope="col" class="share"><span class="hidden">as a bar</span></th></tr></thead>
+      <tbody>${row.tokens.map(
+        (token, at) => html`<tr key=${row.keys[at]} class=${at === j ? "chosen" : ""} onPointerEnter=${() => pick(at)}>
         <td><button type="button" class="pick" aria-pressed=${at === j} onClick=${() => pick(at)} onFocus=${() => pick(at)}>${visible(token)}</button></td>
         ${columns.map((name, place) => {
           const x = row.steps[name][at];
@@ -84,36 +122,51 @@ export function Ledger({ trace, row, step, j, m, point, pick, theme, usual, labe
             ${exponential && place === columns.length - 2 && html`<td title=${full(powers[at])} class="was">${short(powers[at])}</td>`}`;
         })}
         <td class=${`share ${numbers[at] === -Infinity ? "hatch" : ""}`}><${Meter} x=${numbers[at]} most=${most} share=${softmax} theme=${theme} /></td>
-      </tr>`)}
-      ${trace.rest.keys > 0 && html`<tr><td class="soft rest">${count(trace.rest.keys)} other keys together</td>
+      </tr>`,
+      )}
+      ${
+        trace.rest.keys > 0 &&
+        html`<tr><td class="soft rest">${count(trace.rest.keys)} other keys together</td>
         ${columns.slice(0, -1).map((_, at) => html`<td class=${at < columns.length - 2 || softmax ? "before" : ""}></td>`)}${exponential && html`<td></td>`}
-        <td class="now">${softmax ? short(trace.rest.weight) : ""}</td><td></td></tr>`}</tbody>
-      ${softmax && html`<tfoot><tr><td>sum</td>${columns.slice(0, -1).map((_, at) => html`<td class="before"></td>${exponential && at === columns.length - 2 && html`<td title=${full(sum(powers))}>${trace.rest.keys ? "" : short(sum(powers))}</td>`}`)}
-        <td title=${full(sum(row.weights) + trace.rest.weight)}>${short(sum(row.weights) + trace.rest.weight)}</td><td></td></tr></tfoot>`}
+        <td class="now">${softmax ? short(trace.rest.weight) : ""}</td><td></td></tr>`
+      }</tbody>
+      ${
+        softmax &&
+        html`<tfoot><tr><td>sum</td>${columns.slice(0, -1).map((_, at) => html`<td class="before"></td>${exponential && at === columns.length - 2 && html`<td title=${full(sum(powers))}>${trace.rest.keys ? "" : short(sum(powers))}</td>`}`)}
+        <td title=${full(sum(row.weights) + trace.rest.weight)}>${short(sum(row.weights) + trace.rest.weight)}</td><td></td></tr></tfoot>`
+      }
     </table>
     ${step === "scores" && html`<${Products} ...${{ trace, row, j, m, point, theme }} />`}
   </div>`;
 }
 
+/**
+ * A number as a bar: from the left for shares, from the middle for signed numbers.
+ * @param {{x: number, most: number, share: boolean, theme: Theme}} props
+ */
 function Meter({ x, most, share, theme }) {
   if (!Number.isFinite(x) || !most) return null;
   const long = (Math.abs(x) / most) * (share ? 100 : 50);
   const left = share ? 0 : x < 0 ? 50 - long : 50;
-  const hue = signed(Math.sign(x), theme);
+  const hue = signedColour(Math.sign(x), theme);
   return html`<svg class="meter" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">
     ${!share && html`<line x1="50" x2="50" y1="-2" y2="12" stroke="currentColor" stroke-opacity=".4" vector-effect="non-scaling-stroke" />`}
-    <rect x=${left} y="1" width=${Math.max(long, 0.3)} height="8" fill=${share ? "var(--bar)" : `rgb(${hue})`} /></svg>`;
+    <rect x=${left} y="1" width=${Math.max(long, 0.3)} height="8" fill=${share ? "var(--bar)" : css(hue)} /></svg>`;
 }
 
-/** The products of which a score is the sum. */
+/**
+ * The products that sum to a score.
+ * @param {Pick<StepProps, "trace" | "row" | "j" | "m" | "point" | "theme">} props
+ */
 function Products({ trace, row, j, m, point, theme }) {
   const [terms, factors] = [trace.terms[j], trace.factors];
-  const [q, k] = [factors?.query, factors?.key[j]];
+  const [q, k] = [factors?.query ?? [], factors?.key[j] ?? []];
   const most = factors ? largest([...q, ...factors.key.flat()]) : 0;
+  /** @type {(name: string, kind: string, numbers: number[], bars: boolean, top: number) => any} */
   const line = (name, kind, numbers, bars, top) => html`<span class=${`name ${kind}`}>${name}</span>
     <${Vector} numbers=${numbers} name=${`${name}, feature by feature`} theme=${theme} most=${top} bars=${bars} marked=${m} point=${point} />`;
   return html`<div class="card">
-    <h3><span class="q">${visible(trace.token)}</span> · <span class="k">${visible(row.tokens[j])}</span>: ${terms.length} products, whose sum is ${short(row.steps.scores[j])}</h3>
+    <h3><span class="q">${visible(trace.token)}</span> · <span class="k">${visible(row.tokens[j])}</span>: ${terms.length} products that sum to ${short(row.steps.scores[j])}</h3>
     <div class="strip" style=${{ marginTop: "12px" }}>
       ${factors && line("q", "q", q, false, most)}
       ${factors && line("k", "k", k, false, most)}
@@ -127,16 +180,37 @@ function Products({ trace, row, j, m, point, theme }) {
 
 const SHOWN = 20;
 
-/** Each key's value, as much of it as its weight says; below, their sum. */
+/**
+ * Each value times its weight, for the 20 largest weights, and below them the sum.
+ * @param {StepProps} props
+ */
 export function Sum({ trace, row, m, point, theme }) {
-  const order = useMemo(() => row.weights.map((_, at) => at).sort((a, b) => row.weights[b] - row.weights[a]).slice(0, SHOWN).sort((a, b) => a - b), [row]);
+  const order = useMemo(
+    () =>
+      row.weights
+        .map((_, at) => at)
+        .sort((a, b) => row.weights[b] - row.weights[a])
+        .slice(0, SHOWN)
+        .sort((a, b) => a - b),
+    [row],
+  );
   const parts = useMemo(() => row.weights.map((w, at) => trace.value[at].map((x) => w * x)), [trace]);
   const others = useMemo(() => {
-    const all = trace.value[0].map((_, feature) => sum(parts.map((part, at) => (order.includes(at) ? 0 : part[feature]))) + (trace.rest.context?.[feature] ?? 0));
+    const all = trace.value[0].map(
+      (_, feature) =>
+        sum(parts.map((part, at) => (order.includes(at) ? 0 : part[feature]))) + (trace.rest.context?.[feature] ?? 0),
+    );
     return { many: row.tokens.length - order.length + trace.rest.keys, all };
   }, [parts, order]);
   const most = useMemo(() => largest([...parts.flat(), ...trace.context]), [parts]);
-  const strip = (name, weight, numbers, kind, bars = false) => html`<span class=${`name ${kind}`}>${name}<br /><span class="of soft">${weight}</span></span>
+  /** @type {(name: string, weight: string, numbers: number[], kind: string, bars?: boolean) => any} */
+  const strip = (
+    name,
+    weight,
+    numbers,
+    kind,
+    bars = false,
+  ) => html`<span class=${`name ${kind}`}>${name}<br /><span class="of soft">${weight}</span></span>
     <${Vector} numbers=${numbers} name=${name} theme=${theme} most=${most} marked=${m} point=${point} bars=${bars} />`;
   return html`<div class="stack">
     <div class="strip">
@@ -149,16 +223,27 @@ export function Sum({ trace, row, m, point, theme }) {
   </div>`;
 }
 
+/** @param {StepProps} props */
 export function Context({ trace, row, m, point, theme }) {
-  const own = useMemo(() => trace.context.map((_, feature) => sum(row.weights.map((w, at) => w * trace.value[at][feature])) + (trace.rest.context?.[feature] ?? 0)), [trace]);
-  const apart = largest(own.map((x, feature) => x - trace.context[feature]));
-  const near = row.tokens.map((token, at) => ({ token, weight: row.weights[at], cosine: cosine(trace.context, trace.value[at]) })).sort((a, b) => b.weight - a.weight).slice(0, 6);
+  const recomputed = useMemo(
+    () =>
+      trace.context.map(
+        (_, feature) =>
+          sum(row.weights.map((w, at) => w * trace.value[at][feature])) + (trace.rest.context?.[feature] ?? 0),
+      ),
+    [trace],
+  );
+  const difference = largest(recomputed.map((x, feature) => x - trace.context[feature]));
+  const heaviest = row.tokens
+    .map((token, at) => ({ token, weight: row.weights[at], cosine: cosine(trace.context, trace.value[at]) }))
+    .sort((a, b) => b.weight - a.weight)
+    .slice(0, 6);
   return html`<div class="stack">
     <div class="strip"><span class="name">context</span><${Vector} numbers=${trace.context} name="context" theme=${theme} bars=${true} marked=${m} point=${point} /></div>
-    <${SignedScale} most=${largest(trace.context)} theme=${theme} words=${`${trace.context.length} numbers: what this head hands on for “${visible(trace.token)}”`} />
-    <div class="card"><h3>What it is made of</h3>
+    <${SignedScale} most=${largest(trace.context)} theme=${theme} words=${`${trace.context.length} numbers: the output of this head for “${visible(trace.token)}”`} />
+    <div class="card"><h3>Its largest parts</h3>
       <table class="pairs"><thead><tr><th scope="col">key</th><th scope="col">weight</th><th scope="col">cos(context, value)</th></tr></thead>
-        <tbody>${near.map((one) => html`<tr><td class="k">${visible(one.token)}</td><td title=${full(one.weight)}>${short(one.weight)}</td><td title=${full(one.cosine)}>${short(one.cosine)}</td></tr>`)}</tbody></table></div>
-    <p class="checked">Σ weight × value, added up once more by this page, differs from the context above by at most ${short(apart, 2)}.</p>
+        <tbody>${heaviest.map((one) => html`<tr><td class="k">${visible(one.token)}</td><td title=${full(one.weight)}>${short(one.weight)}</td><td title=${full(one.cosine)}>${short(one.cosine)}</td></tr>`)}</tbody></table></div>
+    <p class="checked">Σ weight × value, computed again by this page, differs from the context above by at most ${short(difference, 2)}.</p>
   </div>`;
 }

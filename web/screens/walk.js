@@ -1,16 +1,20 @@
 /** Walk: from tokens to context, one step at a time, for one query of one head. Every number can be pointed at. */
 import { useAnswer } from "../answers.js";
+import { allAnswers, Answered, headName, KINDS } from "../parts/answered.js";
 import { FORMULAS } from "../parts/formula.js";
-import { useKeys } from "../parts/keys.js";
-import { argmax, number } from "../parts/numbers.js";
-import { all, Asked, headName, KINDS } from "../parts/shell.js";
-import { stretch } from "../parts/tokens.js";
-import { Words } from "../parts/words.js";
-import { html, useEffect, useMemo, useState } from "../ui.js";
-import { definition } from "./definition.js";
+import { argmax, toNumber } from "../parts/numbers.js";
+import { tokenRange } from "../parts/token_range.js";
+import { useKeys } from "../parts/use_keys.js";
+import { WordPicker } from "../parts/word_picker.js";
+import { html, useEffect, useMemo, useState } from "../preact.js";
+import { explain } from "./explanations.js";
 import { Context, Embedding, Ledger, Projections, Sum, Tokens } from "./stages.js";
-import { told } from "./told.js";
+import { stepLabels } from "./step_labels.js";
 
+/**
+ * The label and the stage of each step.
+ * @type {Record<string, [string, (props: StepProps) => any]>}
+ */
 const STEPS = {
   tokens: ["tokens", Tokens],
   embedding: ["embedding", Embedding],
@@ -25,8 +29,11 @@ const STEPS = {
   context: ["context", Context],
 };
 
-/** The steps that this attention takes. A mask that hides nothing is still a step: one sees that it does. */
-export const taken = (trace) => {
+/**
+ * Return the names of the steps that a trace has. A mask that hides nothing is a step too, which shows that it does.
+ * @param {Trace} trace
+ */
+const stepsOf = (trace) => {
   const names = new Set(trace.steps.map((step) => step.name));
   return Object.keys(STEPS).filter((name) => {
     if (name === "embedding") return trace.stream;
@@ -35,50 +42,71 @@ export const taken = (trace) => {
   });
 };
 
+/** @param {ScreenProps} props */
 export function Walk({ run, attention, state, go, answers, theme, root }) {
   const { l, h } = state;
   const i = Math.min(state.i ?? Math.floor(attention.n_q / 2), attention.n_q - 1);
-  const tokens = useAnswer(answers, `runs/${run.run}/tokens`, stretch(attention, "q", i));
+  const tokens = useAnswer(answers, `runs/${run.run}/tokens`, tokenRange(attention, "q", i));
   const trace = useAnswer(answers, `runs/${run.run}/trace`, { l, h, i });
-  return html`<${Asked} of=${all(tokens, trace)}>${([words, found]) => html`
-    <${Stepped} words=${words} trace=${found} ...${{ attention, state, go, theme, root, i }} />`}<//>`;
+  return html`<${Answered} answer=${allAnswers(tokens, trace)}>${([words, found]) => html`
+    <${Steps} words=${words} trace=${found} ...${{ attention, state, go, theme, root, i }} />`}<//>`;
 }
 
-function Stepped({ words, trace, attention, state, go, theme, root, i }) {
-  const steps = taken(trace);
+/** @param {Pick<ScreenProps, "attention" | "state" | "go" | "theme" | "root"> & {words: TokenRange, trace: Trace, i: number}} props */
+function Steps({ words, trace, attention, state, go, theme, root, i }) {
+  const steps = stepsOf(trace);
   const at = Math.max(0, steps.indexOf(state.step));
   const step = steps[at];
-  const row = useMemo(() => read(trace), [trace]);
-  const here = row.keys.indexOf(state.j);
-  const j = here >= 0 ? here : argmax(row.weights);
-  const [m, point] = useState(null);
+  const row = useMemo(() => traceRow(trace), [trace]);
+  const chosen = state.j === null ? -1 : row.keys.indexOf(state.j);
+  const j = chosen >= 0 ? chosen : argmax(row.weights);
+  const [m, point] = useState(/** @type {any} */ (null));
   useEffect(() => point(null), [trace, step]);
 
   useKeys(root, ({ key }) => {
-    const [side, up] = [{ ArrowLeft: -1, ArrowRight: 1 }[key], { ArrowUp: -1, ArrowDown: 1 }[key]];
+    const side = key === "ArrowLeft" ? -1 : key === "ArrowRight" ? 1 : 0;
+    const down = key === "ArrowUp" ? -1 : key === "ArrowDown" ? 1 : 0;
     if (side && steps[at + side]) go({ step: steps[at + side] });
-    else if (up && i + up >= 0 && i + up < attention.n_q) go({ i: i + up });
+    else if (down && i + down >= 0 && i + down < attention.n_q) go({ i: i + down });
     else return false;
     return true;
   });
 
   const Stage = STEPS[step][1];
-  const { usual, labels } = definition(trace, attention.d_k);
+  const { usual, labels } = stepLabels(trace, attention.d_k);
+  /** @param {string} name */
   const label = (name) => labels[name] ?? STEPS[name][0];
   const formula = usual[step] !== false && FORMULAS[step]?.(attention.d_k);
-  const shared = { usual, labels, trace, row, attention, step, i, j, m, point, theme, words, pick: (place) => go({ j: row.keys[place] }, false) };
-  const { title, prose, readout } = told(shared);
+  /** @type {StepProps} */
+  const shared = {
+    usual,
+    labels,
+    trace: /** @type {FullTrace} */ (trace),
+    row,
+    attention,
+    step,
+    i,
+    j,
+    m,
+    point,
+    theme,
+    words,
+    pick: (key) => go({ j: row.keys[key] }, false),
+  };
+  const { title, prose, readout } = explain(shared);
   return html`
     <div class="picker">
       <h3>query</h3>
-      <${Words} words=${words} at=${i} choose=${(i) => go({ i })} label="the query: which word looks" />
+      <${WordPicker} words=${words} at=${i} choose=${(i) => go({ i })} label="the query" />
     </div>
     <nav class="rail" aria-label="steps">
-      <button type="button" class="button" aria-label="the step before" disabled=${at === 0} onClick=${() => go({ step: steps[at - 1] })}>◀</button>
-      <ol>${steps.map((name, place) => html`<li class=${place < at ? "past" : ""}>
+      <button type="button" class="button" aria-label="previous step" disabled=${at === 0} onClick=${() => go({ step: steps[at - 1] })}>◀</button>
+      <ol>${steps.map(
+        (name, place) => html`<li class=${place < at ? "past" : ""}>
         <button type="button" aria-current=${place === at ? "step" : undefined} onClick=${() => go({ step: name })}>
-          <span class="nr">${place + 1}</span> <span class="label">${label(name)}</span></button></li>`)}</ol>
-      <button type="button" class="button" aria-label="the next step" disabled=${at === steps.length - 1} onClick=${() => go({ step: steps[at + 1] })}>▶</button>
+          <span class="nr">${place + 1}</span> <span class="label">${label(name)}</span></button></li>`,
+      )}</ol>
+      <button type="button" class="button" aria-label="next step" disabled=${at === steps.length - 1} onClick=${() => go({ step: steps[at + 1] })}>▶</button>
     </nav>
     <div class="walk" data-step=${step} data-at=${`${trace.l}/${trace.h}/${trace.i}`}>
       <section aria-label=${label(step)}><${Stage} ...${shared} /></section>
@@ -92,9 +120,13 @@ function Stepped({ words, trace, attention, state, go, theme, root, i }) {
     </div>`;
 }
 
-/** The trace with its numbers as numbers, and each step's by name. */
-function read(trace) {
-  const steps = Object.fromEntries(trace.steps.map((step) => [step.name, step.numbers.map(number)]));
+/**
+ * Return the steps of a trace as numbers, by name.
+ * @param {Trace} trace
+ * @returns {TraceRow}
+ */
+function traceRow(trace) {
+  const steps = Object.fromEntries(trace.steps.map((step) => [step.name, step.numbers.map(toNumber)]));
   const before = steps.biased ?? steps.capped ?? steps.scaled ?? steps.scores;
   return {
     keys: trace.keys,
@@ -102,7 +134,8 @@ function read(trace) {
     steps: { ...steps, mask: steps.masked ?? before, softmax: steps.weights },
     masks: Boolean(steps.masked),
     weights: steps.weights,
-    formulas: Object.fromEntries(trace.steps.map((step) => [step.name === "weights" ? "softmax" : step.name, step.formula])),
+    formulas: Object.fromEntries(
+      trace.steps.map((step) => [step.name === "weights" ? "softmax" : step.name, step.formula]),
+    ),
   };
 }
-

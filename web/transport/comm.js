@@ -1,40 +1,55 @@
-/** A notebook's kernel, by anywidget's messages: each question has a number, and so has its answer. */
-import { Failure } from "./http.js";
+/** Requests to a notebook's kernel, through anywidget's messages: a reply has the id of its request. */
+import { Failure, textEntries } from "./http.js";
 
-export function comm(model) {
-  const waiting = new Map();
-  let last = 0;
-  model.on("msg:custom", (message, buffers) => {
-    const asked = waiting.get(message.id);
-    if (!asked) return;
-    waiting.delete(message.id);
-    if (message.error) asked.reject(new Failure(message.error.message, message.error.code));
-    else asked.resolve({ message, buffer: buffers?.[0] });
+/**
+ * @typedef {{id: number, error?: {message: string, code: string}, body?: any, exact?: boolean, samples?: number}} Reply
+ * @typedef {{on: (event: string, listener: (reply: Reply, buffers?: DataView[]) => void) => void,
+ *   send: (message: object) => void, get: (name: string) => string}} WidgetModel
+ */
+
+/**
+ * @param {WidgetModel} model
+ * @returns {Transport}
+ */
+export function kernelTransport(model) {
+  /** @type {Map<number, {resolve: (answer: {reply: Reply, buffer?: DataView}) => void, reject: (error: Error) => void}>} */
+  const pending = new Map();
+  let lastId = 0;
+  model.on("msg:custom", (reply, buffers) => {
+    const request = pending.get(reply.id);
+    if (!request) return;
+    pending.delete(reply.id);
+    if (reply.error) request.reject(new Failure(reply.error.message, reply.error.code));
+    else request.resolve({ reply, buffer: buffers?.[0] });
   });
-  const question = (method, path, given, signal) =>
+
+  /** @type {(method: string, path: string, content: object, signal?: AbortSignal) => Promise<{reply: Reply, buffer?: DataView}>} */
+  const request = (method, path, content, signal) =>
     new Promise((resolve, reject) => {
-      const id = (last += 1);
-      waiting.set(id, { resolve, reject });
+      const id = (lastId += 1);
+      pending.set(id, { resolve, reject });
       signal?.addEventListener("abort", () => {
-        waiting.delete(id);
-        reject(new DOMException("no longer wanted", "AbortError"));
+        pending.delete(id);
+        reject(new DOMException("aborted", "AbortError"));
       });
-      model.send({ id, method, path, ...given });
+      model.send({ id, method, path, ...content });
     });
-  const texts = (query = {}) =>
-    Object.fromEntries(Object.entries(query).filter(([, value]) => value != null).map(([name, value]) => [name, String(value)]));
-  const whole = (view) => view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength);
+  /** @type {(path: string, query?: Query, signal?: AbortSignal) => ReturnType<typeof request>} */
+  const get = (path, query, signal) => request("GET", path, { query: Object.fromEntries(textEntries(query)) }, signal);
+
   return {
-    runs: true,
-    ask: async (path, query, signal) => (await question("GET", path, { query: texts(query) }, signal)).message.body,
+    canRun: true,
+    ask: async (path, query, signal) => (await get(path, query, signal)).reply.body,
     async bytes(path, query, signal) {
-      const { message, buffer } = await question("GET", path, { query: texts(query) }, signal);
-      return { buffer: whole(buffer), exact: Boolean(message.exact), samples: message.samples };
+      const { reply, buffer } = await get(path, query, signal);
+      const view = /** @type {DataView<ArrayBuffer>} */ (buffer);
+      const bytes = view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength);
+      return { buffer: bytes, exact: Boolean(reply.exact), samples: reply.samples ?? 0 };
     },
     async file(run, { l, h, i }, format) {
-      const { message, buffer } = await question("GET", `runs/${run.run}/export`, { query: texts({ l, h, i, format }) });
-      return new Blob([buffer ?? JSON.stringify(message.body)]);
+      const { reply, buffer } = await get(`runs/${run.run}/export`, { l, h, i, format });
+      return new Blob([/** @type {any} */ (buffer) ?? JSON.stringify(reply.body)]);
     },
-    send: async (path, body) => (await question("POST", path, { body })).message.body,
+    send: async (path, body) => (await request("POST", path, { body })).reply.body,
   };
 }

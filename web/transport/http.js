@@ -1,40 +1,64 @@
-/** The server that this page came from. */
+/** Requests to the server that the page came from. */
 
+/** An error answer of the API: one sentence for the reader, and a short code. */
 export class Failure extends Error {
+  /**
+   * @param {string} message
+   * @param {string | number} code
+   */
   constructor(message, code) {
     super(message);
     this.code = code;
   }
 }
 
-const address = (path, query = {}) => {
-  const given = Object.entries(query).filter(([, value]) => value !== undefined && value !== null);
-  return `/api/v1/${path}${given.length ? `?${new URLSearchParams(given)}` : ""}`;
+/**
+ * Return the parameters as text, without those that are null or undefined.
+ * @param {Query} [query]
+ * @returns {[string, string][]}
+ */
+export const textEntries = (query = {}) =>
+  Object.entries(query)
+    .filter(([, value]) => value !== undefined && value !== null)
+    .map(([name, value]) => [name, String(value)]);
+
+/**
+ * @param {string} path
+ * @param {Query} [query]
+ */
+const address = (path, query) => {
+  const parameters = String(new URLSearchParams(textEntries(query)));
+  return `/api/v1/${path}${parameters ? `?${parameters}` : ""}`;
 };
 
-async function fetched(url, options) {
+/**
+ * Return the response to a request, or throw a Failure with the server's message.
+ * @param {string} url
+ * @param {RequestInit} [options]
+ */
+async function request(url, options) {
   let response;
   try {
     response = await fetch(url, { credentials: "same-origin", ...options });
   } catch (problem) {
-    if (problem.name === "AbortError") throw problem;
+    if (/** @type {Error} */ (problem).name === "AbortError") throw problem;
     throw new Failure("the server does not answer; is it still running?", "gone");
   }
   if (response.ok) return response;
-  const told = await response.json().catch(() => ({}));
-  throw new Failure(told.error?.message ?? `the server answered ${response.status}`, told.error?.code ?? response.status);
+  const { error } = await response.json().catch(() => ({}));
+  throw new Failure(error?.message ?? `the server answered ${response.status}`, error?.code ?? response.status);
 }
 
-export const http = {
-  /** Whether a new sentence can be run. */
-  runs: true,
+/** @type {Transport} */
+export const httpTransport = {
+  canRun: true,
 
   async ask(path, query, signal) {
-    return (await fetched(address(path, query), { signal })).json();
+    return (await request(address(path, query), { signal })).json();
   },
 
   async bytes(path, query, signal) {
-    const response = await fetched(address(path, query), { signal });
+    const response = await request(address(path, query), { signal });
     return {
       buffer: await response.arrayBuffer(),
       exact: response.headers.get("X-Exact") !== "0",
@@ -42,13 +66,12 @@ export const http = {
     };
   },
 
-  /** Everything about one head, in one file. */
   async file(run, { l, h, i }, format) {
-    return (await fetched(address(`runs/${run.run}/export`, { l, h, i, format }))).blob();
+    return (await request(address(`runs/${run.run}/export`, { l, h, i, format }))).blob();
   },
 
   async send(path, body) {
     const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
-    return (await fetched(address(path), options)).json();
+    return (await request(address(path), options)).json();
   },
 };

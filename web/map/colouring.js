@@ -1,0 +1,82 @@
+/** How a tile's numbers are shown: which aggregate, between which limits, in which colours. */
+import { PALETTES } from "../parts/colour.js";
+import { colourTable } from "./float16.js";
+
+/**
+ * What a pixel can show, and the aggregate that the server sends for it. `mean` and `lift` are `share` times a
+ * constant, so that they need no request.
+ * @type {Record<string, {from: string, means: string}>}
+ */
+export const AGGREGATES = {
+  share: { from: "share", means: "the share of these queries’ attention that falls on these keys" },
+  max: { from: "max", means: "the largest weight in each pixel" },
+  mean: { from: "share", means: "the mean weight in each pixel" },
+  lift: { from: "share", means: "the share, relative to uniform attention over all keys" },
+};
+
+/**
+ * Return what is added to log2 of the sent number of a pixel that covers `keys` keys.
+ * @param {string} agg
+ * @param {number} keys
+ * @param {MapInfo} info
+ */
+export const log2Shift = (agg, keys, info) =>
+  agg === "mean" ? -Math.log2(keys) : agg === "lift" ? Math.log2(info.n_k / keys) : 0;
+
+/**
+ * Return default limits in powers of two, around uniform attention. They follow the zoom and not the numbers, so that
+ * two heads can be compared.
+ * @param {string} agg
+ * @param {number} bin  keys in a pixel
+ * @param {MapInfo} info
+ */
+export function defaultLimits(agg, bin, info) {
+  const uniform = -Math.log2(info.n_k);
+  if (agg === "lift") return [-5, 6];
+  if (agg === "max") return [Math.round(uniform - 4), 0];
+  const middle = agg === "mean" ? uniform : Math.log2(Math.min(1, bin / info.n_k));
+  return [Math.round(middle - 5), Math.min(0, Math.round(middle + 6))];
+}
+
+/**
+ * Return the limits that the state holds as "low,high", or the default ones.
+ * @param {State} state
+ * @param {number} bin
+ * @param {MapInfo} info
+ */
+export function colourLimits(state, bin, info) {
+  const chosen = state.lim?.split(",").map(Number);
+  const valid = chosen?.length === 2 && chosen.every(Number.isFinite) && chosen[0] < chosen[1];
+  return chosen && valid ? chosen : defaultLimits(state.agg, bin, info);
+}
+
+/** @param {State} state */
+export const chosenPalette = (state) => PALETTES[state.palette] ?? PALETTES.viridis;
+
+/** Colour tables, each made once; at most 25 are kept. */
+export class ColourTables {
+  constructor() {
+    /** @type {Map<string, {name: string, colours: Uint32Array}>} */
+    this.tables = new Map();
+  }
+
+  /**
+   * Return the table for pixels that cover `keys` keys, on a level with `bin` keys in a full pixel.
+   * @param {State} state
+   * @param {number} bin
+   * @param {MapInfo} info
+   * @param {number} [keys]
+   */
+  get(state, bin, info, keys = bin) {
+    const [low, high] = colourLimits(state, bin, info);
+    const name = [state.palette, state.scale, state.agg, low, high, keys].join();
+    let table = this.tables.get(name);
+    if (!table) {
+      if (this.tables.size > 24) this.tables.clear();
+      const range = { palette: chosenPalette(state), low, high, scale: state.scale };
+      table = { name, colours: colourTable(range, log2Shift(state.agg, keys, info)) };
+      this.tables.set(name, table);
+    }
+    return table;
+  }
+}
