@@ -268,7 +268,7 @@ def _many(server: Server, seconds: float) -> Iterator[Row]:
         x, y = sorted(dice.randrange(2**z) for _ in range(2))
         return f"/api/v1/runs/{server.run}/" + dice.choice(
             [
-                f"tiles/{z}/{x}/{y}?l=0&h=0&agg={dice.choice(['share', 'max'])}",
+                f"tiles/{z}/{x}/{y}?l=0&h=0&how={dice.choice(['share', 'max'])}",
                 f"cell?l=0&h=0&i={i}&j={dice.randrange(i + 1)}",
                 f"tokens?l=0&axis=k&start={i // 256 * 256}&stop={i // 256 * 256 + 256}",
             ]

@@ -558,7 +558,7 @@ def use_corpus(folder: Path, dice: Random) -> None:
 
 BODY = {"text": "Good morning", "model": "translator", "target": "Guten Morgen"}
 QUESTIONS = ("trace", "heads", "tokens", "geometry", "alignment", "cell", "cells", "map", "sharpest", "tiles/0/0/0")
-PARAMETERS = {"l": 0, "h": 1, "i": 2, "j": 1, "b": 0, "axis": "q", "start": 0, "stop": 5, "agg": "max", "z": 0}
+PARAMETERS = {"l": 0, "h": 1, "i": 2, "j": 1, "b": 0, "axis": "q", "start": 0, "stop": 5, "how": "max", "z": 0}
 
 
 @cache

@@ -194,11 +194,11 @@ function Sentence({ run, transport, answers, go, onSent }) {
     ${
       canRun &&
       names.length > 1 &&
-      html`<select aria-label="the model that reads it" value=${model} onChange=${(event) => setChosen(event.currentTarget.value)}>
+      html`<select aria-label="the model that reads the sentence" value=${model} onChange=${(event) => setChosen(event.currentTarget.value)}>
       ${names.map((name) => html`<option value=${name} selected=${name === model}>${visible(name.split("/").at(-1))}</option>`)}</select>`
     }
     ${canRun && html`<button class="button strong" disabled=${busy}>${busy ? "running…" : "Run"}</button>`}
-    ${busy && html`<span class="hidden" role="status">the model reads the sentence</span>`}
+    ${busy && html`<span class="hidden" role="status">the model is running</span>`}
     ${problem && html`<p class="hidden" role="alert">${problem}</p>`}
   </form>
   ${problem && html`<p class="failure" style=${{ gridColumn: "1 / -1", margin: 0 }}>${problem}</p>`}`;

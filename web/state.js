@@ -9,7 +9,7 @@ export const SCREENS = ["walk", "heads", "geometry", "alignment", "map"];
 const DEFAULTS = {
   ...{ screen: "walk", run: null, l: null, h: null, i: null, j: null, step: "tokens" },
   ...{ word: null, la: null, a: null, lb: null, b: null, alpha: 1, x: null, y: null, z: null },
-  ...{ of: "mean", agg: "share", scale: "log", lim: null, palette: "viridis" },
+  ...{ of: "mean", how: "share", scale: "log", lim: null, palette: "viridis" },
 };
 const NUMBERS = new Set(["l", "h", "i", "j", "word", "la", "a", "lb", "b", "alpha", "x", "y", "z"]);
 
@@ -22,7 +22,7 @@ const ADDRESS_FIELDS = {
   heads: ["l", "h", "la", "a", "lb", "b", "i"],
   geometry: ["l", "i", "j", "alpha"],
   alignment: ["l", "h", "word", "of"],
-  map: ["l", "h", "x", "y", "z", "agg", "scale", "lim", "palette"],
+  map: ["l", "h", "x", "y", "z", "how", "scale", "lim", "palette"],
 };
 
 /**

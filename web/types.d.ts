@@ -110,7 +110,7 @@ interface State {
   y: number | null;
   z: number | null;
   of: string;
-  agg: string;
+  how: string;
   scale: string;
   lim: string | null;
   palette: string;
@@ -164,7 +164,7 @@ interface MapInfo {
   n_k: number;
   tile: number;
   max_zoom: number;
-  aggs: string[];
+  how: string[];
 }
 
 /** The centre of the map in cells, and its zoom: a cell is 2^(z - max_zoom) pixels wide. */
@@ -192,7 +192,7 @@ interface TilePlace {
 interface MapQuery {
   l: number;
   h: number;
-  agg: string;
+  how: string;
 }
 
 /** A tile or track in the cache. `picture` is the tile painted with the colour table called `tableName`. */
@@ -243,6 +243,10 @@ interface HeadsAnswer {
   exact: boolean;
   maps: HeadMap[];
   habits: Record<string, any>[] | null;
+  /** The keys whose share of the weight is each habit, in words. */
+  habit_keys: Record<string, string>;
+  /** The share from which on a habit names the kind of a head. */
+  clear: number;
 }
 
 interface HeadMap {

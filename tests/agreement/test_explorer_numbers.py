@@ -2,6 +2,7 @@
 
 import json
 import struct
+from dataclasses import fields
 from itertools import product
 
 import pytest
@@ -19,6 +20,7 @@ from telescope.explorer.library import Library
 from telescope.explorer.maps import _f16, _u8
 from telescope.layers import Attend
 from telescope.models import Encoder, EncoderConfig
+from telescope.recording.heads import CLEAR, HABITS, Head
 from telescope.recording.row_in_float64 import ALL, SOME
 from telescope.trace.geometry import cosines, plane
 
@@ -222,6 +224,18 @@ def test_habits_are_those_of_the_recording(sentence):
             head = told[attention["name"], habits["h"]]
             assert habits["kind"] == head.kind
             assert_close(habits["spread"], head.spread)
+
+
+def test_habits_and_the_threshold_of_kinds_are_those_of_heads():
+    """The page has no list of its own: names, texts and threshold come with the answer, in the order of the table."""
+    asked, run = serving(recorded(9))
+    answer = got(asked, f"/runs/{run}/heads", l=0)
+    assert answer["clear"] == CLEAR
+    assert list(answer["habit_keys"]) == list(HABITS) == [field.name for field in fields(Head)][3:-1]
+    for head in answer["habits"]:
+        shares = {name: head[name] or 0.0 for name in answer["habit_keys"]}
+        assert head["kind"] == "mixed" or shares[head["kind"]] >= answer["clear"]
+        assert head["kind"] != "mixed" or max(shares.values()) < answer["clear"]
 
 
 def test_the_plane_by_hand():

@@ -49,7 +49,7 @@ def test_max_is_another_tile(page, long_map):
     asked = len(page.asked)
     long_map.get_by_role("button", name="max").click()
     exact(page)
-    assert any("agg=max" in url for url in page.asked[asked:])
+    assert any("how=max" in url for url in page.asked[asked:])
 
 
 def test_go_to_a_cell(long_map, served):

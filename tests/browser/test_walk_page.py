@@ -202,7 +202,7 @@ def test_a_new_sentence_runs_the_model(page):
 def test_another_model_reads_the_sentence(page, served):
     tab = page.open("walk", step="softmax")
     with tab.expect_response("**/api/v1/runs") as answer:
-        tab.get_by_label("the model that reads it").select_option("small")
+        tab.get_by_label("the model that reads the sentence").select_option("small")
         tab.get_by_label("a sentence for the model").fill("Good morning.")
         tab.get_by_role("button", name="Run").click()
     made = answer.value.json()
@@ -210,7 +210,7 @@ def test_another_model_reads_the_sentence(page, served):
     assert made["model"] == "small"
     assert len(made["attentions"][0]["heads"]) == 2
     page.settled()
-    assert tab.get_by_label("the model that reads it").input_value() == "small"
+    assert tab.get_by_label("the model that reads the sentence").input_value() == "small"
 
 
 def test_what_takes_long_shows_that_it_does(page, served, monkeypatch):

@@ -164,7 +164,7 @@ ASKED = [
     ("/runs/run/geometry", {"l": 0}, 409, "not-kept"),
     ("/runs/run/export", {}, 409, "too-long"),
     ("/runs/run/export", {"format": "exe"}, 400, "bad-parameter"),
-    ("/runs/run/tiles/0/0/0", {"l": 0, "h": 0, "agg": "mean"}, 400, "bad-parameter"),
+    ("/runs/run/tiles/0/0/0", {"l": 0, "h": 0, "how": "mean"}, 400, "bad-parameter"),
     ("/runs/run/tiles/0/0/0", {"l": 0, "h": 0, "fmt": "png"}, 400, "bad-parameter"),
     ("/runs/run/tiles/0/0/0", {"l": 0, "h": 0, "effort": "99"}, 400, "bad-parameter"),
     ("/runs/run/tiles/2/0/0", {"l": 0, "h": 0}, 404, "no-tile"),

@@ -16,25 +16,25 @@ export const AGGREGATES = {
 
 /**
  * Return what is added to log2 of the sent number of a pixel that covers `keys` keys.
- * @param {string} agg
+ * @param {string} how
  * @param {number} keys
  * @param {MapInfo} info
  */
-export const log2Shift = (agg, keys, info) =>
-  agg === "mean" ? -Math.log2(keys) : agg === "lift" ? Math.log2(info.n_k / keys) : 0;
+export const log2Shift = (how, keys, info) =>
+  how === "mean" ? -Math.log2(keys) : how === "lift" ? Math.log2(info.n_k / keys) : 0;
 
 /**
  * Return default limits in powers of two, around uniform attention. They follow the zoom and not the numbers, so that
  * two heads can be compared.
- * @param {string} agg
+ * @param {string} how
  * @param {number} bin  keys in a pixel
  * @param {MapInfo} info
  */
-export function defaultLimits(agg, bin, info) {
+export function defaultLimits(how, bin, info) {
   const uniform = -Math.log2(info.n_k);
-  if (agg === "lift") return [-5, 6];
-  if (agg === "max") return [Math.round(uniform - 4), 0];
-  const middle = agg === "mean" ? uniform : Math.log2(Math.min(1, bin / info.n_k));
+  if (how === "lift") return [-5, 6];
+  if (how === "max") return [Math.round(uniform - 4), 0];
+  const middle = how === "mean" ? uniform : Math.log2(Math.min(1, bin / info.n_k));
   return [Math.round(middle - 5), Math.min(0, Math.round(middle + 6))];
 }
 
@@ -47,7 +47,7 @@ export function defaultLimits(agg, bin, info) {
 export function colourLimits(state, bin, info) {
   const chosen = state.lim?.split(",").map(Number);
   const valid = chosen?.length === 2 && chosen.every(Number.isFinite) && chosen[0] < chosen[1];
-  return chosen && valid ? chosen : defaultLimits(state.agg, bin, info);
+  return chosen && valid ? chosen : defaultLimits(state.how, bin, info);
 }
 
 /** @param {State} state */
@@ -69,12 +69,12 @@ export class ColourTables {
    */
   get(state, bin, info, keys = bin) {
     const [low, high] = colourLimits(state, bin, info);
-    const name = [state.palette, state.scale, state.agg, low, high, keys].join();
+    const name = [state.palette, state.scale, state.how, low, high, keys].join();
     let table = this.tables.get(name);
     if (!table) {
       if (this.tables.size > 24) this.tables.clear();
       const range = { palette: chosenPalette(state), low, high, scale: state.scale };
-      table = { name, colours: colourTable(range, log2Shift(state.agg, keys, info)) };
+      table = { name, colours: colourTable(range, log2Shift(state.how, keys, info)) };
       this.tables.set(name, table);
     }
     return table;

@@ -62,7 +62,7 @@ export function tilePicture(tile, place, { info, tables, state }) {
     const partial = info.n_k % bin; // keys in a pixel of the last column
     const column = Math.floor(info.n_k / bin) - place.x * info.tile;
     const inside = partial && column >= 0 && column < info.tile;
-    const dependsOnKeys = log2Shift(state.agg, 2, info) !== log2Shift(state.agg, 1, info);
+    const dependsOnKeys = log2Shift(state.how, 2, info) !== log2Shift(state.how, 1, info);
     const last = inside && dependsOnKeys ? { column, colours: tables.get(state, bin, info, partial).colours } : null;
     tile.picture = paintTile(tile.values, info.tile, table.colours, last);
     tile.tableName = table.name;
@@ -157,7 +157,7 @@ function drawWeights(context, scene) {
       const p = weight(i, j);
       if (p === null) continue;
       const [x, y] = toPixel(view, info, box, j + 0.5, i + 0.5);
-      context.fillStyle = readableInk(scene.colourAt(position(Math.log2(p) + log2Shift(state.agg, 1, info))));
+      context.fillStyle = readableInk(scene.colourAt(position(Math.log2(p) + log2Shift(state.how, 1, info))));
       const text = [3, 2, 1].map((digits) => short(p, digits)).find(fits) ?? short(p, 1);
       context.fillText(text, x, y);
     }

@@ -21,7 +21,7 @@ export function QualityNote({ quality, bin }) {
   if (missing)
     return html`<span class="quality sampled" role="status" data-exact="0" data-missing=${missing}>◌ coarse, refining${loading}</span>${below}`;
   if (!sampled) return html`<span class="quality" role="status" data-exact="1">● exact${loading}</span>${below}`;
-  return html`<span class="quality sampled" role="status" data-exact="0">◌ sampled: ${sampled} of ${sampled + exact} tiles, at least ${count(samples)} ${samples === 1 ? "row" : "rows"} of each pixel${loading}</span>${below}`;
+  return html`<span class="quality sampled" role="status" data-exact="0">◌ sampled: ${sampled} of ${sampled + exact} tiles, at least ${count(samples)} ${samples === 1 ? "query" : "queries"} per pixel${loading}</span>${below}`;
 }
 
 /**
@@ -74,10 +74,10 @@ export function ColourScale({ state, go, info, bin, sampled }) {
   /** @param {number} power */
   const powerOfTwo = (power) =>
     power === 0 ? "1" : power > 0 ? short(2 ** power, 3) : html`2<sup>${String(power).replace("-", "−")}</sup>`;
-  const unit = state.agg === "lift" ? " ×" : "";
+  const unit = state.how === "lift" ? " ×" : "";
   return html`<div class="scale">
     <canvas ref=${canvas} aria-hidden="true"></canvas>
-    <div class="ends"><span>≤ ${powerOfTwo(low)}${unit}</span><span class="soft">${state.agg}, ${state.scale}${sampled ? ", sampled" : ""}</span><span>≥ ${powerOfTwo(high)}${unit}</span></div>
+    <div class="ends"><span>≤ ${powerOfTwo(low)}${unit}</span><span class="soft">${state.how}, ${state.scale}${sampled ? ", sampled" : ""}</span><span>≥ ${powerOfTwo(high)}${unit}</span></div>
     <div class="limits">
       <label for="telescope-low">from</label><input id="telescope-low" type="range" min="-32" max="7" step="1" value=${low} aria-valuetext=${`2 to the power ${low}`} onInput=${set(0)} />
       <label for="telescope-high">to</label><input id="telescope-high" type="range" min="-31" max="8" step="1" value=${high} aria-valuetext=${`2 to the power ${high}`} onInput=${set(1)} />

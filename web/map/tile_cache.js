@@ -11,7 +11,7 @@ const CAPACITY = 192;
  * @param {MapQuery} query
  * @param {TilePlace} place
  */
-export const tileKey = (query, { z, x, y }) => `${query.l}/${query.h}/${query.agg}/${z}/${x}/${y}`;
+export const tileKey = (query, { z, x, y }) => `${query.l}/${query.h}/${query.how}/${z}/${x}/${y}`;
 
 /**
  * @param {MapQuery} query

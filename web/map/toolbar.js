@@ -9,7 +9,7 @@ import { AGGREGATES } from "./colouring.js";
  *   jump: (i: number, j: number) => void, queryField: {current: HTMLInputElement | null}}} props
  */
 export function Toolbar({ info, state, go, zoomBy, showAll, jump, queryField }) {
-  const available = Object.entries(AGGREGATES).filter(([, { from }]) => info.aggs.includes(from));
+  const available = Object.entries(AGGREGATES).filter(([, { from }]) => info.how.includes(from));
   /** @type {(event: Event & {currentTarget: HTMLFormElement}) => void} */
   const submit = (event) => {
     event.preventDefault();
@@ -20,7 +20,7 @@ export function Toolbar({ info, state, go, zoomBy, showAll, jump, queryField }) 
   return html`<div class="mapbar">
     <span class="segments" role="group" aria-label="what a pixel shows">${available.map(
       ([name, { means }]) =>
-        html`<button type="button" title=${means} aria-pressed=${state.agg === name} onClick=${() => go({ agg: name, lim: null })}>${name}</button>`,
+        html`<button type="button" title=${means} aria-pressed=${state.how === name} onClick=${() => go({ how: name, lim: null })}>${name}</button>`,
     )}</span>
     <span class="segments" role="group" aria-label="scale">${["log", "linear"].map(
       (name) =>

@@ -20,7 +20,7 @@ export function Alignment(props) {
   const h = state.of === "head" ? state.h : "mean";
   const found = useAnswer(answers, `runs/${run.run}/alignment`, { l: attention.l, h });
   const cross = attention.kind === "cross";
-  return html`<h2>${cross ? "Which words a word was written from" : "Which words attend to which"}</h2>
+  return html`<h2>${cross ? "Which words each written word attends to" : "Which words attend to which"}</h2>
     <p class="lede">${
       cross
         ? "Below is what the model wrote, above what it read. A ribbon is the attention to a word above while writing a word below."

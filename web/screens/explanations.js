@@ -94,7 +94,7 @@ const EXPLANATIONS = {
   scaled: ({ trace, row, key, j, d, usual }) => ({
     title: usual.scaled ? "Scaled down" : "Scaled",
     prose: usual.scaled
-      ? html`<p>The spread of a sum of ${d} products grows with √${d}. Every score is therefore multiplied by <b>${short(trace.scale)}</b>, so that the softmax does not saturate and can learn.</p>`
+      ? html`<p>A sum of ${d} products varies √${d} times as much as one product. Every score is therefore multiplied by <b>${short(trace.scale)}</b>: with scores that vary more, the softmax would give nearly all weight to one key, and learn slowly.</p>`
       : html`<p>Every score is multiplied by <b>${short(trace.scale)}</b>.</p>`,
     readout: html`${short(row.steps.scores[j])} × ${full(trace.scale)}<br />${equals(key, row.steps.scaled[j])}`,
   }),
@@ -115,7 +115,7 @@ const EXPLANATIONS = {
     title: "Which keys are visible",
     prose: row.masks
       ? html`<p>${query} may attend to ${count(seen)} of the ${count(row.tokens.length)} keys shown. The others become −∞, which the softmax turns into a weight of exactly zero.</p><p class="figures soft">${row.formulas.masked}</p>`
-      : html`<p>This attention masks nothing: ${query} may attend to all ${count(trace.n_k)} keys, so no score changes. In a decoder, tokens that are not written yet would be −∞.</p>`,
+      : html`<p>This attention masks nothing: ${query} may attend to all ${count(trace.n_k)} keys, so no score changes. In a decoder, the scores of later tokens would be −∞.</p>`,
     readout: row.steps.mask[j] === -Infinity ? html`${key} is masked: −∞` : equals(key, row.steps.mask[j]),
   }),
 

@@ -55,7 +55,7 @@ function Plane({ found, state, go }) {
         <dt>first + second direction</dt><dd>${found.explained.map((share) => percent(share)).join(" + ")}</dd>
         <dt>cos(before, after) of this token</dt><dd title=${full(found.moved[i])}>${short(found.moved[i])}</dd>
       </dl>
-      <p class="soft" style=${{ fontSize: "13.5px" }}>Points near in the plane need not be near: ${percent(1 - sum(found.explained))} of the variance is not in it. The cosines are of the whole vectors.</p>
+      <p class="soft" style=${{ fontSize: "13.5px" }}>Points that are close in the plane may be far apart: ${percent(1 - sum(found.explained))} of the variance lies outside it. The cosines are those of the whole vectors.</p>
       ${found.cosines ? html`<${Neighbours} ...${{ cosines: found.cosines, tokens, i, j, pick: (/** @type {number} */ at) => go({ j: found.start + at }) }} />` : html`<p class="soft">Cosines of pairs are shown for texts of at most 64 tokens.</p>`}
     </aside>
   </div>`;

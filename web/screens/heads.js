@@ -9,21 +9,6 @@ import { tokenRange } from "../parts/token_range.js";
 import { WordPicker } from "../parts/word_picker.js";
 import { html, useEffect, useMemo, useRef, useState } from "../preact.js";
 
-const HABITS = ["itself", "previous", "first", "sink", "same", "induction", "punctuation", "far"];
-/** @type {Record<string, string>} */
-const MEANS = {
-  itself: "on itself",
-  previous: "on the token before",
-  first: "on the first token",
-  sink: "on one other token",
-  same: "on the same token, earlier",
-  induction: "on what came after the same token before",
-  punctuation: "on punctuation",
-  far: "more than 64 tokens back",
-  spread: "over about how many keys its weight is spread",
-};
-const CLEAR = 0.4; // the share from which on a habit names the kind of a head
-
 /** @typedef {{l: number, h: number}} HeadPlace */
 
 /** @param {ScreenProps} props */
@@ -202,10 +187,8 @@ function Habits({ layers, mark, choose, nameOf }) {
   const [by, setBy] = useState("layer");
   if (!heads.length)
     return html`<p class="soft" style=${{ marginTop: "30px" }}>Habits are measured on short texts only.</p>`;
-  const columns = [
-    ...HABITS.filter((habit) => heads.some((head) => head[habit] !== null && head[habit] !== undefined)),
-    "spread",
-  ];
+  const { habit_keys: habitKeys, clear } = layers[0];
+  const habits = Object.keys(habitKeys).filter((habit) => heads.some((head) => typeof head[habit] === "number"));
   const sorted =
     by === "layer"
       ? heads
@@ -219,13 +202,14 @@ function Habits({ layers, mark, choose, nameOf }) {
   ) => html`<th scope="col" class=${kind} aria-sort=${by === name ? (name === "layer" || name === "kind" ? "ascending" : "descending") : undefined}>
     <button type="button" title=${title} onClick=${() => setBy(name)}>${label}</button></th>`;
   return html`<h2 style=${{ margin: "38px 0 0" }}>Habits</h2>
-    <p class="lede">The share of its weight that each of these ${count(heads.length)} heads gives to each habit. A share of ${percent(CLEAR)} or more is marked, and names the head’s kind.</p>
+    <p class="lede">The share of its weight that each of these ${count(heads.length)} heads gives to each habit. A share of ${percent(clear)} or more is marked; the largest names the head’s kind. Without one, a head is mixed.</p>
     <div class="scroller" tabindex="0" role="region" aria-label="habits of all heads" style=${{ marginTop: "14px" }}><table class="habits">
-      <thead><tr>${sortable("layer", "head", "by layer", "name")}${sortable("kind", "kind", "by kind", "name")}${columns.map((habit) => sortable(habit, habit, MEANS[habit]))}</tr></thead>
+      <thead><tr>${sortable("layer", "head", "by layer", "name")}${sortable("kind", "kind", "by kind", "name")}${habits.map((habit) => sortable(habit, habit, `the share on ${habitKeys[habit]}`))}${sortable("spread", "spread", "the effective number of keys: exp(entropy)")}</tr></thead>
       <tbody>${sorted.map(
         (head) => html`<tr key=${`${head.l}/${head.h}`} class=${mark(head.l, head.h)}>
         <td class="name"><button type="button" onClick=${() => choose(head.l, head.h)}>${nameOf(head.l, head.h)}</button></td><td class="name">${head.kind}</td>
-        ${columns.map((habit) => html`<td class=${habit !== "spread" && head[habit] >= CLEAR ? "much" : ""} title=${full(head[habit])}>${habit === "spread" ? short(head[habit], 3) : percent(head[habit])}</td>`)}
+        ${habits.map((habit) => html`<td class=${head[habit] >= clear ? "much" : ""} title=${full(head[habit])}>${percent(head[habit])}</td>`)}
+        <td title=${full(head.spread)}>${short(head.spread, 3)}</td>
       </tr>`,
       )}</tbody></table></div>`;
 }

@@ -42,7 +42,7 @@ function Viewer({ run, attention, info, state, go, answers, transport, root }) {
   const size = useCanvasSize(frame, canvas, redraw);
   const { view, box, move, zoomBy, showAll, centre } = useViewport({ state, go, info, size });
 
-  const query = { l: attention.l, h: state.h, agg: AGGREGATES[state.agg]?.from ?? "share" };
+  const query = { l: attention.l, h: state.h, how: AGGREGATES[state.how]?.from ?? "share" };
   const [cell, point] = usePointedCell({ answers, run, info, query });
   const cursor = cell && { i: cell.i, j: cell.j };
   /** @type {MapScene | null} */

@@ -14,7 +14,7 @@ import {
   zoomAt,
 } from "../map/viewport.js";
 
-const INFO = { n_q: 1100, n_k: 1000, tile: 256, max_zoom: 3, aggs: ["share", "max"] };
+const INFO = { n_q: 1100, n_k: 1000, tile: 256, max_zoom: 3, how: ["share", "max"] };
 const BOX = { left: 100, top: 50, width: 400, height: 440 };
 
 /** Let pending promises settle. */
@@ -105,7 +105,7 @@ test("the 192 last used tiles are kept", async () => {
 
 test("tiles of other heads and aggregates have other keys", () => {
   const place = { z: 1, x: 2, y: 3 };
-  const keys = ["share", "max"].flatMap((agg) => [0, 1].map((h) => tileKey({ l: 0, h, agg }, place)));
+  const keys = ["share", "max"].flatMap((how) => [0, 1].map((h) => tileKey({ l: 0, h, how }, place)));
   assert.equal(new Set(keys).size, 4);
 });
 
@@ -145,7 +145,7 @@ test("aggregates are shifts of what is sent, and limits follow the zoom", () => 
   assert.equal(log2Shift("share", 8, INFO), 0);
   assert.equal(log2Shift("mean", 8, INFO), -3);
   assert.equal(log2Shift("lift", 1000, INFO), 0);
-  const state = /** @type {any} */ ({ agg: "share", lim: null });
+  const state = /** @type {any} */ ({ how: "share", lim: null });
   assert.ok(colourLimits(state, 8, INFO)[0] > colourLimits(state, 1, INFO)[0]);
   assert.deepEqual(colourLimits({ ...state, lim: "-7,-2" }, 8, INFO), [-7, -2]);
   assert.deepEqual(colourLimits({ ...state, lim: "3,1" }, 8, INFO), colourLimits(state, 8, INFO));

@@ -41,8 +41,10 @@ GET  /runs/{run}/trace          ?l&h&i&b   every step of one query
 GET  /runs/{run}/heads          ?l&b (&h: that head alone)
                                 {"l", "rows": 9, "columns": 9, "exact": true, "samples": 9, "maps": [{"h": 0,
                                 "share": [[…]]}, …], "habits": [{"h": 0, "kind": "previous", "itself": 0.1, …,
-                                "spread": 3.1}, …] | null}: matrices of at most 48 x 48, pooled
-                                where there are more tokens; habits is null where it would need a pass over a long text
+                                "spread": 3.1}, …] | null, "habit_keys": {"itself": "the query's own position", …},
+                                "clear": 0.4}: matrices of at most 48 x 48, pooled where there are more tokens; `habits`
+                                is null where it would need a pass over a long text. `habit_keys` names the habits and
+                                the keys whose share they are; a share of at least `clear` names a head's kind
 GET  /runs/{run}/geometry       ?l&b&start&stop (at most 512 tokens)
                                 {"l", "start", "stop", "n", "tokens": […], "before": [[x, y], …], "after": [[x, y], …],
                                 "explained": [0.41, 0.22], "moved": [cos(before, after), …],
@@ -59,10 +61,10 @@ GET  /runs/{run}/cell           ?l&h&i&j&b   {"l", "h", "i", "j", "b", "query": 
                                 "dot", "scaled", "capped", "biased", "masked", "lse": … | null, "p"}
 GET  /runs/{run}/cells          ?l&h&i&j&b   the weights of query i on keys j to j + 31, or to the last key:
                                 {"l", "h", "i", "j", "b", "p": [… | null]}, null where the key is masked
-GET  /runs/{run}/map            ?l&h&b   {"l", "h", "n_q", "n_k", "tile": 256, "max_zoom": 9, "aggs": ["share", "max"],
+GET  /runs/{run}/map            ?l&h&b   {"l", "h", "n_q", "n_k", "tile": 256, "max_zoom": 9, "how": ["share", "max"],
                                 "value": "log2", "dtype": "f16", "known": 0.25}
                                 `known` is the share of queries whose softmax sum is known; every tile adds to it
-GET  /runs/{run}/tiles/{z}/{x}/{y}   ?l&h&agg=share|max&fmt=f16|u8&effort=1|4|16&b
+GET  /runs/{run}/tiles/{z}/{x}/{y}   ?l&h&how=share|max&fmt=f16|u8&effort=1|4|16&b
                                 256 x 256 numbers in row-major order; rows are queries. More effort reads more queries,
                                 up to an exact tile; 1 takes a fraction of a second.
                                 f16: little-endian log2 of the weight; -inf is masked, NaN is outside of the matrix.
@@ -76,7 +78,7 @@ GET  /runs/{run}/tracks/{z}/{x}      ?l&h&kind=entropy|received&b   256 float32,
 GET  /runs/{run}/export         ?l&h&i&b&format=html|json   one file with all answers about an attention of a short run
                                 and as many traces of the others as fit. Cells are part of the traces.
                                 json: {"version": 1, "start": "/s/r1/walk?…", "answers": {"/runs/r1": RUN,
-                                "/runs/r1/trace?h=0&i=0&l=0": …, "/runs/r1/tiles/0/0/0?agg=share&h=0&l=0":
+                                "/runs/r1/trace?h=0&i=0&l=0": …, "/runs/r1/tiles/0/0/0?h=0&how=share&l=0":
                                 {"base64": "…", "exact": 1, "samples": 1}}}: paths without /api/v1, parameters sorted,
                                 b=0 and fmt=f16 left out. tokens and geometry are complete, without start and stop.
                                 html: the same in <script type="application/json" id="telescope-answers">

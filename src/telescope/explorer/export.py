@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from ..recording.row_in_float64 import row_in_float64
+from ..survey.cells import HOW
 from .maps import Picture
 from .pages import page_files
 from .requests import Refusal, RequestParams
@@ -63,8 +64,8 @@ def export_answers(ask: Callable[..., Any], run: Run, params: RequestParams) -> 
                 size += len(json.dumps(found)) if number != layer else 0
                 if size <= LARGEST:
                     answers[path] = found
-    for aggregate in ("share", "max"):
-        put("tiles/0/0/0", l=layer, h=h, agg=aggregate, b=b)
+    for how in HOW:
+        put("tiles/0/0/0", l=layer, h=h, how=how, b=b)
     for kind in ("entropy", "received"):
         put("tracks/0/0", l=layer, h=h, kind=kind, b=b)
     put("map", l=layer, h=h, b=b)

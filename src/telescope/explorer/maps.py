@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..survey.cells import HOW
 from ..tiles import BUDGET, TILE, Tile, Tiles, Track
 from .lru_cache import LruCache
 from .requests import Refusal, RequestParams, parse_int
@@ -49,7 +50,7 @@ class Maps:
             "n_k": view.size[1],
             "tile": TILE,
             "max_zoom": tiles.pyramid.max_zoom,
-            "aggs": ["share", "max"],
+            "how": list(HOW),
             "value": "log2",
             "dtype": "f16",
             "known": tiles.summed_fraction,
@@ -59,10 +60,10 @@ class Maps:
         """Answer GET /runs/{run}/tiles/{z}/{x}/{y}."""
         view.require("map")
         z, x, y = (parse_int(name, text) for name, text in zip("zxy", place, strict=True))
-        aggregate, dtype = params.word("agg", ("share", "max")), params.word("fmt", DTYPES)
+        how, dtype = params.word("how", HOW), params.word("fmt", DTYPES)
         effort = params.word("effort", EFFORTS)
         tile = self._tile((view, head(view, params), sequence(view, params)), z, x, y, int(effort))
-        numbers = tile.share if aggregate == "share" else tile.max
+        numbers = tile.share if how == "share" else tile.max
         return Picture(_f16(numbers) if dtype == "f16" else _u8(numbers), tile.exact, tile.samples)
 
     def track(self, view: AttentionView, params: RequestParams, *place: str) -> Picture:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..recording.heads import heads_of
+from ..recording.heads import CLEAR, HABIT_KEYS, heads_of
 from ..recording.kept import SummariesCall
 from ..tiles import BUDGET, Tiles
 from ..trace.geometry import cosines, plane
@@ -34,6 +34,8 @@ def heads(view: AttentionView, params: RequestParams, layer: int) -> dict[str, A
         "samples": max(samples or 0 for _, samples in drawn.values()),
         "maps": [{"h": h, "share": json_numbers(share)} for h, (share, _) in drawn.items()],
         "habits": _habits(view, which) if small or isinstance(view.call, SummariesCall) else None,
+        "habit_keys": HABIT_KEYS,
+        "clear": CLEAR,
     }
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..trace.terminal import render_text
 from ..words import hint
-from .head_shares import COUNTS, NAMES, BatchTokens, Places, counted
+from .head_shares import COUNTS, FAR, NAMES, BatchTokens, Places, counted
 from .kept import RecordedCall, SummariesCall
 from .names import Layers, select_layers
 
@@ -23,7 +23,18 @@ Decode = Callable[[list[int]], str]
 IsMark = Callable[[int], bool]  # whether a token id is punctuation
 
 CLEAR = 0.4  # the least share of the weight at which a habit names the kind of a head
-HABITS = ("itself", "previous", "first", "sink", "same", "induction", "punctuation", "far")
+HABIT_KEYS = {
+    "itself": "the query's own position",
+    "previous": "the position before the query",
+    "first": "the first token",
+    "sink": "the one token, besides the first, that receives most",
+    "same": "earlier occurrences of the query's token",
+    "induction": "the tokens that followed earlier occurrences of the query's token",
+    "punctuation": "punctuation",
+    "far": f"keys more than {FAR} positions before the query",
+}
+"""The keys whose share of the weight is each habit; the explorer's page takes names and texts from here."""
+HABITS = tuple(HABIT_KEYS)
 MEASURES = (*HABITS, "spread")
 
 
