@@ -45,10 +45,13 @@ test-oldest: .venv/oldest/ready
 format: .venv/ready-to-test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	@[ ! -d web/node_modules/prettier ] || npm run --silent --prefix web format
 
-# Install the linter, formatter and type checker of web/; where npm is missing or offline, their tests are skipped.
+# The linter, formatter and type checker of web/, which tests/properties/test_web.py runs; without npm or a network, these
+# tests are skipped.
 web-tools:
-	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory web/node_modules || true; fi
+	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory web/node_modules || \
+		echo "the tools of web/ could not be installed; their tests are skipped"; fi
 
 page: web/node_modules
 	npm run --prefix web build
@@ -57,7 +60,7 @@ clean:
 	rm -rf .venv
 
 web/node_modules: web/package-lock.json
-	npm ci --prefix web
+	$(QUIETLY) "installing the tools of web/" npm ci --prefix web --no-audit --no-fund --fetch-retries 0
 	@touch $@
 
 .venv/bin/python:

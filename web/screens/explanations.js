@@ -75,7 +75,7 @@ const EXPLANATIONS = {
   }),
 
   scores: ({ trace, row, query, key, j, feature, usual }) => ({
-    title: "How well query and key match",
+    title: "The scores",
     prose: usual.scores
       ? html`<p>The score of ${query} and ${key} is a dot product: multiply feature by feature and add up. Here ${trace.terms[j].length} products sum to <b>${short(row.steps.scores[j])}</b>.</p>
         <p class="soft">A score is large where both vectors have large numbers of the same sign in the same features.</p>`

@@ -202,9 +202,9 @@ function Habits({ layers, mark, choose, nameOf }) {
   ) => html`<th scope="col" class=${kind} aria-sort=${by === name ? (name === "layer" || name === "kind" ? "ascending" : "descending") : undefined}>
     <button type="button" title=${title} onClick=${() => setBy(name)}>${label}</button></th>`;
   return html`<h2 style=${{ margin: "38px 0 0" }}>Habits</h2>
-    <p class="lede">The share of its weight that each of these ${count(heads.length)} heads gives to each habit. A share of ${percent(clear)} or more is marked; the largest names the head’s kind. Without one, a head is mixed.</p>
+    <p class="lede">Where each of these ${count(heads.length)} heads puts its weight. A share of ${percent(clear)} or more is marked; the largest names the head’s kind.</p>
     <div class="scroller" tabindex="0" role="region" aria-label="habits of all heads" style=${{ marginTop: "14px" }}><table class="habits">
-      <thead><tr>${sortable("layer", "head", "by layer", "name")}${sortable("kind", "kind", "by kind", "name")}${habits.map((habit) => sortable(habit, habit, `the share on ${habitKeys[habit]}`))}${sortable("spread", "spread", "the effective number of keys: exp(entropy)")}</tr></thead>
+      <thead><tr>${sortable("layer", "head", "by layer", "name")}${sortable("kind", "kind", `the habit with the largest share, if it is ${percent(clear)} or more`, "name")}${habits.map((habit) => sortable(habit, habit, `the share on ${habitKeys[habit]}`))}${sortable("spread", "spread", "the effective number of keys: exp(entropy)")}</tr></thead>
       <tbody>${sorted.map(
         (head) => html`<tr key=${`${head.l}/${head.h}`} class=${mark(head.l, head.h)}>
         <td class="name"><button type="button" onClick=${() => choose(head.l, head.h)}>${nameOf(head.l, head.h)}</button></td><td class="name">${head.kind}</td>
