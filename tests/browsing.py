@@ -100,6 +100,7 @@ class Page:
     def __init__(self, browser, served, **how):
         self.served = served
         self.context = browser.new_context(**({"viewport": {"width": 1280, "height": 800}} | how))
+        self.context.set_default_timeout(90_000)  # milliseconds: for what hangs, not for a machine that is busy
         self.context.add_init_script(f"({COUNTED})()")
         self.tab = self.context.new_page()
         self.asked, self.complaints = [], []

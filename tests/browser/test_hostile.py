@@ -59,7 +59,7 @@ def test_text_stays_text(page, screen, tmp_path):
     """In the page, in what is said when one points at it, and in a drawing of it."""
     tab = page.open(screen, step="softmax", x=3, y=3, z=5.2)
     for target in tab.locator("main button, main [tabindex]").all()[:12]:
-        target.hover(force=True, timeout=2000)
+        target.hover(force=True)
     page.settled()
     must_be_text(tab)
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")

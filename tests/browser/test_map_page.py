@@ -160,13 +160,15 @@ def test_a_sample_is_never_taken_for_the_whole(page, served):
         route.fulfill(response=answer, headers={**answer.headers, "x-exact": "0", "x-samples": "4"})
 
     tab.route("**/tiles/**", sampled)
-    tab.reload()
-    tab.locator('.quality[data-exact="0"]:not([data-missing])').wait_for()
-    assert "sampled" in tab.locator(".quality").inner_text()
-    assert "at least 4 queries per pixel" in tab.locator(".quality").inner_text()
-    assert tab.evaluate(PIXELS) != whole
-    tab.wait_for_function("() => performance.getEntriesByType('resource').some(e => e.name.includes('effort=16'))")
-    tab.unroute_all(behavior="ignoreErrors")
+    try:
+        tab.reload()
+        tab.locator('.quality[data-exact="0"]:not([data-missing])').wait_for()
+        assert "sampled" in tab.locator(".quality").inner_text()
+        assert "at least 4 queries per pixel" in tab.locator(".quality").inner_text()
+        assert tab.evaluate(PIXELS) != whole
+        tab.wait_for_function("() => performance.getEntriesByType('resource').some(e => e.name.includes('effort=16'))")
+    finally:
+        tab.unroute_all(behavior="ignoreErrors")
 
 
 def test_numbers_in_cells_are_the_weights(page, served):
