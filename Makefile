@@ -50,7 +50,7 @@ format: .venv/ready-to-test
 # The linter, formatter and type checker of web/, which tests/properties/test_web.py runs; without npm or a network, these
 # tests are skipped.
 web-tools:
-	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory web/node_modules || \
+	@if command -v npm >/dev/null; then $(MAKE) --silent web/node_modules || \
 		echo "the tools of web/ could not be installed; their tests are skipped"; fi
 
 page: web/node_modules
