@@ -16,6 +16,7 @@ from strategies import Shape, assert_near, composite, definitions, dtypes, layou
 from telescope.survey import ENGINES, blocks, chunked, reference
 from telescope.survey import blocks as scores
 from telescope.survey.cells import grid, segments
+from telescope.survey.dispatch import pool
 
 FAST = ["chunked"]
 on_every_engine = pytest.mark.parametrize("engine", FAST)
@@ -79,7 +80,7 @@ def agree(engine, inputs, attention, *, top=3, cells=None, lse=False):
         found = [key for key in row if key >= 0]
         assert len(set(found)) == len(found)
     if cells is not None:
-        assert_near(ENGINES[engine].pool(q, k, attention, known, cells), truth.map, kind, unit=unit)
+        assert_near(pool(engine, q, k, attention, known, cells), truth.map, kind, unit=unit)
 
 
 def all_scores(q, k, attention):

@@ -144,7 +144,7 @@ def test_maps_alone(how):
         grid(3, 5, how, of=(23, 40), device=q.device),
         segments(ids, how, of=(23, 40), batch=2, device=q.device),
     ):
-        truth = reference.pool(q.double(), k.double(), attention, None, cells)
+        truth = reference.summarize(q.double(), k.double(), attention, None, 0, cells).map
         assert_near(engine.pool(q, k, attention, None, cells), truth, torch.float32, unit=4.0)
 
 

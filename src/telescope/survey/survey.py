@@ -16,7 +16,7 @@ from ..engines.check_inputs import check, check_without_values
 from ..words import whole_number
 from .cells import Cells, grid, segments
 from .device import side_stream
-from .dispatch import ENGINES, choose
+from .dispatch import ENGINES, choose, pool
 from .exact_rows import check_lse, check_sums, masked_rows
 from .extend import append_rows, can_reuse_rows
 from .summary import Marks, Summary
@@ -117,8 +117,7 @@ class Survey:
         self._require_tensors("map")
         cells = _cells(self.queries, self.keys, rows, cols, how, segments)
         with torch_modes.without_autocast(self.queries.device):
-            pooled: Tensor = ENGINES[self.engine].pool(self.queries, self.keys, self.attention, self.lse, cells)
-        return pooled
+            return pool(self.engine, self.queries, self.keys, self.attention, self.lse, cells)
 
     @torch.no_grad()
     def rows(self, i: int | slice | range | Sequence[int] | Tensor) -> Float[Tensor, "batch heads row key"]:
