@@ -125,6 +125,9 @@ def test_a_head_can_be_chosen(model):
     assert all((scene.layer, scene.head) == (0, 2) for scene in chosen.scenes)
     deep = explain_sentence(model, "I am tired.", name="learnt", layer=1)  # the encoder has one layer, the decoder two
     assert [scene.layer for scene in deep.scenes] == [0, 1, 1]
+    last = explain_sentence(model, "I am tired.", name="learnt", layer=-1, head=-1)
+    assert [scene.layer for scene in last.scenes] == [0, 1, 1]
+    assert {scene.head for scene in last.scenes} == {last.scenes[0].attention.weights.shape[1] - 1}
 
 
 def test_the_head_that_is_shown_looks_at_one_word_most(model):

@@ -99,6 +99,7 @@ def test_without_anywidget_it_is_a_frame_with_everything_inside(monkeypatch):
         (lambda: show(writers.learnt(), " "), "no word"),
         (lambda: show(recorded(5), "text"), "has its text"),
         (lambda: show(3), "not int"),
+        (lambda: show(recorded(5), layer=-9), "there is no layer -9"),
         (lambda: show("nowhere"), "does not exist"),
         (lambda: show(torch.nn.Linear(1, 1), "text"), "has its text"),
     ],

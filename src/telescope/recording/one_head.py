@@ -6,7 +6,7 @@ import torch
 
 from ..attention.restrict import key_heads_of, restrict_to_heads, restrict_to_sequences
 from ..tiles.head_scores import OneHead
-from ..words import whole_number
+from ..words import check_index
 from .kept import RecordedCall, StepsCall
 
 
@@ -16,14 +16,8 @@ def one_head(call: RecordedCall, number: SupportsIndex, sequence: SupportsIndex 
     `number` is the head's number in the model. Negative numbers count from the last head kept and the last sequence.
     Raise a ValueError that names the range if there is no such head or sequence.
     """
-    place, sequence = call.head_index(number), whole_number("sequence", sequence)
-    batch, heads = call.facts.shape[0], len(call.heads)
-    if not -batch <= sequence < batch:
-        raise ValueError(
-            f'there is no sequence {sequence} of "{call.name}"; there are {batch}, counted from 0 to {batch - 1} or '
-            f"from -{batch} to -1"
-        )
-    sequence %= batch
+    place, batch, heads = call.head_index(number), call.facts.shape[0], len(call.heads)
+    sequence = check_index("sequence", sequence, batch, of=f'"{call.name}"')
     one = slice(sequence, sequence + 1)
     key_head = int(key_heads_of(torch.tensor([place]), heads, call.keys.shape[1]))
     own, shared = (one, slice(place, place + 1)), (one, slice(key_head, key_head + 1))
