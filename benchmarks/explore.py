@@ -23,7 +23,7 @@ import torch
 
 import telescope as ts
 from telescope.recording.attention_call import AttentionCall
-from telescope.recording.kept import KeepOptions
+from telescope.recording.recorded_call import KeepOptions
 from telescope.recording.recording import Recording
 
 from .measure import Row

@@ -40,17 +40,20 @@ RECORDING = [
         "attention_call",
         "continuation",
         "heads",
-        "kept",
-        "one_head",
+        "queries_keys_call",
+        "recorded_call",
         "recording",
         "row_in_float64",
         "saved",
         "storage",
+        "summaries_call",
         "survey_queue",
     )
 ]
 LOOKING = ["telescope.tiles", "telescope.watch.huggingface"]
-MODELS = [f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong_translator", "transformer", "translator")]
+MODELS = [
+    f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong_translator", "transformer", "translator")
+]
 TRAINING = [f"telescope.training.{name}" for name in ("batch", "examples", "health", "objectives", "windows")]
 DECODING = [f"telescope.decoding.{name}" for name in ("beam", "inference_copy", "sampling", "writers")]
 TASKS = [f"telescope.tasks.{name}" for name in ("explaining.sentence_views", "explaining.show", "learning.recall_data")]

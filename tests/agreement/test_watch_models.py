@@ -17,7 +17,7 @@ from telescope.models import (
     Transformer,
     TransformerConfig,
 )
-from telescope.recording.one_head import one_head
+from telescope.recording.queries_keys_call import one_head
 from telescope.tiles import Tiles
 from watching import KEEPS, filled
 

@@ -189,7 +189,7 @@ def test_a_head_is_surveyed_alone(tmp_path, monkeypatch):
         heads.append(queries.shape[1])
         return ts.survey(queries, *rest, **options)
 
-    monkeypatch.setattr("telescope.recording.kept.survey", counted)
+    monkeypatch.setattr("telescope.recording.queries_keys_call.survey", counted)
     for name, watched in opened.items():
         for number in watched.call.heads:
             one, of_all = watched.head(number), other[name].survey().head(number)

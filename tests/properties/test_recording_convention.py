@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import telescope as ts
-from telescope.recording.one_head import one_head
+from telescope.recording.queries_keys_call import one_head
 from watched import FAMILIES, IDS
 from watching import KEEPS, Translator, sequence
 

@@ -16,8 +16,9 @@ from torch import Tensor
 from ..trace.terminal import render_text
 from ..words import hint, index_range, whole_number
 from .head_shares import COUNTS, NAMES, BatchTokens, Places, counted
-from .kept import RecordedCall, SummariesCall
 from .names import Layers, select_layers
+from .recorded_call import RecordedCall
+from .summaries_call import SummariesCall
 
 Decode = Callable[[list[int]], str]
 IsMark = Callable[[int], bool]  # whether a token id is punctuation

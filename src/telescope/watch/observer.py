@@ -14,7 +14,7 @@ from ..attention.padding_queries import find_padding
 from ..attention.values import identity_key
 from ..engines import torch_modes
 from ..recording.attention_call import AttentionCall
-from ..recording.kept import RecordedCall
+from ..recording.recorded_call import RecordedCall
 from ..recording.recording import Recording
 from ..words import index_range
 
