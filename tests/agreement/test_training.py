@@ -23,8 +23,8 @@ from telescope.training import (
     learning_rate,
     objectives,
 )
-from telescope.training.health import health
 from telescope.training.objectives import Learner
+from telescope.training.validation import health
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 

@@ -9,9 +9,8 @@ import pytest
 import writers
 from exploring import HOSTILE, SENTENCES, api, got, read, recorded, serving
 from telescope.explorer.api import Api
-from telescope.explorer.export import html_page, json_for_html
+from telescope.explorer.export import html_page, json_for_html, page_files
 from telescope.explorer.library import Library
-from telescope.explorer.pages import page_files
 
 pytest.importorskip("httpx2", reason="starlette's test client needs httpx2, which is not installed")
 TestClient = pytest.importorskip("starlette.testclient", reason="the serve extra is not installed").TestClient

@@ -12,7 +12,7 @@ import writers
 from telescope.tasks.explaining.explain_sentence import draw
 from telescope.tasks.explaining.sentence import explain_sentence
 from telescope.tasks.explaining.show import percent_table
-from telescope.trace.terminal import render_text
+from telescope.trace.render import render_text
 
 TITLES = ("Encoder self-attention", "Decoder masked self-attention", "Encoder-decoder attention")
 

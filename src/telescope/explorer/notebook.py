@@ -12,9 +12,8 @@ from ..models import Model
 from ..recording.recording import Recording
 from ..words import check_index
 from .api import JSON, Api
-from .export import export_answers, html_page
+from .export import export_answers, html_page, page_files
 from .library import Library
-from .pages import page_files
 from .requests import Refusal, RequestParams
 from .run import Run
 

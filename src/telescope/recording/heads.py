@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from rich.table import Table
 from torch import Tensor
 
-from ..trace.terminal import render_text
+from ..trace.render import render_text
 from ..words import hint, index_range, whole_number
 from .head_shares import COUNTS, NAMES, BatchTokens, Places, counted
 from .names import Layers, select_layers

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..survey import Survey
 from ..survey.survey import Peak, Top
-from ..trace.terminal import render_text
+from ..trace.render import render_text
 from ..trace.trace import Tokens, Trace
 from ..words import format_bytes, hint
 from .attention_call import AttentionCall

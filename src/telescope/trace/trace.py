@@ -18,7 +18,6 @@ from ..engines import reference, torch_modes
 from ..engines.check_inputs import check
 from ..engines.exact import repeat_key_heads
 from ..words import check_index, hint
-from .html import render_html
 from .numbers import (
     decimal_places,
     format_factor,
@@ -28,7 +27,17 @@ from .numbers import (
     json_numbers,
     visible_indices,
 )
-from .terminal import ROWS, TraceStep, indent, largest_weight, render_steps, render_table, render_text, table_rows
+from .render import (
+    ROWS,
+    TraceStep,
+    indent,
+    largest_weight,
+    render_html,
+    render_steps,
+    render_table,
+    render_text,
+    table_rows,
+)
 
 STEPS = tuple(field.name for field in fields(reference.AttentionSteps))
 """The steps of an attention in the order they are computed. Tables, HTML, JSON, formulas and rows follow this list."""
