@@ -94,8 +94,8 @@ class Server(NamedTuple):
     def mib(self) -> float:
         """Its own memory. What is mapped of a file is the recording, and is given back when others need the room."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
-        told = re.search(r"RssAnon:\s+(\d+)", status)
-        return int(told[1]) / 1024 if told else float("nan")
+        result = re.search(r"RssAnon:\s+(\d+)", status)
+        return int(result[1]) / 1024 if result else float("nan")
 
     @property
     def run(self) -> str:
@@ -167,10 +167,10 @@ def _long(n: int, place: Path, sums: bool) -> Iterator[Row]:
                 return
             yield Row(case, "first paint", first)
             for name, jump in (("jump anywhere", jumps(n)), ("pan", pans(n))):
-                told = [page.evaluate(GO, [f"/s/{server.run}/map?l=0&h=0&{where}", THERE]) for where in jump]
-                times, exact = [ms for ms, _ in told], sum(whole for _, whole in told)
-                shown = f"{exact} exact, {len(told) - exact} told to be sampled"
-                yield Row(case, f"{name}, median of {len(told)}", median(times), note=shown)
+                result = [page.evaluate(GO, [f"/s/{server.run}/map?l=0&h=0&{where}", THERE]) for where in jump]
+                times, exact = [ms for ms, _ in result], sum(whole for _, whole in result)
+                shown = f"{exact} exact, {len(result) - exact} marked as sampled"
+                yield Row(case, f"{name}, median of {len(result)}", median(times), note=shown)
                 yield Row(case, f"{name}, slowest", max(times), server.mib - before)
 
 
@@ -274,9 +274,9 @@ def _many(server: Server, seconds: float) -> Iterator[Row]:
             ]
         )
 
-    told = load(server, seconds, paths)
-    note = f"{len(told.times):,} answers, {len(told.problems)} lost or wrong{': ' * bool(told.problems)}"
-    yield Row(case, "an answer, median", 1e3 * median(told.times), note=note + "".join(told.problems[:1]))
-    yield Row(case, "an answer, p99", 1e3 * told.quantile(0.99))
-    grown = told.mib[1] - told.mib[0]
-    yield Row(case, "memory", mib=told.mib[1], note=f"{grown:+.1f} MiB in the second half")
+    result = load(server, seconds, paths)
+    note = f"{len(result.times):,} answers, {len(result.problems)} lost or wrong{': ' * bool(result.problems)}"
+    yield Row(case, "an answer, median", 1e3 * median(result.times), note=note + "".join(result.problems[:1]))
+    yield Row(case, "an answer, p99", 1e3 * result.quantile(0.99))
+    grown = result.mib[1] - result.mib[0]
+    yield Row(case, "memory", mib=result.mib[1], note=f"{grown:+.1f} MiB in the second half")

@@ -104,7 +104,7 @@ def peak(run: Callable[[], object], device: torch.device) -> float:
 
 def machine(device: torch.device) -> dict[str, str]:
     """What a figure means nothing without."""
-    told = {
+    facts = {
         "processor": f"{_processor()}, {torch.get_num_threads()} threads of {os.cpu_count()}",
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
         "torch": torch.__version__,
@@ -112,8 +112,8 @@ def machine(device: torch.device) -> dict[str, str]:
         "telescope": _version("telescope"),
     }
     if device.type == "cuda":
-        told = {"gpu": f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"} | told
-    return told
+        facts = {"gpu": f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"} | facts
+    return facts
 
 
 def save(path: Path, about: Mapping[str, object], rows: list[Row]) -> None:

@@ -69,8 +69,8 @@ def _compared(case: str, runners: dict[str, Callable[[], object]], device: torch
     """The first runner is 1.0."""
     rows = race(case, runners, device)
     for row in rows:
-        told = row.ms is not None and rows[0].ms is not None
-        yield replace(row, note=f"{row.ms / rows[0].ms:.2f} x") if told else row
+        timed = row.ms is not None and rows[0].ms is not None
+        yield replace(row, note=f"{row.ms / rows[0].ms:.2f} x") if timed else row
 
 
 def _eager(q: Tensor, k: Tensor) -> tuple[Tensor, ...]:

@@ -108,7 +108,7 @@ def _largest(device: torch.device) -> Iterator[Row]:
 def _model(name: str, options: dict[str, Any], how: str, device: torch.device, dtype: torch.dtype) -> Any:
     import transformers
 
-    kind, config = (getattr(transformers, it) for it in MAKE[name])
+    kind, config = (getattr(transformers, part) for part in MAKE[name])
     torch.manual_seed(0)
     with torch.device(device):
         model = kind(config(**options)).to(dtype).eval()

@@ -201,10 +201,10 @@ VALUE += ("[]", "{}", "[1]", "['generate']", "true", "1979-05-27", "'\u2028'", "
 def of_toml(contents: bytes, dice: Random) -> bytes:
     """A line of it with another value, without its value, twice, misspelt, or gone; or another table."""
     lines = contents.decode("utf-8").split("\n")
-    said = [i for i, line in enumerate(lines) if " = " in line and not line.startswith("#")]
+    parsed = [i for i, line in enumerate(lines) if " = " in line and not line.startswith("#")]
     tables = [i for i, line in enumerate(lines) if line.startswith("[")]
     for _ in range(dice.choice((1, 1, 2))):
-        at = dice.choice(said or [0])
+        at = dice.choice(parsed or [0])
         name, _, value = lines[at].partition(" = ")
         match dice.randrange(8):
             case 0:
@@ -382,10 +382,10 @@ def without_checksums(files: Files, dice: Random) -> Files:
     """As earlier versions wrote it: what is spoilt is then not found by its checksum."""
     if dice.random() < 0.15:
         return files
-    said = json.loads(files["recording.json"])
-    for part in (said, *(call for attention in said["attentions"] for call in attention["calls"])):
+    parsed = json.loads(files["recording.json"])
+    for part in (parsed, *(call for attention in parsed["attentions"] for call in attention["calls"])):
         part.pop("crc32", None)
-    return files | {"recording.json": dumped(said)}
+    return files | {"recording.json": dumped(parsed)}
 
 
 def use_recording(folder: Path, dice: Random) -> None:
@@ -405,10 +405,10 @@ def use_recording(folder: Path, dice: Random) -> None:
             if recording.keep == "steps" and use == 2:
                 call.trace()
     if use == 2:
-        asked(recording, dice)
+        ask_page(recording, dice)
 
 
-def asked(recording: Any, dice: Random) -> None:
+def ask_page(recording: Any, dice: Random) -> None:
     """What the page asks first."""
     from telescope.explorer.api import Api
     from telescope.explorer.library import Library
@@ -424,9 +424,9 @@ def asked(recording: Any, dice: Random) -> None:
 
 def must_answer(answer: Any) -> None:
     if answer.status not in (200, 201):
-        said = json.loads(answer.body)["error"]["message"]
-        if answer.status not in (400, 404, 405, 409, 422) or not said or "\n" in said:
-            raise AssertionError(f"{answer.status}: {said}")
+        parsed = json.loads(answer.body)["error"]["message"]
+        if answer.status not in (400, 404, 405, 409, 422) or not parsed or "\n" in parsed:
+            raise AssertionError(f"{answer.status}: {parsed}")
 
 
 @cache
@@ -590,18 +590,18 @@ def use_api(folder: Path, dice: Random) -> None:
 @cache
 def answers() -> list[Files]:
     """What `telescope evaluate --predict` writes."""
-    told = {
+    report = {
         "multi30k-tiny": {"source": "a", "prediction": "ein Hund", "references": ["ein Hund läuft", "Hund"]},
         "recall-causal": {"question": "Where?", "answer": "Rome", "places": ["Rome"]},
         "shakespeare-char": {"loss": 1.5, "tokens": 100, "characters": 200},
     }
-    lines = {name: 1 if name.startswith("shake") else 3 for name in told}
+    lines = {name: 1 if name.startswith("shake") else 3 for name in report}
     return [
         {
             "recipe.toml": (HERE.parent / "recipes" / f"{name}.toml").read_bytes(),
             "evaluation/test.jsonl": b"\n".join([json.dumps(it).encode()] * lines[name]) + b"\n",
         }
-        for name, it in told.items()
+        for name, it in report.items()
     ]
 
 
@@ -695,20 +695,20 @@ def work(first: int, past: int, seed: int) -> None:
             began = process_time()
             try:
                 kind_name, done, whole = run(number, seed, Path(folder))
-                told: dict[str, Any] = {"kind": kind_name, "done": done, "opened": whole}
+                report: dict[str, Any] = {"kind": kind_name, "done": done, "opened": whole}
             except KeyboardInterrupt:
                 raise
             except BaseException as problem:  # a panic in Rust is no Exception
                 dice = Random(f"{seed}/{number}")
                 name = dice.choices(KINDS, [it.share for it in KINDS])[0].name
                 frames = traceback.format_exception(problem)
-                told = {"kind": name, "raw": f"{type(problem).__name__}: {str(problem)[:200]}", "where": frames}
+                report = {"kind": name, "raw": f"{type(problem).__name__}: {str(problem)[:200]}", "where": frames}
             faulthandler.cancel_dump_traceback_later()
             seconds = process_time() - began
             if seconds > SECONDS:
-                told.setdefault("raw", f"it took {seconds:.1f} s")
-                told.setdefault("where", [])
-            print(json.dumps({"case": number, "seconds": seconds, **told}), flush=True)
+                report.setdefault("raw", f"it took {seconds:.1f} s")
+                report.setdefault("where", [])
+            print(json.dumps({"case": number, "seconds": seconds, **report}), flush=True)
 
 
 def supervise(files: int, seed: int, *, first: int = 0, say: Callable[[str], object] = print) -> dict[str, Any]:
@@ -722,17 +722,17 @@ def supervise(files: int, seed: int, *, first: int = 0, say: Callable[[str], obj
             with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as worker:
                 assert worker.stdout is not None
                 for line in worker.stdout:
-                    told = json.loads(line)
-                    if "kind" not in told:
-                        began = told["case"]
+                    report = json.loads(line)
+                    if "kind" not in report:
+                        began = report["case"]
                         continue
-                    number = told["case"] + 1
-                    counts[told["kind"]] += 1
-                    opened_ones[told["kind"]] += told.get("opened", False)
-                    slow.append((told["seconds"], told["case"]))
-                    if "raw" in told:
-                        raw.append(told)
-                        say(f"case {told['case']}, {told['kind']}: {told['raw']}")
+                    number = report["case"] + 1
+                    counts[report["kind"]] += 1
+                    opened_ones[report["kind"]] += report.get("opened", False)
+                    slow.append((report["seconds"], report["case"]))
+                    if "raw" in report:
+                        raw.append(report)
+                        say(f"case {report['case']}, {report['kind']}: {report['raw']}")
             errors.seek(0)
             complaint = errors.read()
         if number < past:
@@ -758,14 +758,14 @@ def main() -> None:
         return
     began = perf_counter()
     first, files = (0, given.files) if given.only is None else (given.only, 1)
-    told = supervise(files, given.seed, first=first)
+    report = supervise(files, given.seed, first=first)
     if given.only is not None:
-        print(*("".join(one["where"]) for one in told["raw"]), sep="\n")
-    for kind, count in sorted(told["counts"].items()):
-        print(f"{kind:<12} {count:>7,} files, {told['opened'][kind]:,} opened")
-    slowest = ", ".join(f"case {case} {seconds:.1f} s" for seconds, case in reversed(told["slowest"]))
-    print(f"{files:,} files in {perf_counter() - began:.0f} s, {len(told['raw'])} raw exceptions; slowest: {slowest}")
-    raise SystemExit(bool(told["raw"]))
+        print(*("".join(one["where"]) for one in report["raw"]), sep="\n")
+    for kind, count in sorted(report["counts"].items()):
+        print(f"{kind:<12} {count:>7,} files, {report['opened'][kind]:,} opened")
+    slowest = ", ".join(f"case {case} {seconds:.1f} s" for seconds, case in reversed(report["slowest"]))
+    print(f"{files:,} files in {perf_counter() - began:.0f} s, {len(report['raw'])} raw exceptions; slowest: {slowest}")
+    raise SystemExit(bool(report["raw"]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Whoever makes a mistake with a model reads one sentence: the argument, what came, what fits."""
+"""A mistake in the use of a model is answered in one sentence: the argument, what came, what fits."""
 
 import pickle
 from copy import deepcopy

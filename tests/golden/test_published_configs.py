@@ -1,4 +1,4 @@
-"""The config.json of models that people use, as published: read as it should be, with as many parameters as is said."""
+"""The config.json of published models is read correctly, and gives the published number of parameters."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""One convention: an attention of a recording answers as a survey does, short names work alike, and -1 is the last."""
+"""One convention: an attention of a recording has the properties of a survey, short names work, and -1 is the last."""
 
 import gc
 import weakref
@@ -23,7 +23,7 @@ def recorded(**options):
 
 
 @pytest.mark.parametrize("keep", KEEPS)
-def test_an_attention_answers_as_its_survey(keep):
+def test_an_attention_has_the_numbers_of_its_survey(keep):
     watched = recorded(keep=keep)["encoder.1"]
     survey = watched.survey()
     assert torch.equal(watched.received, survey.received)
@@ -33,7 +33,7 @@ def test_an_attention_answers_as_its_survey(keep):
     assert watched.entropy.shape[:2] == (2, HEADS)
 
 
-def test_several_calls_have_no_single_answer():
+def test_reading_an_attention_with_several_calls_is_an_error():
     model = Translator().double().eval()
     with torch.no_grad(), ts.watch(model) as recording:
         for seed in (1, 2):
@@ -72,7 +72,7 @@ def test_heads_count_from_the_last(keep):
 
 @pytest.mark.parametrize("keep", KEEPS)
 def test_heads_to_watch_count_from_the_last(keep):
-    """Of each layer, the last: cross-attention has fewer heads here."""
+    """The last head of each layer: cross-attention has fewer heads here."""
     every, last = recorded(keep=keep), recorded(keep=keep, heads=-1)
     for name, watched in last.items():
         number = len(every[name].call.heads) - 1
