@@ -1,6 +1,6 @@
-"""The explorer on a long text, as one meets it: `telescope serve` as a process, its page in a browser, many who ask.
+"""explore: the explorer on a long text: `telescope serve` as a process, its page in a browser, and many clients.
 
-A paint or a jump ends when every tile in sight is there, at the level that is wanted: exact, or told to be sampled.
+A paint or a jump ends when every visible tile of the requested level is there: exact, or marked as sampled.
 """
 
 import http.client
@@ -57,9 +57,10 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
 
 
 def recorded(n: int, place: Path, *, sums: bool) -> Path:
-    """A recording as `telescope watch` leaves it, of a head without a model around it; with its `sums`, the lse that a
-    fused kernel gives, or without. Its keys are those of 256 words, so that the lse is soon known: of every word, how
-    often it has come so far."""
+    """Write a recording as `telescope watch` does, of one head without a model; `sums` adds the lse of a fused kernel.
+
+    The keys are those of 256 words, so that the lse is quickly computed: from how often each word has occurred so far.
+    """
     dice = torch.Generator().manual_seed(0)
     words, ids = torch.randn(WORDS, D, generator=dice).bfloat16(), torch.randint(WORDS, (n,), generator=dice)
     queries, keys, attention = torch.randn(n, D, generator=dice).bfloat16(), words[ids], ts.Attention(mask=ts.causal)
@@ -92,7 +93,7 @@ class Server(NamedTuple):
 
     @property
     def mib(self) -> float:
-        """Its own memory. What is mapped of a file is the recording, and is given back when others need the room."""
+        """The server's private memory in MiB. Pages mapped from a file belong to the recording, and can be evicted."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         result = re.search(r"RssAnon:\s+(\d+)", status)
         return int(result[1]) / 1024 if result else float("nan")
@@ -104,7 +105,7 @@ class Server(NamedTuple):
 
 @contextmanager
 def serving(*places: Path) -> Iterator[Server]:
-    """`telescope serve`, from its link to its end."""
+    """Run `telescope serve` and yield its address once it is printed."""
     command = [sys.executable, "-m", "telescope.cli", "serve", *map(str, places)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -122,7 +123,7 @@ def serving(*places: Path) -> Iterator[Server]:
 
 
 class Client:
-    """One connection that stays open, as a browser's does."""
+    """One connection that stays open, as that of a browser does."""
 
     def __init__(self, server: Server) -> None:
         self.line = http.client.HTTPConnection(server.host, timeout=60)
@@ -176,7 +177,7 @@ def _long(n: int, place: Path, sums: bool) -> Iterator[Row]:
 
 @contextmanager
 def _page(server: Server) -> Iterator[tuple[Any, float]]:
-    """The map in a browser, and how many milliseconds it took until it was there."""
+    """Yield the map in a browser, and how many milliseconds it took to appear."""
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
@@ -197,7 +198,7 @@ def _page(server: Server) -> Iterator[tuple[Any, float]]:
 
 
 def jumps(n: int, many: int = JUMPS) -> Iterator[str]:
-    """Places anywhere below the diagonal, at zooms from the whole of it to single cells."""
+    """Return random positions below the diagonal, at zooms from the whole map to single cells."""
     dice = Random(n)
     closest = _deepest(n) + 5.6
     for _ in range(many):
@@ -206,7 +207,7 @@ def jumps(n: int, many: int = JUMPS) -> Iterator[str]:
 
 
 def pans(n: int, many: int = 10) -> Iterator[str]:
-    """A third of a view at a time, along the diagonal, where a pixel is four cells wide."""
+    """Return positions a third of a view apart along the diagonal, where a pixel is four cells wide."""
     for step in range(many):
         yield f"x={n / 2 + 800 * step:.1f}&y={n / 2 + 800 * step:.1f}&z={_deepest(n) - 2}"
 
@@ -219,7 +220,7 @@ def _deepest(n: int) -> int:
 
 
 class Load(NamedTuple):
-    """How long every answer took, in seconds, sorted; what was lost or wrong; the memory after each half, in MiB."""
+    """The time of every answer in seconds, sorted; lost or wrong answers; the memory after each half, in MiB."""
 
     times: list[float]
     problems: list[str]
@@ -230,7 +231,7 @@ class Load(NamedTuple):
 
 
 def load(server: Server, seconds: float, paths: Callable[[Random], str]) -> Load:
-    """Many clients at once, each with the next question as soon as it has an answer; all that is exact is compared."""
+    """Run many clients at once, each sending its next request after an answer; compare every exact answer."""
     known: dict[str, bytes] = {}
 
     def one(number: int) -> tuple[list[float], list[str]]:

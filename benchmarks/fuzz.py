@@ -1,8 +1,8 @@
-"""Random attentions, every engine, trace and survey against float64: `python -m benchmarks fuzz --minutes 10`.
+"""fuzz: compare random attentions on every engine, in trace and survey, with float64.
 
-A case is kept as lines of Python, not as objects: one that fails is shrunk by trying simpler lines, and what is left is
-printed as a script that shows the failure. The truth is `reference` in float64 for weights and contexts; the truth of
-a survey is computed from these weights by the formulas.
+A case is kept as lines of Python, not as objects: a case that fails is shrunk by trying simpler lines, and is printed
+as a script that shows the failure. The expected weights and contexts are those of `reference` in float64; the
+expected survey is computed from these weights by the formulas.
 """
 
 import json
@@ -50,7 +50,7 @@ Tree = str | tuple[Any, ...]  # a mask: a line of Python, ("&", a, b), ("|", a, 
 
 @dataclass(frozen=True)
 class Case:
-    """One attention: sizes, lines of Python that may use them, and what is asked of it."""
+    """One attention: sizes, lines of Python that may use them, and what is compared."""
 
     batch: int = 1
     heads: int = 1
@@ -80,7 +80,7 @@ class Case:
         return self.heads // self.key_heads
 
     def script(self, check: str = "") -> str:
-        """Lines of Python that build the case, and the one that fails."""
+        """Return lines of Python that build the case, and the line that fails."""
         sizes = ("batch", "heads", "key_heads", "queries", "keys", "d", "d_v")
         parts = {name: getattr(self, name) for name in ("score", "scale", "bias", "softcap", "sink", "normalize")}
         usual = {checked.name: checked.default for checked in fields(self)}
@@ -112,12 +112,12 @@ def written(mask: Tree) -> str:
 
 
 def numbers(*shape: int, seed: int, device: str = "cpu") -> Tensor:
-    """Normally distributed, float64, the same on every device."""
+    """Return normally distributed float64 numbers, the same on every device."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(device)
 
 
 def laid_out(tensor: Tensor, dtype: torch.dtype, layout: str) -> Tensor:
-    """The numbers in another layout of memory."""
+    """Return the numbers in another memory layout."""
     tensor = tensor.to(dtype)
     match layout:
         case "transposed":  # as a projection that is split into heads leaves it
@@ -133,7 +133,7 @@ def laid_out(tensor: Tensor, dtype: torch.dtype, layout: str) -> Tensor:
 
 @contextmanager
 def small_blocks(most: int) -> Iterator[None]:
-    """Blocks of at most so many scores, so that a small matrix has several; 0 leaves them as they are."""
+    """Set blocks of at most so many scores, so that a small matrix has several; 0 leaves the usual size."""
     rows = max(2, isqrt(most))
     sizes: tuple[tuple[Any, str, Any], ...] = (
         (chunked_engine, "SCORES", {"cpu": most, "cuda": most}),
@@ -160,7 +160,7 @@ ON_GPU = ((1,), (64, 128, 192), (33, 65, 100, 130))  # lengths by kind: a kernel
 
 
 def drawn(seed: int, device: str = "cpu") -> Case:
-    """A random case."""
+    """Draw a random case."""
     dice = random.Random(seed)
     pick, lengths = dice.choice, sum(ON_GPU, ()) if device == "cuda" else LENGTHS
     key_heads = pick((1, 1, 2, 3))
@@ -199,13 +199,13 @@ def drawn(seed: int, device: str = "cpu") -> Case:
         case = replace(case, small_blocks=max(10, pairs // dice.randint(2, 9)))
     if dice.random() < 0.1:
         case = replace(case, normalize="ts.by_sum", sink="None")
-    if dice.random() < 0.02:  # nothing of something
+    if dice.random() < 0.02:  # an empty axis
         case = replace(case, **{pick(("batch", "queries", "keys")): 0})
     return case
 
 
 def varied(case: Case, seed: int) -> Case:
-    """The same kind of case, with other numbers, and another of the kind's `SIZES`."""
+    """Return the same kind of case with other numbers, and another of the kind's `SIZES`."""
     dice = random.Random(seed)
     sizes = random.Random(SIZES * case.seed + seed % SIZES)
 
@@ -292,7 +292,7 @@ class WrongError(Exception):
 
 @dataclass(frozen=True)
 class Checked:
-    """A case that was built, its weights in float64, and how far rounding may go."""
+    """A case that was built, its weights in float64, and the rounding that is allowed."""
 
     case: Case
     attention: ts.Attention
@@ -305,9 +305,9 @@ class Checked:
         return self.truth.weights
 
     def near(self, kind: str, line: str, got: Tensor, exact: Tensor, unit: float = 1.0, of: Any = None) -> None:
-        """Raise a WrongError where they differ by more than a few roundings of numbers of this size.
+        """Raise a WrongError where numbers differ by more than a few roundings of numbers of this size.
 
-        `of` is the dtype that rounded, that of the answer unless said.
+        `of` is the dtype that rounded, that of the result unless given.
         """
         if got.shape != exact.shape:
             raise WrongError(kind, f"shape {tuple(got.shape)}, not {tuple(exact.shape)}", line)
@@ -331,9 +331,9 @@ def names(case: Case) -> dict[str, Any]:
 
 
 def check(case: Case) -> Counter[str]:
-    """Compare everything that can run the case with float64, and return how often what was compared.
+    """Compare everything that can run the case with float64, and count the comparisons.
 
-    Raises a WrongError at the first difference; what raises anything else is wrong too.
+    Raises a WrongError at the first difference, and for any other exception.
     """
     space = names(case)
     q, k, v = (space[name] for name in "qkv")
@@ -353,7 +353,7 @@ def check(case: Case) -> Counter[str]:
             return Counter({"by_sum near zero, left out": 1})
         unit *= float(condition) * _largest(truth.weights)
     if isinstance(attention.score, Additive) and finite.numel():
-        # tanh is given sums that were rounded as what they are the sum of
+        # the sums inside tanh are rounded relative to their summands
         score, (q_, k_) = attention.score, (exact[0].detach(), exact[1].detach().repeat_interleave(case.group, 1))
         inner = float((q_ @ score.W_q).abs().max() + (k_ @ score.W_k).abs().max())
         unit += max(1.0, abs(attention.scale_for(case.d))) * inner * float(score.v.abs().sum(-1).max())
@@ -390,7 +390,7 @@ def check_engines(checked: Checked) -> Counter[str]:
                 slopes = _slopes(checked.truth.context, checked.truth.queries, checked.truth.keys, checked.truth.values)
             back = max(unit, *map(_largest, slopes))
             for slope, own in zip(slopes, _slopes(context, *mine), strict=True):
-                # each step back rounds once more, and halves round what was kept of the way forward
+                # each backward step rounds once more, and half precision rounds what the forward pass saved
                 checked.near(f"backward by {name or 'choice'}", line, own, slope, 8.0 * back, of=context.dtype)
             counts[f"backward by {name or 'choice'}"] += 1
     return counts
@@ -445,7 +445,7 @@ def check_survey(checked: Checked) -> Counter[str]:
 
 
 def _lse(checked: Checked) -> Tensor | None:
-    """ln Σ exp(score), the sink included."""
+    """Return ln Σ exp(score), the sink included."""
     if checked.attention.normalize is not ts.softmax:
         return None
     masked = checked.truth.masked.detach()
@@ -456,7 +456,7 @@ def _lse(checked: Checked) -> Tensor | None:
 
 
 def _compare(checked: Checked, seen: ts.Survey, engine: str, given: str) -> None:
-    """Every answer of a survey against the formulas, from the weights in float64."""
+    """Compare every number of a survey with the formulas, from the weights in float64."""
     weights, masked = checked.weights.detach(), checked.truth.masked.detach()
     (_, heads, queries, keys), unit = weights.shape, checked.score_unit
     line = f"print(ts.survey(q, k, attention, top={checked.case.top}, engine={engine!r}{given}))"
@@ -510,7 +510,7 @@ def _compare_maps(checked: Checked, seen: ts.Survey, engine: str, line: str, dic
 
 
 def _pooled(weights: Tensor, of_queries: Tensor, of_keys: Tensor, how: str) -> Tensor:
-    """The mean over the queries of a cell of the sum over its keys; with "max" the largest weight of the cell."""
+    """Return the mean over the queries of a cell of the sum over its keys; with "max" its largest weight."""
     of_queries, of_keys = of_queries.to(weights.device), of_keys.to(weights.device)
     cells = weights.new_zeros(*weights.shape[:2], int(of_queries.max()) + 1, int(of_keys.max()) + 1)
     across = weights.new_zeros(*weights.shape[:3], cells.shape[3])
@@ -551,7 +551,7 @@ def failure(case: Case) -> WrongError | None:
 
 
 def shrunk(case: Case, wrong: WrongError) -> tuple[Case, WrongError]:
-    """The simplest case found that fails in the same check."""
+    """Return the simplest case found that fails in the same check."""
     began = perf_counter()
     while True:
         for simpler in _simpler(case):
@@ -566,7 +566,7 @@ def shrunk(case: Case, wrong: WrongError) -> tuple[Case, WrongError]:
 
 
 def _simpler(case: Case) -> Iterator[Case]:
-    """Cases with one thing less."""
+    """Yield cases that are simpler in one respect."""
     for name in ("score", "bias", "sink", "softcap", "scale", "layout", "size", "backward", "small_blocks", "dtype"):
         usual = Case.__dataclass_fields__[name].default
         if getattr(case, name) != usual:
@@ -602,14 +602,14 @@ def _parts(mask: Tree) -> Iterator[Tree]:
 
 @dataclass(frozen=True)
 class Found:
-    """What a process reports of some cases."""
+    """What a process reports about some cases."""
 
     counts: Counter[str]
     wrong: list[tuple[str, str]]
 
 
 def hunt(first: int, count: int, device: str = "cpu", until: float = inf) -> Found:
-    """Draw and check the cases of these seeds, until a time in seconds since 1970; shrink what fails."""
+    """Draw and check the cases of these seeds until a time in seconds since 1970; shrink those that fail."""
     torch.set_num_threads(1)
     counts: Counter[str] = Counter()
     wrong = []
@@ -629,7 +629,7 @@ def hunt(first: int, count: int, device: str = "cpu", until: float = inf) -> Fou
 
 
 def main(device: torch.device, minutes: float, seed: int, path: Path | None, header: dict[str, str]) -> int:
-    """Hunt for so long in as many processes as there are cores; return 1 if anything was wrong."""
+    """Run for so many minutes in as many processes as there are cores; return 1 if anything was wrong."""
     began, until, first, shown = perf_counter(), time() + 60.0 * minutes, seed * 10**9, 0.0
     together = TOGETHER[device.type]
     workers = min(os.cpu_count() or 1, 16 if device.type == "cuda" else 64)

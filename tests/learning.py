@@ -40,14 +40,14 @@ def luong(**fields):
     return LuongTranslator(LuongConfig(**shape | fields))
 
 
-def learn(model, data, out, *, tell=None, better="lowest loss", validate=None, **settings):
+def learn(model, data, out, *, on_event=None, better="lowest loss", validate=None, **settings):
     """Return the trained model, and the events that were reported."""
     events = []
 
     def report(event):
         events.append(event)
-        if tell is not None:
-            tell(event)
+        if on_event is not None:
+            on_event(event)
 
     objective = training.language if isinstance(model, GPT) else training.translation
     said = training.Training(**{"steps": 8, "tokens": 64, "lr": 3e-3, "log_every": 1} | settings)

@@ -141,7 +141,7 @@ def test_a_definition_may_be_overwritten_while_surveys_are_queued(mode):
         assert (recording[f"layers.{i}"].survey().received[1].count_nonzero(-1) == seen).all()
 
 
-def test_a_new_tensor_with_the_id_of_a_freed_one_is_told_apart():
+def test_a_new_tensor_with_the_id_of_a_freed_one_is_another_mask():
     """Python may give the id of a freed tensor to a new one."""
     model, x = made([ts.Attention()] * 2)
 

@@ -158,7 +158,7 @@ def test_a_resumed_run_has_the_same_numbers(kind, tmp_path):
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            learn(transformer(dropout=0.2), data, tmp_path / "out", tell=stop, **run)
+            learn(transformer(dropout=0.2), data, tmp_path / "out", on_event=stop, **run)
         torch.rand(13)
     again, after = learn(transformer(dropout=0.2), data, tmp_path / "out", **run)
     assert after[0].step > 0

@@ -273,7 +273,7 @@ def test_calls_that_do_not_continue_are_recorded_apart(name, keep):
 
 @pytest.mark.parametrize("keep", KEEPS)
 def test_the_same_sentence_again_is_another_call(keep):
-    """Two generations from the same source: the cross-attention of the second is told from the first by its own
+    """Two generations from the same source: the cross-attention of the second differs from the first by its own
     queries."""
     model, source, target = filled(Translator()), sequence(5), sequence(4, seed=1)
     with ts.watch(model, keep=keep) as recording:

@@ -149,7 +149,7 @@ def test_a_single_layer_is_recognised_by_its_arguments(layer):
 # ------------------------------------------------------------------------------------ recordings that were saved before
 
 
-def test_an_old_recording_does_not_say(tmp_path):
+def test_an_old_recording_without_the_field_opens(tmp_path):
     model = FAMILIES["bart"].model()
     with ts.watch(model) as recording:
         model(**FAMILIES["bart"].inputs)

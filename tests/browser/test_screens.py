@@ -259,7 +259,7 @@ def test_every_query_of_a_long_text_can_be_reached(page, served, screen):
     tab.wait_for_url("**i=511")
 
 
-def test_the_rest_of_a_long_row_stands_in_its_column(page, served, sized):
+def test_the_sum_of_the_other_weights_is_aligned_with_the_total(page, served, sized):
     sized(320)
     tab = page.open("walk", served.long, step="softmax")
     assert tab.evaluate(WIDE) <= 320

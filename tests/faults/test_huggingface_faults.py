@@ -277,7 +277,7 @@ def test_buffers_of_old_files_are_ignored(folder):
     ts.load(change(folder("llama"), model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(2)))
 
 
-def test_mixed_dtypes_need_dtype(folder):
+def test_mixed_dtypes_are_converted_to_the_given_dtype(folder):
     place = change(folder("llama"), model__norm__weight=torch.ones(8).bfloat16())
     model = ts.load(place, dtype=torch.float64)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}

@@ -122,7 +122,7 @@ def test_a_loss_of_nan_keeps_the_last_good_checkpoint(learning, tmp_path):
                 learning[0].norm.weight.fill_(torch.nan)
 
     with pytest.raises(TrainingError, match=says("at step 5 the loss is nan", "of step 4 is kept", "lower lr")):
-        learn(gpt(), data, tmp_path, save_every=2, steps=8, tell=poison)
+        learn(gpt(), data, tmp_path, save_every=2, steps=8, on_event=poison)
     _, events = learn(gpt(), data, tmp_path, save_every=2, steps=8)
     assert set(losses(events)) == {5, 6, 7, 8}
 
@@ -136,7 +136,7 @@ def test_weights_of_nan_are_not_saved(learning, tmp_path):
                 learning[0].embedding.weight[0, 0] = torch.inf
 
     with pytest.raises(TrainingError, match=says("at step 3 weights are no longer numbers", "step 2 is kept")):
-        learn(gpt(), Examples(pairs()[1]), tmp_path, save_every=1, log_every=2, steps=8, tell=poison)
+        learn(gpt(), Examples(pairs()[1]), tmp_path, save_every=1, log_every=2, steps=8, on_event=poison)
     assert os.listdir(tmp_path / "checkpoints") == ["step-00000002"]
 
 
@@ -152,7 +152,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path):
 
     try:
         with pytest.raises(TrainingError, match=says("step-00000004 cannot be", "file too large", "step 2 is kept")):
-            learn(transformer(), data, tmp_path, save_every=2, tell=fill)
+            learn(transformer(), data, tmp_path, save_every=2, on_event=fill)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert os.listdir(tmp_path / "checkpoints") == ["step-00000002"]
@@ -187,7 +187,7 @@ def test_a_resumed_run_may_log_and_save_at_other_intervals(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        learn(transformer(), data, tmp_path, save_every=2, log_every=3, tell=stop)
+        learn(transformer(), data, tmp_path, save_every=2, log_every=3, on_event=stop)
     _, events = learn(transformer(), data, tmp_path, save_every=5, log_every=4, watch_every=3)
     assert set(losses(events)) == {4, 8}
 

@@ -142,7 +142,7 @@ ASKED = {
 }
 
 
-def test_the_errors_for_a_wrong_type_and_for_a_head_not_kept_differ(unchecked):
+def test_a_head_number_of_another_type_is_an_error(unchecked):
     with pytest.raises(TypeError, match="head='1' is str; it takes a whole number"):
         watched()["encoder.0.self"].head("1")
 

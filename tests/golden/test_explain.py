@@ -37,7 +37,7 @@ def test_bank_is_pulled_towards_its_neighbour():
     assert river[1] > river[0]  # the same word, another context
 
 
-def test_telescope_attends_to_both_readings():
+def test_the_heads_of_telescope_attend_to_man_and_astronomer():
     first, second = EXAMPLES["telescope"](ts.softmax).scenes[0].trace.weights[0, :, 7]
     assert first.argmax() == 1  # man
     assert second.argmax() == 4  # astronomer

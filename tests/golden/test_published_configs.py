@@ -205,7 +205,7 @@ OPUS_MT = {
 
 
 def made(config):
-    """The model without its numbers. What is asked of a file is that it has many tensors, and these two among them."""
+    """Return the model on the meta device, from a file with many tensors, these two among them."""
     family = FAMILIES[config["model_type"]]
     names = ["final_logits_bias", "bert.pooler.dense.weight", *map(str, range(99))]
     there = StoredTensors(Path(__file__), dict.fromkeys(names))

@@ -69,7 +69,7 @@ def test_a_resumed_run_has_the_same_losses(way, tmp_path):
     run = RUN | WAYS[way] | {"save_every": 4}
     _, unbroken = learn(*made(), tmp_path / "whole", **run)
     with pytest.raises(KeyboardInterrupt):
-        learn(*made(), tmp_path / "out", tell=stop, **run)
+        learn(*made(), tmp_path / "out", on_event=stop, **run)
     _, after = learn(*made(), tmp_path / "out", **run)
     assert min(losses(after)) == 13
     expected = {step: loss for step, loss in losses(unbroken).items() if step > 12}

@@ -22,7 +22,7 @@ def test_a_gap_by_hand():
     assert lengths.tolist() == [6, 2]
 
 
-def test_adjacent_gaps_are_merged():
+def test_overlapping_gaps_are_merged():
     ids, chances = torch.arange(10, 20)[None], torch.ones(1, 10)
     chances[0, 2], chances[0, 3] = 0.05, 0.01  # 3 ids from the third, then 1 inside of it
     assert cut_gaps(ids, torch.tensor([10]), chances, START)[0].tolist() == [[10, 11, 2, 15, 16, 17, 18, 19, 0, 0]]
@@ -71,5 +71,5 @@ def test_gaps_have_the_given_share_and_differ_between_epochs():
     assert 0.5 * GAP_SHARE < 1 - left / (60 * 90) < GAP_SHARE
 
 
-def test_a_run_resumes_only_with_the_same_texts():
+def test_the_description_of_the_data_mentions_gaps():
     assert Gapped(texts_of([5, 9]), START).describe().endswith("with gaps")

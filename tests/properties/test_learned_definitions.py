@@ -305,6 +305,6 @@ def test_a_model_that_cannot_be_saved_is_not_trained(attention, tmp_path):
         model.save(tmp_path / "model")
 
 
-def test_tensors_shared_by_blocks_are_not_sharded():
+def test_sharding_a_definition_with_learned_tensors_is_refused():
     with pytest.raises(ValueError, match="shard=True does not fit a definition of attention with learned tensors"):
         shard(transformer(learned()), torch.device("cpu"))

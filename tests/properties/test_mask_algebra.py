@@ -49,7 +49,7 @@ def test_masks_are_sets(drawn):
 
 @settings(max_examples=60)
 @given(several())
-def test_everyone_and_nobody_are_the_neutral_elements(drawn):
+def test_everyone_and_its_complement_are_the_bounds(drawn):
     shape, a, *_ = drawn
     assert a & ts.everyone == a
     assert same(a | ts.everyone, ts.everyone, shape)

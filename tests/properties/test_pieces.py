@@ -69,7 +69,7 @@ def test_a_merge_is_dropped_with_the_given_probability():
     assert abs(found[2] / found.total() - 0.25) < 0.05  # 4.6 standard deviations
 
 
-def test_many_splits_of_a_word_are_cached(learnt):
+def test_a_word_has_several_splits_but_at_most_max_splits(learnt):
     often = encode_with_dropout(learnt, ["astronomers"] * 500, dropout=0.3, seed=0)
     assert 3 <= len({tuple(ids) for ids in often}) <= MAX_SPLITS
     assert often[MAX_SPLITS:] != often[MAX_SPLITS : 2 * MAX_SPLITS] * 60  # drawn, not in turns
@@ -80,7 +80,7 @@ def test_an_unknown_letter_stays_unknown(given):
     assert given.token_to_id(UNKNOWN) in ids
 
 
-def test_probabilities_out_of_range(learnt):
+def test_arguments_that_do_not_fit(learnt):
     with pytest.raises(ValueError, match=r"dropout=1\.5 is a probability, from 0 to 1"):
         encode_with_dropout(learnt, TEXTS, dropout=1.5, seed=0)
     with pytest.raises(ValueError, match="a tokenizer of the kind WordLevel has no merges that could fail; BPE has"):

@@ -82,8 +82,8 @@ def test_tensorboard_has_every_number_once(tmp_path):
     how = {"steps": 5, "save_every": 2, "watch_every": 2, "validate": lambda model: {"loss": 1.5}, "validate_every": 4}
     keep = tensorboard(tmp_path / "log")
     with pytest.raises(KeyboardInterrupt):
-        learn(transformer(), data, tmp_path, tell=stop, **how)
-    _, events = learn(transformer(), data, tmp_path, tell=tensorboard(tmp_path / "log"), **how)
+        learn(transformer(), data, tmp_path, on_event=stop, **how)
+    _, events = learn(transformer(), data, tmp_path, on_event=tensorboard(tmp_path / "log"), **how)
     found = EventAccumulator(str(tmp_path / "log"))
     found.Reload()
     assert [scalar.step for scalar in found.Scalars("train/loss")] == [1, 2, 3, 4, 5]

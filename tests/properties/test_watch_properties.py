@@ -348,7 +348,7 @@ def test_modules_by_path_equals_named_modules():
         assert list(modules_by_path(whole).items()) == list(whole.named_modules())
 
 
-def test_equal_names_are_made_unique():
+def test_names_that_would_collide_are_paths():
     model = filled(nn.ModuleDict({"self": MultiHeadAttention(D, 2), "self_attention": MultiHeadAttention(D, 2)}))
     with ts.watch(model) as recording:
         model["self_attention"](sequence(3))
@@ -387,7 +387,7 @@ def test_code_compiled_before_is_not_recorded_and_the_error_says_so(unchecked):
         recording["self"].survey()
 
 
-def test_code_compiled_inside_the_block_runs_uncompiled(unchecked):
+def test_a_compiled_function_runs_its_watched_model_uncompiled(unchecked):
     model, x = block()
     expected = model(x)
     compiled = torch.compile(lambda: model(x), backend="eager")
