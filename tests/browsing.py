@@ -43,7 +43,7 @@ TURN = """(path) => {
   dispatchEvent(new PopStateEvent("popstate"));
 }"""
 
-# cells of a notebook, without one: what a cell asks its kernel is asked of the server
+# cells of a notebook, without a notebook: the requests to the kernel are sent to the server
 WIDGETS = """async ({ start, many }) => {
   const { default: widget } = await import("/explorer.js");
   const tell = async (model, asked) => {

@@ -19,7 +19,7 @@ from jaxtyping import config, install_import_hook
 
 from small_blocks import LADDER, small_blocks
 
-# not normalizers: softmax is told apart by identity, which `unchecked` would change under those who hold it
+# not normalizers: softmax is compared by identity, which `unchecked` would change
 ATTENTION = [
     f"telescope.attention.{name}"
     for name in (

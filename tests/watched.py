@@ -20,7 +20,7 @@ class Family:
     config: str
     options: dict
     inputs: dict = field(default_factory=lambda: {"input_ids": IDS})
-    own: str = "sdpa"  # how it attends if nobody says
+    own: str = "sdpa"  # the implementation by default
 
     def model(self, implementation=None):
         torch.manual_seed(0)  # of what `numbered` leaves as it is

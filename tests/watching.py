@@ -87,7 +87,7 @@ class Translator(nn.Module):
             written = new.stop
             parts.append(part)
         for buffer in room:
-            buffer.fill_(7.0)  # whoever kept a view has wrong numbers now
+            buffer.fill_(7.0)  # a view of the buffer that was kept has wrong numbers now
         return torch.cat(parts, 1)
 
 

@@ -88,7 +88,7 @@ def test_a_mask_of_keys_goes_to_the_kernel_as_one_row(monkeypatch):
 
 def test_a_mask_that_was_written_to_gets_a_new_table():
     inputs = tensors(Shape(2, HEADS, 2, 7, 7))
-    shared = np.array([3, 7])  # torch does not see who writes to it
+    shared = np.array([3, 7])  # writes to it do not change the version of a tensor
     lengths, slopes = torch.from_numpy(shared), ts.alibi(HEADS).slopes
     attention = ts.Attention(mask=ts.padding(lengths), bias=type(ts.alibi(1))(slopes))
     assert_agrees_with_reference(inputs, attention)

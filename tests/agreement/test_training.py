@@ -115,7 +115,9 @@ LEARNERS = {
 @pytest.mark.usefixtures("unchecked")  # checking every shape takes longer than learning
 @pytest.mark.parametrize("kind", LEARNERS)
 def test_a_dozen_examples_are_learnt_by_heart(kind, tmp_path):
-    sources = [[3 + i, *source] for i, source in enumerate(pairs(12, longest=4)[0])]  # told apart by their first word
+    sources = [
+        [3 + i, *source] for i, source in enumerate(pairs(12, longest=4)[0])
+    ]  # each begins with a word of its own
     targets = [[START, *reversed(source), END] for source in sources]
     make, steps, lr = LEARNERS[kind]
     model, alone = make(), kind.startswith("GPT")

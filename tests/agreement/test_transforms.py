@@ -40,7 +40,7 @@ DEFINITIONS = OPEN | {
     ),
 }
 on_all = pytest.mark.parametrize("attention", DEFINITIONS.values(), ids=DEFINITIONS)
-# torch.func.jvp compiles its decompositions by torch.jit.script, of which torch itself says that it is deprecated
+# torch.func.jvp compiles its decompositions by torch.jit.script, which torch has deprecated
 jvp_warns = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 sizes = pytest.mark.parametrize("small", [True, False], ids=["small", "large"])
 

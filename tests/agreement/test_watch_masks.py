@@ -65,7 +65,7 @@ def test_masks(name, place, padding):
     written = their.sdpa_mask(**arguments)
     mask, here, before, _ = describe_mask(arguments)
     assert before == gone
-    assert not written[..., here:].any()  # what is left out, nobody sees
+    assert not written[..., here:].any()  # no query sees the keys that are left out
     attention = drop_first_keys(ts.Attention(mask=mask), gone)
     seen = attention.mask.block(queries, here, of=(queries, here), batch=2)
     assert torch.equal(seen.expand(2, 1, queries, here), written[..., :here])

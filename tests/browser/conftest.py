@@ -12,7 +12,7 @@ try:
     from playwright import sync_api
 
     from browsing import CHROMIUM, SENTENCES, Page, Served
-except (ImportError, pytest.skip.Exception):  # every file that imports `browsing` is skipped, and says why
+except (ImportError, pytest.skip.Exception):  # every file that imports `browsing` is skipped, with the reason
     CHROMIUM = None
 
 

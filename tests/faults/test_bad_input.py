@@ -400,7 +400,7 @@ def test_a_bias_of_minus_infinity_hides_a_key(last, broken, where):
     assert_close(ts.attend(q, k, v, attention), whole)
 
 
-def test_a_visible_infinity_is_not_spoilt_by_a_hidden_nan():
+def test_a_hidden_nan_does_not_change_a_visible_infinity():
     zeros, values = torch.zeros(1, 1, 2, 1), torch.tensor([inf, nan])[None, None, :, None]
     context = ts.attend(zeros, zeros, values, ts.Attention(mask=ts.causal))
     assert context[0, 0, 0].item() == inf

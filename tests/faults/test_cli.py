@@ -32,7 +32,7 @@ def test_one_sentence(command, arguments, message):
 @pytest.mark.parametrize(
     ("rest", "encoding", "begins"),
     [
-        ("| head -n 1", "utf-8", "Your journey starts with one step\n"),  # a reader who has seen enough
+        ("| head -n 1", "utf-8", "Your journey starts with one step\n"),  # the reader closes the pipe early
         ("", "ascii", "Your journey starts with one step\nthe numbers are"),  # a terminal that cannot write √
     ],
 )

@@ -36,7 +36,7 @@ def code(response):
     return response.json()["error"]["code"]
 
 
-# ----------------------------------------------------------------------------------------------------- who may ask
+# ------------------------------------------------------------------------------------- which requests are answered
 
 
 @pytest.mark.parametrize("path", ["/", "/s/run/walk", "/index.html", "/api/v1/runs", "/healthz", "/nothing"])

@@ -208,7 +208,7 @@ def test_no_weights(saved):
     says(saved, "has no model.safetensors")
 
 
-# ------------------------------------------------------------------------------------------- what the file says it is
+# ----------------------------------------------------------------------------------------------------- headers of files
 
 
 def rewrite(saved, header, numbers=b""):

@@ -208,14 +208,14 @@ def test_a_head_is_surveyed_alone(tmp_path, monkeypatch):
 def manifest(change):
     """Change recording.json and remove its checksums, so that the change itself is found."""
 
-    def spoil(folder):
+    def corrupt(folder):
         contents = json.loads((folder / "recording.json").read_text())
         for part in (contents, *(call for attention in contents["attentions"] for call in attention["calls"])):
             part.pop("crc32", None)
         change(contents)
         (folder / "recording.json").write_text(json.dumps(contents))
 
-    return spoil
+    return corrupt
 
 
 def call_of(contents):
@@ -238,15 +238,15 @@ def reshaped(folder):
 
 
 def without(name):
-    def spoil(folder):
+    def corrupt(folder):
         tensors = load_file(folder / "0.safetensors")
         del tensors[name]
         save_file(tensors, folder / "0.safetensors")
 
-    return spoil
+    return corrupt
 
 
-SPOILT = {
+CORRUPTED = {
     "a newer version": (manifest(lambda contents: contents.update(version=2)), "version 2", "reads version 1"),
     "no version": (manifest(lambda contents: contents.pop("version")), "version None"),
     "something else": (manifest(lambda contents: contents.update({"is": "a model"})), "is not of a recording"),
@@ -349,11 +349,11 @@ def test_top_keys_out_of_range_are_refused_when_they_are_read(tmp_path):
         ts.open(folder).heads()
 
 
-@pytest.mark.parametrize("name", SPOILT)
+@pytest.mark.parametrize("name", CORRUPTED)
 def test_corrupted_recordings_are_refused(name, tmp_path):
-    spoil, *words = SPOILT[name]
+    corrupt, *words = CORRUPTED[name]
     folder = saved(tmp_path)
-    spoil(folder)
+    corrupt(folder)
     with pytest.raises(ts.LoadError) as problem:
         ts.open(folder)
     for word in words:

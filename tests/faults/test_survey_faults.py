@@ -102,7 +102,7 @@ FAULTS = {
         ValueError,
         "lse is defined for softmax only",
     ),
-    # what is asked of it
+    # arguments of the methods
     "map without a size": (lambda: seen().map(), ValueError, "map(rows, cols)", "segments="),
     "map without columns": (lambda: seen().map(3), ValueError, "map(rows, cols)"),
     "map too wide": (lambda: seen().map(2, 9), ValueError, "map(cols=9)", "6 keys", "1 to 6"),

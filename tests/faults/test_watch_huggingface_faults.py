@@ -164,7 +164,7 @@ def test_attentions_that_bypass_the_interface_are_named(make, names):
     pattern = f"{names[0].split('.0.')[0]}.*"
     with pytest.raises(ValueError, match=escape(f'layers="{pattern}": 2 attentions')), ts.watch(model, layers=pattern):
         pytest.fail("the block was entered")
-    with ts.watch(model, layers=recording.names[0]):  # whoever chooses is told nothing
+    with ts.watch(model, layers=recording.names[0]):  # no warning where layers are given
         pass
 
 

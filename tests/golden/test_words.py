@@ -66,7 +66,7 @@ def test_pieces_by_hand():
     ("text", "spans", "names", "of"),
     [
         ("a b", [(0, 1), (1, 2), (2, 3)], ("a", "b"), (0, 1, 1)),  # a space goes with what follows it
-        ("a b", [(0, 2), (2, 3)], ("a", "b"), (0, 1)),  # or with what it is said with
+        ("a b", [(0, 2), (2, 3)], ("a", "b"), (0, 1)),  # or belongs to the token that contains it
         ("a b ", [(0, 1), (1, 3), (3, 4)], ("a", "b"), (0, 1, 1)),  # the last one has only what is before it
         ("so?!", [(0, 1), (1, 3), (3, 4)], ("so?!",), (0, 0, 0)),  # a token of two words makes one of them
         ("é", [(0, 0), (0, 1)], ("é",), (0, 0)),  # half a character

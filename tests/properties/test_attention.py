@@ -169,7 +169,7 @@ def test_every_score_is_the_sum_of_its_terms_and_every_context_of_its_parts(case
         assert_close(row.parts.sum(-2), steps.context[b, h, i])
 
 
-# ------------------------------------------------------------------------------------------------- who does not matter
+# ------------------------------------------------------------------------------------- what does not change the context
 
 
 @given(alike(masked=False, square=True), seeds)

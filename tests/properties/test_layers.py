@@ -326,7 +326,7 @@ def test_keys_and_values_come_from_the_memory():
     assert_close(layer(x, x), layer(x), **EXACT)
     memory = sequence(KEYS, 6, seed=3)
     order = torch.randperm(KEYS, generator=torch.Generator().manual_seed(5))
-    assert_close(layer(x, memory[:, order]), layer(x, memory), **CLOSE)  # a set: its order says nothing
+    assert_close(layer(x, memory[:, order]), layer(x, memory), **CLOSE)  # a set, without an order
     assert_close(layer(x[:, 2:3], memory), layer(x, memory)[:, 2:3], **CLOSE)  # the queries do not see each other
 
 

@@ -128,7 +128,7 @@ def test_a_tensor_with_requires_grad_that_is_no_parameter_is_refused():
         layers.MultiHeadAttention(
             8, HEADS, attention=ts.Attention(bias=ts.relative(torch.zeros(2, 5).requires_grad_()))
         )
-    raw = nn.Parameter(torch.zeros(2, 5))  # of somebody else, who computes a table from it
+    raw = nn.Parameter(torch.zeros(2, 5))  # of another module, which computes a table from it
     layer = layers.MultiHeadAttention(8, HEADS, attention=ts.Attention(bias=ts.relative(raw.exp())))
     layer(torch.randn(1, 4, 8)).sum().backward()
     assert raw.grad.abs().max() > 0

@@ -27,7 +27,7 @@ from telescope.engines.exact import repeat_key_heads
 from telescope.files.definitions import from_json, to_json
 from telescope.models import GPT, GPTConfig
 
-# ------------------------------------------------------------------------------ of somebody's own: every number counts
+# ------------------------------------------------------------------- custom masks and biases that depend on every index
 
 
 def fits_alone(of, size):
@@ -132,7 +132,7 @@ def parts(draw):
         steps.insert(draw(st.integers(0, [*steps, "queries"].index("queries"))), "written")
         length = draw(st.integers(min(shape.queries, shape.keys), shape.keys))
     gone = [draw(st.integers(0, (shape.keys - 1) // 3)) for step in steps if step == "later"]
-    attention = attention.with_extra_mask(~ts.prefix(sum(gone)))  # nobody sees what will be gone
+    attention = attention.with_extra_mask(~ts.prefix(sum(gone)))  # no query sees the keys that will be dropped
 
     q, k, v = tensors(shape, seed)
     part = Part(attention, q, k, v, [torch.arange(size) for size in shape.whole])

@@ -27,12 +27,12 @@ def test_spans_equal_strings_cut_by_hand(lines, seed, data):
     chances = torch.rand(3, len(lines), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     drawn = draw_spans(lengths, chances, longest)
     moved = corrupt(padded, drawn, longest + 2)
-    for line, spoilt, *numbers in zip(lines, moved.tolist(), *(number.tolist() for number in drawn), strict=True):
+    for line, corrupted, *numbers in zip(lines, moved.tolist(), *(number.tolist() for number in drawn), strict=True):
         kept, taken, start = numbers
         assert 4 <= kept <= min(len(line), longest)
         assert 1 <= taken <= max(kept / 2, 1)
         assert 0 <= start <= kept - taken
-        assert "".join(TOKENS.id_to_token(i) for i in spoilt) == cut(line, kept, taken, start, longest + 2)
+        assert "".join(TOKENS.id_to_token(i) for i in corrupted) == cut(line, kept, taken, start, longest + 2)
 
 
 def many(n=200_000):

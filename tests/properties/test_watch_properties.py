@@ -215,7 +215,7 @@ def test_recorded_tensors_can_be_used_anywhere(keep, context):
         assert first.queries.dtype == (torch.bfloat16 if context == "autocast" else torch.float32)
         assert not first.received.is_inference()
         if keep == "steps":
-            with torch.autocast("cpu", torch.bfloat16):  # asked in autocast, it is still what ran
+            with torch.autocast("cpu", torch.bfloat16):  # read under autocast, the numbers are still those that ran
                 assert watched.calls[0].trace().queries.dtype == first.queries.dtype
             watched.calls[0].before.clone().requires_grad_().sum().backward()
 
@@ -373,7 +373,7 @@ def test_a_recording_is_a_mapping():
 
 def block():
     model, (x, _) = translator()
-    return model.encoder[0].requires_grad_(False), x  # for gradients dynamo looks on its way, and warns of that
+    return model.encoder[0].requires_grad_(False), x  # with gradients dynamo would warn
 
 
 def test_code_compiled_before_is_not_recorded_and_the_error_says_so(unchecked):
@@ -440,5 +440,5 @@ def test_an_attention_of_torch_beside_ours_is_named():
         recording = watched
     assert recording.left_out == ("torch's",)
     assert "not watched" in repr(recording)
-    with ts.watch(model, layers="ours") as recording:  # who says what to watch is told nothing
+    with ts.watch(model, layers="ours") as recording:  # no warning where layers are given
         pass
