@@ -1,1 +1,1 @@
-"""One command, one table, peers in the same run: `python -m benchmarks attend`."""
+"""Benchmarks: one command prints one table, with peers in the same run: `python -m benchmarks attend`."""

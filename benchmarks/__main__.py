@@ -27,23 +27,23 @@ parser.add_argument("--seed", type=int, default=0, help="of fuzz: another seed d
 
 
 def main() -> int:
-    asked = parser.parse_args()
-    benchmark = import_module(f".{asked.benchmark}", __package__)
-    header = machine(asked.device)
+    arguments = parser.parse_args()
+    benchmark = import_module(f".{arguments.benchmark}", __package__)
+    header = machine(arguments.device)
     print(*(f"{name + ':':<11}{value}" for name, value in header.items()), "", sep="\n")
-    if asked.benchmark == "fuzz":
-        found: int = benchmark.main(asked.device, asked.minutes, asked.seed, asked.json, header)
+    if arguments.benchmark == "fuzz":
+        found: int = benchmark.main(arguments.device, arguments.minutes, arguments.seed, arguments.json, header)
         return found
-    about = benchmark.about(asked.device, asked.quick)
+    about = benchmark.about(arguments.device, arguments.quick)
     print(about, "", Row.heads, sep="\n")
     rows: list[Row] = []
-    for row in benchmark.run(asked.device, asked.quick):
+    for row in benchmark.run(arguments.device, arguments.quick):
         if rows and rows[-1].case != row.case:
             print()
         print(row, flush=True)
         rows.append(row)
-    if asked.json:
-        save(asked.json, {"benchmark": asked.benchmark, "about": about, "machine": header}, rows)
+    if arguments.json:
+        save(arguments.json, {"benchmark": arguments.benchmark, "about": about, "machine": header}, rows)
     return 0
 
 

@@ -1,7 +1,7 @@
-"""decode: 128 new tokens, ours and transformers.generate with its default settings, the same weights in the same run.
+"""decode: generate 128 tokens with Telescope and with transformers.generate at its defaults, with the same weights.
 
-Beside them the floor: the bytes that a step has to read, weights and cache, at the speed with which this machine reads
-memory, measured in the same run.
+Beside them a lower bound: the bytes that a step has to read, weights and cache, at this machine's memory bandwidth,
+measured in the same run.
 """
 
 from collections.abc import Callable, Iterator
@@ -132,8 +132,8 @@ def theirs(model: Model, ids: Tensor, case: Case) -> dict[str, Callable[[], list
 
 
 def floor(model: Model, case: Case, device: torch.device) -> float:
-    """ms for reading once what a step needs: the matrices it multiplies by, and half of the keys and values there will
-    be, which is what a step sees on average."""
+    """Return the milliseconds to read once what a step needs: the matrices it multiplies by, and half of the keys and
+    values at the end, which is what a step reads on average."""
     read = sum(W.nbytes for name, W in model.named_parameters() if W.ndim == 2 and not _idle(name))
     each = next(model.parameters()).element_size()
     rows, config = case.batch * case.beams, model.config
@@ -145,12 +145,15 @@ def floor(model: Model, case: Case, device: torch.device) -> float:
 
 
 def _idle(name: str) -> bool:
-    """The encoder has done its work; of positions one row is read. (An embedding is the head, too.)"""
+    """Return whether a step does not read this parameter: it is the encoder's, or a table of positions.
+
+    An embedding counts as read, since it is the head too.
+    """
     return name.startswith(("encoder.", "positions."))
 
 
 def bandwidth(device: torch.device) -> float:
-    """Bytes per second: the best of several sums over more than any cache holds."""
+    """Return bytes per second: the best of several sums over more memory than any cache holds."""
     size = 2**31 if device.type == "cuda" else 2**28
     numbers = torch.ones(size // 4, device=device)
     numbers.sum()

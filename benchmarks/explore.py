@@ -1,6 +1,6 @@
-"""The explorer on a long text, as one meets it: `telescope serve` as a process, its page in a browser, many who ask.
+"""explore: the explorer on a long text: `telescope serve` as a process, its page in a browser, and many clients.
 
-A paint or a jump ends when every tile in sight is there, at the level that is wanted: exact, or told to be sampled.
+A paint or a jump ends when every visible tile of the requested level is there: exact, or marked as sampled.
 """
 
 import http.client
@@ -23,7 +23,7 @@ import torch
 
 import telescope as ts
 from telescope.recording.attention_call import AttentionCall
-from telescope.recording.kept import KeepOptions
+from telescope.recording.recorded_call import KeepOptions
 from telescope.recording.recording import Recording
 
 from .measure import Row
@@ -57,9 +57,10 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
 
 
 def recorded(n: int, place: Path, *, sums: bool) -> Path:
-    """A recording as `telescope watch` leaves it, of a head without a model around it; with its `sums`, the lse that a
-    fused kernel gives, or without. Its keys are those of 256 words, so that the lse is soon known: of every word, how
-    often it has come so far."""
+    """Write a recording as `telescope watch` does, of one head without a model; `sums` adds the lse of a fused kernel.
+
+    The keys are those of 256 words, so that the lse is quickly computed: from how often each word has occurred so far.
+    """
     dice = torch.Generator().manual_seed(0)
     words, ids = torch.randn(WORDS, D, generator=dice).bfloat16(), torch.randint(WORDS, (n,), generator=dice)
     queries, keys, attention = torch.randn(n, D, generator=dice).bfloat16(), words[ids], ts.Attention(mask=ts.causal)
@@ -92,10 +93,10 @@ class Server(NamedTuple):
 
     @property
     def mib(self) -> float:
-        """Its own memory. What is mapped of a file is the recording, and is given back when others need the room."""
+        """The server's private memory in MiB. Pages mapped from a file belong to the recording, and can be evicted."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
-        told = re.search(r"RssAnon:\s+(\d+)", status)
-        return int(told[1]) / 1024 if told else float("nan")
+        result = re.search(r"RssAnon:\s+(\d+)", status)
+        return int(result[1]) / 1024 if result else float("nan")
 
     @property
     def run(self) -> str:
@@ -104,7 +105,7 @@ class Server(NamedTuple):
 
 @contextmanager
 def serving(*places: Path) -> Iterator[Server]:
-    """`telescope serve`, from its link to its end."""
+    """Run `telescope serve` and yield its address once it is printed."""
     command = [sys.executable, "-m", "telescope.cli", "serve", *map(str, places)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -122,7 +123,7 @@ def serving(*places: Path) -> Iterator[Server]:
 
 
 class Client:
-    """One connection that stays open, as a browser's does."""
+    """One connection that stays open, as that of a browser does."""
 
     def __init__(self, server: Server) -> None:
         self.line = http.client.HTTPConnection(server.host, timeout=60)
@@ -167,16 +168,16 @@ def _long(n: int, place: Path, sums: bool) -> Iterator[Row]:
                 return
             yield Row(case, "first paint", first)
             for name, jump in (("jump anywhere", jumps(n)), ("pan", pans(n))):
-                told = [page.evaluate(GO, [f"/s/{server.run}/map?l=0&h=0&{where}", THERE]) for where in jump]
-                times, exact = [ms for ms, _ in told], sum(whole for _, whole in told)
-                shown = f"{exact} exact, {len(told) - exact} told to be sampled"
-                yield Row(case, f"{name}, median of {len(told)}", median(times), note=shown)
+                result = [page.evaluate(GO, [f"/s/{server.run}/map?l=0&h=0&{where}", THERE]) for where in jump]
+                times, exact = [ms for ms, _ in result], sum(whole for _, whole in result)
+                shown = f"{exact} exact, {len(result) - exact} marked as sampled"
+                yield Row(case, f"{name}, median of {len(result)}", median(times), note=shown)
                 yield Row(case, f"{name}, slowest", max(times), server.mib - before)
 
 
 @contextmanager
 def _page(server: Server) -> Iterator[tuple[Any, float]]:
-    """The map in a browser, and how many milliseconds it took until it was there."""
+    """Yield the map in a browser, and how many milliseconds it took to appear."""
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
@@ -197,7 +198,7 @@ def _page(server: Server) -> Iterator[tuple[Any, float]]:
 
 
 def jumps(n: int, many: int = JUMPS) -> Iterator[str]:
-    """Places anywhere below the diagonal, at zooms from the whole of it to single cells."""
+    """Return random positions below the diagonal, at zooms from the whole map to single cells."""
     dice = Random(n)
     closest = _deepest(n) + 5.6
     for _ in range(many):
@@ -206,7 +207,7 @@ def jumps(n: int, many: int = JUMPS) -> Iterator[str]:
 
 
 def pans(n: int, many: int = 10) -> Iterator[str]:
-    """A third of a view at a time, along the diagonal, where a pixel is four cells wide."""
+    """Return positions a third of a view apart along the diagonal, where a pixel is four cells wide."""
     for step in range(many):
         yield f"x={n / 2 + 800 * step:.1f}&y={n / 2 + 800 * step:.1f}&z={_deepest(n) - 2}"
 
@@ -219,7 +220,7 @@ def _deepest(n: int) -> int:
 
 
 class Load(NamedTuple):
-    """How long every answer took, in seconds, sorted; what was lost or wrong; the memory after each half, in MiB."""
+    """The time of every answer in seconds, sorted; lost or wrong answers; the memory after each half, in MiB."""
 
     times: list[float]
     problems: list[str]
@@ -230,7 +231,7 @@ class Load(NamedTuple):
 
 
 def load(server: Server, seconds: float, paths: Callable[[Random], str]) -> Load:
-    """Many clients at once, each with the next question as soon as it has an answer; all that is exact is compared."""
+    """Run many clients at once, each sending its next request after an answer; compare every exact answer."""
     known: dict[str, bytes] = {}
 
     def one(number: int) -> tuple[list[float], list[str]]:
@@ -274,9 +275,9 @@ def _many(server: Server, seconds: float) -> Iterator[Row]:
             ]
         )
 
-    told = load(server, seconds, paths)
-    note = f"{len(told.times):,} answers, {len(told.problems)} lost or wrong{': ' * bool(told.problems)}"
-    yield Row(case, "an answer, median", 1e3 * median(told.times), note=note + "".join(told.problems[:1]))
-    yield Row(case, "an answer, p99", 1e3 * told.quantile(0.99))
-    grown = told.mib[1] - told.mib[0]
-    yield Row(case, "memory", mib=told.mib[1], note=f"{grown:+.1f} MiB in the second half")
+    result = load(server, seconds, paths)
+    note = f"{len(result.times):,} answers, {len(result.problems)} lost or wrong{': ' * bool(result.problems)}"
+    yield Row(case, "an answer, median", 1e3 * median(result.times), note=note + "".join(result.problems[:1]))
+    yield Row(case, "an answer, p99", 1e3 * result.quantile(0.99))
+    grown = result.mib[1] - result.mib[0]
+    yield Row(case, "memory", mib=result.mib[1], note=f"{grown:+.1f} MiB in the second half")

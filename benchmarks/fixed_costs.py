@@ -1,7 +1,7 @@
-"""fixed_costs: what attend takes beside torch's kernel, on one thread, where there is little else to do.
+"""fixed_costs: the time that attend takes beside torch's kernel, on one thread, for small attentions.
 
-Each definition against F.scaled_dot_product_attention, which is given the same mask or bias ready-made: a bool or float
-tensor, or is_causal where that says it. The note says how many times as long ours takes.
+Each definition is compared with F.scaled_dot_product_attention, which gets the same mask or bias as a tensor, or as
+is_causal where that is the same. The note says how many times as long Telescope takes.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
 
 
 def definitions(queries: int, keys: int, device: torch.device) -> dict[str, ts.Attention]:
-    """One of each mask and bias that torch can take as a tensor."""
+    """Return one of each mask and bias that torch can take as a tensor."""
     texts, coin = torch.arange(keys, device=device) // 8, torch.rand(queries, keys, device=device) < 0.8
     added = torch.randn(1, HEADS, queries, keys, device=device)
     return {
@@ -75,7 +75,7 @@ def _of_size(size: tuple[int, int], key_heads: int, learns: bool, device: torch.
 
 
 def dense(attention: ts.Attention, queries: int, keys: int, device: torch.device) -> dict[str, object]:
-    """The mask and bias of a definition, as torch takes them."""
+    """Return the mask and bias of a definition as torch takes them."""
     if attention.bias is None and attention.mask == ts.everyone:
         return {}
     if attention.bias is None and attention.mask == ts.causal and queries == keys:
@@ -103,7 +103,7 @@ def _learn(context: Tensor, inputs: list[Tensor]) -> None:
 
 
 def _in_turns(runners: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Seconds of each: the median of many short runs, taken in turns, so that noise hits all alike."""
+    """Return the seconds of each function: the median of many short runs, taken in turns for equal noise."""
     times: dict[str, list[float]] = {name: [] for name in runners}
     for round in range(rounds + 2):
         for name, runner in runners.items():

@@ -1,8 +1,8 @@
-"""Random attentions, every engine, trace and survey against float64: `python -m benchmarks fuzz --minutes 10`.
+"""fuzz: compare random attentions on every engine, in trace and survey, with float64.
 
-A case is kept as lines of Python, not as objects: one that fails is shrunk by trying simpler lines, and what is left is
-printed as a script that shows the failure. The truth is `reference` in float64 for weights and contexts; the truth of
-a survey is computed from these weights by the formulas.
+A case is kept as lines of Python, not as objects: a case that fails is shrunk by trying simpler lines, and is printed
+as a script that shows the failure. The expected weights and contexts are those of `reference` in float64; the
+expected survey is computed from these weights by the formulas.
 """
 
 import json
@@ -50,7 +50,7 @@ Tree = str | tuple[Any, ...]  # a mask: a line of Python, ("&", a, b), ("|", a, 
 
 @dataclass(frozen=True)
 class Case:
-    """One attention: sizes, lines of Python that may use them, and what is asked of it."""
+    """One attention: sizes, lines of Python that may use them, and what is compared."""
 
     batch: int = 1
     heads: int = 1
@@ -80,10 +80,10 @@ class Case:
         return self.heads // self.key_heads
 
     def script(self, check: str = "") -> str:
-        """Lines of Python that build the case, and the one that fails."""
+        """Return lines of Python that build the case, and the line that fails."""
         sizes = ("batch", "heads", "key_heads", "queries", "keys", "d", "d_v")
         parts = {name: getattr(self, name) for name in ("score", "scale", "bias", "softcap", "sink", "normalize")}
-        usual = {it.name: it.default for it in fields(self)}
+        usual = {checked.name: checked.default for checked in fields(self)}
         given = [f"{name}={line}" for name, line in parts.items() if line != usual[name]]
         given += [] if self.mask == "ts.everyone" else [f"mask={written(self.mask)}"]
         lines = [
@@ -112,12 +112,12 @@ def written(mask: Tree) -> str:
 
 
 def numbers(*shape: int, seed: int, device: str = "cpu") -> Tensor:
-    """Normally distributed, float64, the same on every device."""
+    """Return normally distributed float64 numbers, the same on every device."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(device)
 
 
 def laid_out(tensor: Tensor, dtype: torch.dtype, layout: str) -> Tensor:
-    """The numbers in another layout of memory."""
+    """Return the numbers in another memory layout."""
     tensor = tensor.to(dtype)
     match layout:
         case "transposed":  # as a projection that is split into heads leaves it
@@ -133,7 +133,7 @@ def laid_out(tensor: Tensor, dtype: torch.dtype, layout: str) -> Tensor:
 
 @contextmanager
 def small_blocks(most: int) -> Iterator[None]:
-    """Blocks of at most so many scores, so that a small matrix has several; 0 leaves them as they are."""
+    """Set blocks of at most so many scores, so that a small matrix has several; 0 leaves the usual size."""
     rows = max(2, isqrt(most))
     sizes: tuple[tuple[Any, str, Any], ...] = (
         (chunked_engine, "SCORES", {"cpu": most, "cuda": most}),
@@ -160,7 +160,7 @@ ON_GPU = ((1,), (64, 128, 192), (33, 65, 100, 130))  # lengths by kind: a kernel
 
 
 def drawn(seed: int, device: str = "cpu") -> Case:
-    """A random case."""
+    """Draw a random case."""
     dice = random.Random(seed)
     pick, lengths = dice.choice, sum(ON_GPU, ()) if device == "cuda" else LENGTHS
     key_heads = pick((1, 1, 2, 3))
@@ -199,13 +199,13 @@ def drawn(seed: int, device: str = "cpu") -> Case:
         case = replace(case, small_blocks=max(10, pairs // dice.randint(2, 9)))
     if dice.random() < 0.1:
         case = replace(case, normalize="ts.by_sum", sink="None")
-    if dice.random() < 0.02:  # nothing of something
+    if dice.random() < 0.02:  # an empty axis
         case = replace(case, **{pick(("batch", "queries", "keys")): 0})
     return case
 
 
 def varied(case: Case, seed: int) -> Case:
-    """The same kind of case, with other numbers, and another of the kind's `SIZES`."""
+    """Return the same kind of case with other numbers, and another of the kind's `SIZES`."""
     dice = random.Random(seed)
     sizes = random.Random(SIZES * case.seed + seed % SIZES)
 
@@ -285,14 +285,14 @@ def _mask(dice: random.Random, depth: int) -> Tree:
 class WrongError(Exception):
     """What is wrong, and the line of Python that shows it."""
 
-    def __init__(self, kind: str, said: str, line: str) -> None:
-        super().__init__(f"{kind}: {said}")
+    def __init__(self, kind: str, message: str, line: str) -> None:
+        super().__init__(f"{kind}: {message}")
         self.kind, self.line = kind, line
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A case that was built, its weights in float64, and how far rounding may go."""
+    """A case that was built, its weights in float64, and the rounding that is allowed."""
 
     case: Case
     attention: ts.Attention
@@ -305,9 +305,9 @@ class Checked:
         return self.truth.weights
 
     def near(self, kind: str, line: str, got: Tensor, exact: Tensor, unit: float = 1.0, of: Any = None) -> None:
-        """Raise a WrongError where they differ by more than a few roundings of numbers of this size.
+        """Raise a WrongError where numbers differ by more than a few roundings of numbers of this size.
 
-        `of` is the dtype that rounded, that of the answer unless said.
+        `of` is the dtype that rounded, that of the result unless given.
         """
         if got.shape != exact.shape:
             raise WrongError(kind, f"shape {tuple(got.shape)}, not {tuple(exact.shape)}", line)
@@ -331,9 +331,9 @@ def names(case: Case) -> dict[str, Any]:
 
 
 def check(case: Case) -> Counter[str]:
-    """Compare everything that can run the case with float64, and return how often what was compared.
+    """Compare everything that can run the case with float64, and count the comparisons.
 
-    Raises a WrongError at the first difference; what raises anything else is wrong too.
+    Raises a WrongError at the first difference, and for any other exception.
     """
     space = names(case)
     q, k, v = (space[name] for name in "qkv")
@@ -353,7 +353,7 @@ def check(case: Case) -> Counter[str]:
             return Counter({"by_sum near zero, left out": 1})
         unit *= float(condition) * _largest(truth.weights)
     if isinstance(attention.score, Additive) and finite.numel():
-        # tanh is given sums that were rounded as what they are the sum of
+        # the sums inside tanh are rounded relative to their summands
         score, (q_, k_) = attention.score, (exact[0].detach(), exact[1].detach().repeat_interleave(case.group, 1))
         inner = float((q_ @ score.W_q).abs().max() + (k_ @ score.W_k).abs().max())
         unit += max(1.0, abs(attention.scale_for(case.d))) * inner * float(score.v.abs().sum(-1).max())
@@ -365,33 +365,33 @@ def check(case: Case) -> Counter[str]:
             except WrongError:
                 raise
             except Exception as problem:
-                said = f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
-                raise WrongError(name, said, f"pass  # {name}") from problem
+                message = f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
+                raise WrongError(name, message, f"pass  # {name}") from problem
     return counts
 
 
-def check_engines(it: Checked) -> Counter[str]:
+def check_engines(checked: Checked) -> Counter[str]:
     counts: Counter[str] = Counter()
-    unit = _largest(it.truth.values) * it.score_unit
+    unit = _largest(checked.truth.values) * checked.score_unit
     slopes = None
-    dice = random.Random(it.case.seed)
+    dice = random.Random(checked.case.seed)
     for name in ("", *ENGINES):
-        mine = [tensor.detach().requires_grad_(it.case.backward) for tensor in it.inputs]
-        if name and ENGINES[name].cannot(*mine, it.attention) is not None:
+        mine = [tensor.detach().requires_grad_(checked.case.backward) for tensor in checked.inputs]
+        if name and ENGINES[name].cannot(*mine, checked.attention) is not None:
             continue
-        if name == flex_engine.__name__.rpartition(".")[2] and (it.case.device == "cpu" or dice.random() > FLEX):
+        if name == flex_engine.__name__.rpartition(".")[2] and (checked.case.device == "cpu" or dice.random() > FLEX):
             continue
         line = "print(ts.attend(q, k, v, attention" + (f", engine={name!r}" if name else "") + "))"
-        context = ts.attend(*mine, it.attention, engine=name or None)
-        it.near(f"attend by {name or 'choice'}", line, context, it.truth.context, unit)
+        context = ts.attend(*mine, checked.attention, engine=name or None)
+        checked.near(f"attend by {name or 'choice'}", line, context, checked.truth.context, unit)
         counts[f"attend by {name or 'choice'}"] += 1
-        if it.case.backward and context.numel():
+        if checked.case.backward and context.numel():
             if slopes is None:
-                slopes = _slopes(it.truth.context, it.truth.queries, it.truth.keys, it.truth.values)
+                slopes = _slopes(checked.truth.context, checked.truth.queries, checked.truth.keys, checked.truth.values)
             back = max(unit, *map(_largest, slopes))
             for slope, own in zip(slopes, _slopes(context, *mine), strict=True):
-                # each step back rounds once more, and halves round what was kept of the way forward
-                it.near(f"backward by {name or 'choice'}", line, own, slope, 8.0 * back, of=context.dtype)
+                # each backward step rounds once more, and half precision rounds what the forward pass saved
+                checked.near(f"backward by {name or 'choice'}", line, own, slope, 8.0 * back, of=context.dtype)
             counts[f"backward by {name or 'choice'}"] += 1
     return counts
 
@@ -406,63 +406,70 @@ def _slopes(context: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
     return tuple(torch.zeros_like(one) if slope is None else slope for one, slope in zip(inputs, got, strict=True))
 
 
-def check_trace(it: Checked) -> Counter[str]:
+def check_trace(checked: Checked) -> Counter[str]:
     line = "print(ts.trace(q, k, v, attention).weights)"
-    steps = ts.trace(*(tensor.detach() for tensor in it.inputs), it.attention)
+    steps = ts.trace(*(tensor.detach() for tensor in checked.inputs), checked.attention)
     for name in ("scores", "scaled", "masked", "weights", "context"):
-        it.near(
+        checked.near(
             f"trace.{name}",
             line,
             getattr(steps, name),
-            getattr(it.truth, name),
-            _largest(it.truth.values) * it.score_unit,
+            getattr(checked.truth, name),
+            _largest(checked.truth.values) * checked.score_unit,
         )
     return Counter(trace=1)
 
 
-def check_survey(it: Checked) -> Counter[str]:
+def check_survey(checked: Checked) -> Counter[str]:
     counts: Counter[str] = Counter()
-    q, k, _ = (tensor.detach() for tensor in it.inputs)
+    q, k, _ = (tensor.detach() for tensor in checked.inputs)
     engines = [
-        name for name, engine in survey_choose.ENGINES.items() if engine.cannot(q, k, it.attention, it.case.top) is None
+        name
+        for name, engine in survey_choose.ENGINES.items()
+        if engine.cannot(q, k, checked.attention, checked.case.top) is None
     ]
-    lse = _lse(it)
+    lse = _lse(checked)
     for name in engines:
-        _compare(it, ts.survey(q, k, it.attention, top=it.case.top, engine=name), name, "")
+        _compare(checked, ts.survey(q, k, checked.attention, top=checked.case.top, engine=name), name, "")
         counts[f"survey by {name}"] += 1
         if lse is not None and k.shape[-2] and name != "reference":
             known = lse.to(torch.promote_types(q.dtype, torch.float32))
-            _compare(it, ts.survey(q, k, it.attention, top=it.case.top, engine=name, lse=known), name, ", lse=...")
+            _compare(
+                checked,
+                ts.survey(q, k, checked.attention, top=checked.case.top, engine=name, lse=known),
+                name,
+                ", lse=...",
+            )
             counts[f"survey by {name}, lse given"] += 1
     return counts
 
 
-def _lse(it: Checked) -> Tensor | None:
-    """ln Σ exp(score), the sink included."""
-    if it.attention.normalize is not ts.softmax:
+def _lse(checked: Checked) -> Tensor | None:
+    """Return ln Σ exp(score), the sink included."""
+    if checked.attention.normalize is not ts.softmax:
         return None
-    masked = it.truth.masked.detach()
-    if it.attention.sink is not None:
-        sink = torch.as_tensor(it.attention.sink, dtype=masked.dtype, device=masked.device).reshape(-1, 1, 1)
+    masked = checked.truth.masked.detach()
+    if checked.attention.sink is not None:
+        sink = torch.as_tensor(checked.attention.sink, dtype=masked.dtype, device=masked.device).reshape(-1, 1, 1)
         masked = torch.cat([masked, sink.expand(*masked.shape[:1], masked.shape[1], masked.shape[2], 1)], -1)
     return masked.logsumexp(-1)
 
 
-def _compare(it: Checked, seen: ts.Survey, engine: str, given: str) -> None:
-    """Every answer of a survey against the formulas, from the weights in float64."""
-    weights, masked = it.weights.detach(), it.truth.masked.detach()
-    (_, heads, queries, keys), unit = weights.shape, it.score_unit
-    line = f"print(ts.survey(q, k, attention, top={it.case.top}, engine={engine!r}{given}))"
-    near = partial(it.near, line=line)
-    lse = _lse(it)
+def _compare(checked: Checked, seen: ts.Survey, engine: str, given: str) -> None:
+    """Compare every number of a survey with the formulas, from the weights in float64."""
+    weights, masked = checked.weights.detach(), checked.truth.masked.detach()
+    (_, heads, queries, keys), unit = weights.shape, checked.score_unit
+    line = f"print(ts.survey(q, k, attention, top={checked.case.top}, engine={engine!r}{given}))"
+    near = partial(checked.near, line=line)
+    lse = _lse(checked)
     if lse is not None and seen.lse is not None:
         near(f"survey.lse by {engine}", got=seen.lse, exact=lse, unit=unit)
     near(f"survey.received by {engine}", got=seen.received, exact=weights.sum(-2), unit=unit * max(1, queries))
     signed = (-torch.xlogy(weights, weights)).sum(-1)
-    if it.attention.normalize is ts.softmax:
+    if checked.attention.normalize is ts.softmax:
         near(f"survey.entropy by {engine}", got=seen.entropy, exact=signed, unit=unit * max(1, keys))
     ranked = weights.masked_fill(masked == -torch.inf, -torch.inf).sort(dim=-1, descending=True, stable=True).values
-    top = it.case.top
+    top = checked.case.top
     best = torch.cat([ranked, ranked.new_full((*ranked.shape[:-1], top), -torch.inf)], -1)[..., :top]
     hidden = best == -torch.inf
     near(f"survey.top by {engine}", got=seen.top.weights, exact=best.masked_fill(hidden, 0.0), unit=unit)
@@ -476,34 +483,34 @@ def _compare(it: Checked, seen: ts.Survey, engine: str, given: str) -> None:
             raise WrongError(f"survey.top keys by {engine}", "a key stands there twice", line)
     if not weights.numel():
         return
-    dice = random.Random(it.case.seed)
-    _compare_maps(it, seen, engine, line, dice)
+    dice = random.Random(checked.case.seed)
+    _compare_maps(checked, seen, engine, line, dice)
     i, j, h = dice.randrange(queries), dice.randrange(keys), dice.randrange(heads)
     near(f"survey.rows by {engine}", got=seen.rows([i]), exact=weights[:, :, i : i + 1], unit=unit)
     near(f"survey.cell by {engine}", got=seen.cell(i, j), exact=weights[:, :, i, j], unit=unit)
     one = seen.head(h)
     near(f"survey.head by {engine}", got=one.received, exact=weights[:, h : h + 1].sum(-2), unit=unit * queries)
     near(f"survey.head.rows by {engine}", got=one.rows([i]), exact=weights[:, h : h + 1, i : i + 1], unit=unit)
-    if it.attention.has_no_tensors and queries > 1 and keys >= queries and not given and dice.random() < 0.3:
-        _compare_extended(it, seen, engine)
+    if checked.attention.has_no_tensors and queries > 1 and keys >= queries and not given and dice.random() < 0.3:
+        _compare_extended(checked, seen, engine)
 
 
-def _compare_maps(it: Checked, seen: ts.Survey, engine: str, line: str, dice: random.Random) -> None:
-    weights, unit = it.weights.detach(), it.score_unit
+def _compare_maps(checked: Checked, seen: ts.Survey, engine: str, line: str, dice: random.Random) -> None:
+    weights, unit = checked.weights.detach(), checked.score_unit
     _, _, queries, keys = weights.shape
     rows, columns = dice.randint(1, queries), dice.randint(1, keys)
     of_queries, of_keys = torch.arange(queries) * rows // queries, torch.arange(keys) * columns // keys
     how = dice.choice(("share", "max", "segments"))
     if how == "segments":
-        ids = [numbers(size, seed=it.case.seed).mul(1.5).round().long().abs() for size in (queries, keys)]
+        ids = [numbers(size, seed=checked.case.seed).mul(1.5).round().long().abs() for size in (queries, keys)]
         exact, got = _pooled(weights, *ids, "share"), seen.map(segments=tuple(ids))
     else:
         exact, got = _pooled(weights, of_queries, of_keys, how), seen.map(rows, columns, how)
-    it.near(f"survey.map {how} by {engine}", line, got, exact, unit * queries)
+    checked.near(f"survey.map {how} by {engine}", line, got, exact, unit * queries)
 
 
 def _pooled(weights: Tensor, of_queries: Tensor, of_keys: Tensor, how: str) -> Tensor:
-    """The mean over the queries of a cell of the sum over its keys; with "max" the largest weight of the cell."""
+    """Return the mean over the queries of a cell of the sum over its keys; with "max" its largest weight."""
     of_queries, of_keys = of_queries.to(weights.device), of_keys.to(weights.device)
     cells = weights.new_zeros(*weights.shape[:2], int(of_queries.max()) + 1, int(of_keys.max()) + 1)
     across = weights.new_zeros(*weights.shape[:3], cells.shape[3])
@@ -514,14 +521,14 @@ def _pooled(weights: Tensor, of_queries: Tensor, of_keys: Tensor, how: str) -> T
     return sums / of_queries.bincount().clamp(min=1)[:, None]
 
 
-def _compare_extended(it: Checked, seen: ts.Survey, engine: str) -> None:
-    q, k, _ = (tensor.detach() for tensor in it.inputs)
+def _compare_extended(checked: Checked, seen: ts.Survey, engine: str) -> None:
+    q, k, _ = (tensor.detach() for tensor in checked.inputs)
     old = q.shape[-2] - 1
     line = "print(ts.survey(q[:, :, :-1], k[:, :, :-1], attention).extend(q[:, :, -1:], k[:, :, -1:]))"
-    grown = ts.survey(q[:, :, :old], k[:, :, :-1], it.attention, top=it.case.top, engine=engine)
+    grown = ts.survey(q[:, :, :old], k[:, :, :-1], checked.attention, top=checked.case.top, engine=engine)
     grown = grown.extend(q[:, :, old:], k[:, :, -1:])
-    near, unit = partial(it.near, line=line), it.score_unit
-    near("survey.extend received", got=grown.received, exact=it.weights.detach().sum(-2), unit=unit * q.shape[-2])
+    near, unit = partial(checked.near, line=line), checked.score_unit
+    near("survey.extend received", got=grown.received, exact=checked.weights.detach().sum(-2), unit=unit * q.shape[-2])
     near("survey.extend top", got=grown.top.weights, exact=seen.top.weights.double(), unit=2.0 * unit)
 
 
@@ -544,7 +551,7 @@ def failure(case: Case) -> WrongError | None:
 
 
 def shrunk(case: Case, wrong: WrongError) -> tuple[Case, WrongError]:
-    """The simplest case found that fails in the same check."""
+    """Return the simplest case found that fails in the same check."""
     began = perf_counter()
     while True:
         for simpler in _simpler(case):
@@ -559,7 +566,7 @@ def shrunk(case: Case, wrong: WrongError) -> tuple[Case, WrongError]:
 
 
 def _simpler(case: Case) -> Iterator[Case]:
-    """Cases with one thing less."""
+    """Yield cases that are simpler in one respect."""
     for name in ("score", "bias", "sink", "softcap", "scale", "layout", "size", "backward", "small_blocks", "dtype"):
         usual = Case.__dataclass_fields__[name].default
         if getattr(case, name) != usual:
@@ -595,14 +602,14 @@ def _parts(mask: Tree) -> Iterator[Tree]:
 
 @dataclass(frozen=True)
 class Found:
-    """What a process reports of some cases."""
+    """What a process reports about some cases."""
 
     counts: Counter[str]
     wrong: list[tuple[str, str]]
 
 
 def hunt(first: int, count: int, device: str = "cpu", until: float = inf) -> Found:
-    """Draw and check the cases of these seeds, until a time in seconds since 1970; shrink what fails."""
+    """Draw and check the cases of these seeds until a time in seconds since 1970; shrink those that fail."""
     torch.set_num_threads(1)
     counts: Counter[str] = Counter()
     wrong = []
@@ -622,7 +629,7 @@ def hunt(first: int, count: int, device: str = "cpu", until: float = inf) -> Fou
 
 
 def main(device: torch.device, minutes: float, seed: int, path: Path | None, header: dict[str, str]) -> int:
-    """Hunt for so long in as many processes as there are cores; return 1 if anything was wrong."""
+    """Run for so many minutes in as many processes as there are cores; return 1 if anything was wrong."""
     began, until, first, shown = perf_counter(), time() + 60.0 * minutes, seed * 10**9, 0.0
     together = TOGETHER[device.type]
     workers = min(os.cpu_count() or 1, 16 if device.type == "cuda" else 64)
@@ -638,8 +645,8 @@ def main(device: torch.device, minutes: float, seed: int, path: Path | None, hea
             for found in (future.result() for future in done):
                 counts += found.counts
                 wrong += found.wrong
-                for said, script in found.wrong:
-                    print(f"\nwrong: {said}\n\n{script}\n", flush=True)
+                for message, script in found.wrong:
+                    print(f"\nwrong: {message}\n\n{script}\n", flush=True)
             if perf_counter() - shown > (1.0 if sys.stderr.isatty() else 60.0):
                 shown, end = perf_counter(), "\r" if sys.stderr.isatty() else "\n"
                 print(
@@ -651,6 +658,6 @@ def main(device: torch.device, minutes: float, seed: int, path: Path | None, hea
     kinds = f" of {counts.pop('kinds'):,} kinds" if device.type == "cuda" else ""
     print(f"\n{total:,} definitions{kinds} in {seconds:.0f} s, {len(wrong)} wrong")
     if path is not None:
-        told = {"benchmark": "fuzz", "machine": header, "seed": seed, "seconds": seconds, "definitions": total}
-        path.write_text(json.dumps({**told, "compared": counts, "wrong": wrong}, ensure_ascii=False, indent=1))
+        report = {"benchmark": "fuzz", "machine": header, "seed": seed, "seconds": seconds, "definitions": total}
+        path.write_text(json.dumps({**report, "compared": counts, "wrong": wrong}, ensure_ascii=False, indent=1))
     return 1 if wrong else 0

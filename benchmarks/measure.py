@@ -1,4 +1,4 @@
-"""How things are measured: in turns, so that noise hits all alike; the median of several runs; memory beside time."""
+"""Measure functions: interleaved, so that noise affects all alike; the median of several runs; memory beside time."""
 
 import json
 import os
@@ -22,7 +22,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Row:
-    """What one runner needed for one case; a note where it could not run."""
+    """The time and memory of one implementation for one case; a note where it could not run."""
 
     case: str
     runner: str
@@ -39,7 +39,7 @@ class Row:
 
 
 def race(case: str, runners: Mapping[str, Callable[[], object]], device: torch.device, *, rounds: int = 7) -> list[Row]:
-    """Every runner once to warm up, once for its peak of memory, then `rounds` times in turns."""
+    """Run every function once to warm up, once for its peak memory, then `rounds` times in turns."""
     peaks, notes = {}, {}
     for name, run in runners.items():
         try:
@@ -61,7 +61,7 @@ def race(case: str, runners: Mapping[str, Callable[[], object]], device: torch.d
 
 
 def once(case: str, name: str, run: Callable[[], object], device: torch.device) -> Row:
-    """For what takes minutes: a single run, none before it to warm up; its time and its peak of memory."""
+    """Run a function that takes minutes once, without warming up; return its time and its peak memory."""
     began = perf_counter()
     try:
         mib = peak(run, device)
@@ -85,7 +85,7 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
 
 
 def peak(run: Callable[[], object], device: torch.device) -> float:
-    """The most memory torch held during the run beyond what it held before, in MiB."""
+    """Return the most memory that torch held during the run beyond what it held before, in MiB."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -103,8 +103,8 @@ def peak(run: Callable[[], object], device: torch.device) -> float:
 
 
 def machine(device: torch.device) -> dict[str, str]:
-    """What a figure means nothing without."""
-    told = {
+    """Return the facts about this machine without which a figure means nothing."""
+    facts = {
         "processor": f"{_processor()}, {torch.get_num_threads()} threads of {os.cpu_count()}",
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
         "torch": torch.__version__,
@@ -112,12 +112,12 @@ def machine(device: torch.device) -> dict[str, str]:
         "telescope": _version("telescope"),
     }
     if device.type == "cuda":
-        told = {"gpu": f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"} | told
-    return told
+        facts = {"gpu": f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"} | facts
+    return facts
 
 
 def save(path: Path, about: Mapping[str, object], rows: list[Row]) -> None:
-    """Whole or not at all."""
+    """Write the file atomically."""
     beside = path.with_name(path.name + ".part")
     beside.write_text(json.dumps({**about, "rows": [asdict(row) for row in rows]}, ensure_ascii=False, indent=1))
     beside.replace(path)

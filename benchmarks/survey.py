@@ -1,4 +1,4 @@
-"""What looking costs beside computing: a survey against the fastest causal forward pass of the same run."""
+"""survey: the cost of a survey, compared with the fastest causal forward pass of the same run."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -66,15 +66,15 @@ def _on_gpu(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Callable[[], object]]:
 
 
 def _compared(case: str, runners: dict[str, Callable[[], object]], device: torch.device) -> Iterator[Row]:
-    """The first runner is 1.0."""
+    """Yield the rows with their time relative to the first, which is 1.0."""
     rows = race(case, runners, device)
     for row in rows:
-        told = row.ms is not None and rows[0].ms is not None
-        yield replace(row, note=f"{row.ms / rows[0].ms:.2f} x") if told else row
+        timed = row.ms is not None and rows[0].ms is not None
+        yield replace(row, note=f"{row.ms / rows[0].ms:.2f} x") if timed else row
 
 
 def _eager(q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
-    """The same numbers as people get them: from the whole matrix."""
+    """Compute the same numbers from the whole matrix, as is usual."""
     hidden = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
     scores = ((q @ k.mT).float() / sqrt(q.shape[-1])).masked_fill_(hidden, -torch.inf)
     lse, weights = scores.logsumexp(-1), scores.softmax(-1)

@@ -1,4 +1,4 @@
-"""train_step: one step of training GPT-2's shape, ours and its peers: the same sizes, data, optimiser and precision.
+"""train_step: one training step of GPT-2's shape, by Telescope and its peers, with the same data and optimiser.
 
 Peers: nanoGPT's architecture, written here from its description (one matrix for queries, keys and values, torch's fused
 attention, exact GELU, tied head, cross entropy on whole logits, 50,304 words); a GPT out of torch.nn's encoder layers;
@@ -70,7 +70,7 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
 
 
 def trainer(model: nn.Module, text: Tensor, steps: int) -> Callable[[], None]:
-    """`steps` steps on the same text: forward, backward, AdamW. On a GPU in bf16, compiled."""
+    """Return a function that runs `steps` steps on one text: forward, backward, AdamW; on a GPU compiled, in bf16."""
     on_gpu = text.is_cuda
     model = model.to(text.device).train()
     optimiser = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=on_gpu)

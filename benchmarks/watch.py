@@ -1,5 +1,6 @@
-"""watch: reading a long text with a model of transformers, plainly, watched, and by "eager", which is how people look
-today. Random weights, since nothing here depends on them. Times are of the whole model, memory is beside its weights.
+"""watch: read a long text with a model of transformers: plainly, watched, and with eager attention.
+
+The weights are random, since nothing here depends on them. Times are of the whole model, memory is beside its weights.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ MAKE = {
 
 
 def qwen2(quick: bool) -> dict[str, Any]:
-    """1.5B: 28 layers of 12 heads on 2 key heads, of 128 features each."""
+    """Return the shape of the 1.5B model: 28 layers of 12 heads on 2 key heads, of 128 features each."""
     small = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 512}
     large = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "vocab_size": 151_936}
     heads = {"num_attention_heads": 2 if quick else 12, "num_key_value_heads": 1 if quick else 2}
@@ -84,7 +85,7 @@ def _compared(name: str, options: dict[str, Any], length: int, device: torch.dev
 
 
 def _sizes(name: str, options: dict[str, Any], longest: int, device: torch.device) -> Iterator[Row]:
-    """What a recording takes, at three sizes: it grows as the text does."""
+    """Yield the bytes of a recording at three lengths: they grow linearly."""
     model = _model(name, options, "sdpa", device, torch.float32)
     for length in (longest // 4, longest // 2, longest):
         recording = _watched(model, _text(length, device))
@@ -92,7 +93,7 @@ def _sizes(name: str, options: dict[str, Any], longest: int, device: torch.devic
 
 
 def _largest(device: torch.device) -> Iterator[Row]:
-    """The longest text that fits, watched with top=8: doubled until it does not, or the model has no more positions."""
+    """Find the longest text that fits, watched with top=8: doubled until memory or positions run out."""
     model = _model("qwen2", qwen2(False), "sdpa", device, torch.bfloat16)
     length = 65_536
     while length <= model.config.max_position_embeddings:
@@ -100,7 +101,7 @@ def _largest(device: torch.device) -> Iterator[Row]:
         row = once(case, "watched, top=8, in ram", partial(_watched, model, ids, store="ram"), device)
         yield row
         if row.ms is None:
-            yield once(case, "sdpa", partial(_read, model, ids), device)  # whether it is for the watching
+            yield once(case, "sdpa", partial(_read, model, ids), device)  # whether the model fits unwatched
             return
         length *= 2
 
@@ -108,7 +109,7 @@ def _largest(device: torch.device) -> Iterator[Row]:
 def _model(name: str, options: dict[str, Any], how: str, device: torch.device, dtype: torch.dtype) -> Any:
     import transformers
 
-    kind, config = (getattr(transformers, it) for it in MAKE[name])
+    kind, config = (getattr(transformers, part) for part in MAKE[name])
     torch.manual_seed(0)
     with torch.device(device):
         model = kind(config(**options)).to(dtype).eval()
@@ -133,7 +134,7 @@ def _watched(model: Any, ids: Tensor, **options: Any) -> ts.Recording:
 
 
 def _eager(model: Any, ids: Tensor) -> list[Tensor]:
-    """The same numbers from eager's own weights, each layer's let go when it has been looked at."""
+    """Compute the same numbers from eager's own weights, which are freed layer by layer."""
     kept: list[Tensor] = []
 
     def look(module: Any, args: Any, output: Any) -> Any:

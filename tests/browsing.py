@@ -1,4 +1,4 @@
-"""A real server in a thread, and a page in a real browser that remembers what it asked for and complained about."""
+"""A real server in a thread, and a page in a real browser that records its requests and complaints."""
 
 import shutil
 import socket
@@ -43,7 +43,7 @@ TURN = """(path) => {
   dispatchEvent(new PopStateEvent("popstate"));
 }"""
 
-# cells of a notebook, without one: what a cell asks its kernel is asked of the server
+# cells of a notebook, without a notebook: the requests to the kernel are sent to the server
 WIDGETS = """async ({ start, many }) => {
   const { default: widget } = await import("/explorer.js");
   const tell = async (model, asked) => {
@@ -70,7 +70,7 @@ WIDGETS = """async ({ start, many }) => {
 
 
 class Served:
-    """A library behind a real port, in a thread."""
+    """A library that is served on a real port, in a thread."""
 
     def __init__(self, library):
         self.library, self.api = library, Api(library)
@@ -95,7 +95,7 @@ class Served:
 
 
 class Page:
-    """A tab. `open` loads an address, `turn` goes to it as a click in the page does; both wait until all is there."""
+    """A tab. `open` loads an address, `turn` goes there as a click would; both wait until everything is loaded."""
 
     def __init__(self, browser, served, **how):
         self.served = served
@@ -124,12 +124,12 @@ class Page:
         self.tab.wait_for_function(SETTLED)
         return self.tab
 
-    def must_be_quiet(self):
-        """Nothing was complained about, and no other machine was asked for anything."""
+    def assert_quiet(self):
+        """Check that nothing was complained about, and that no other machine got a request."""
         foreign = [url for url in self.asked if urlsplit(url).hostname not in ("127.0.0.1", None, "")]
         complaints, self.complaints = self.complaints, []
         assert (foreign, complaints) == ([], [])
 
     def leave(self):
-        """Nothing goes on in it any more."""
+        """Open an empty page, so that nothing of the old one runs on."""
         self.tab.goto("about:blank")

@@ -1,4 +1,7 @@
-"""Shapes in signatures are checked while testing. The doors (choose, trace) are left out: they check by themselves."""
+"""Shapes in signatures are checked in tests.
+
+Functions that check their own arguments (dispatch, trace) are left out.
+"""
 
 import gc
 import os
@@ -16,7 +19,7 @@ from jaxtyping import config, install_import_hook
 
 from small_blocks import LADDER, small_blocks
 
-# not normalizers: softmax is told apart by identity, which `unchecked` would change under those who hold it
+# not normalizers: softmax is compared by identity, which `unchecked` would change
 ATTENTION = [
     f"telescope.attention.{name}"
     for name in (
@@ -40,18 +43,21 @@ RECORDING = [
         "attention_call",
         "continuation",
         "heads",
-        "kept",
-        "one_head",
+        "queries_keys_call",
+        "recorded_call",
         "recording",
         "row_in_float64",
         "saved",
         "storage",
+        "summaries_call",
         "survey_queue",
     )
 ]
 LOOKING = ["telescope.tiles", "telescope.watch.huggingface"]
-MODELS = [f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong_translator", "transformer")]
-TRAINING = [f"telescope.training.{name}" for name in ("batch", "examples", "health", "objectives", "windows")]
+MODELS = [
+    f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong_translator", "transformer", "translator")
+]
+TRAINING = [f"telescope.training.{name}" for name in ("batch", "examples", "objectives", "windows")]
 DECODING = [f"telescope.decoding.{name}" for name in ("beam", "inference_copy", "sampling", "writers")]
 TASKS = [f"telescope.tasks.{name}" for name in ("explaining.sentence_views", "explaining.show", "learning.recall_data")]
 HOOKED = (
@@ -75,7 +81,7 @@ if not torch.cuda.is_available():
 
 
 def pytest_generate_tests(metafunc):
-    """Run the ladder twice: with blocks as they are, and with blocks of a few rows and keys."""
+    """Run the tests of LADDER twice: with the usual blocks, and with blocks of a few rows and keys."""
     place = metafunc.definition.path.relative_to(Path(__file__).parent).as_posix()
     if place in LADDER:
         kinds = [pytest.param(nullcontext, id=pytest.HIDDEN_PARAM), pytest.param(small_blocks, id="small blocks")]
@@ -84,12 +90,12 @@ def pytest_generate_tests(metafunc):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem):
-    """Skip a test that needs a package of an extra which is truly not there; its own error says which."""
+    """Skip a test that needs a package of an extra which is not installed; the error itself names it."""
     try:
         return (yield)
     except (ImportError, ValueError) as problem:
-        told = re.search(r"needs ([\w-]+), which is not installed", str(problem))
-        if told is None or find_spec(told[1].replace("-", "_")) is not None:
+        match = re.search(r"needs ([\w-]+), which is not installed", str(problem))
+        if match is None or find_spec(match[1].replace("-", "_")) is not None:
             raise
         pytest.skip(str(problem))
 
@@ -102,7 +108,7 @@ def sizes_of_blocks(request):
 
 @pytest.fixture
 def unchecked(monkeypatch):
-    """Without the checks of shapes, which torch.compile cannot see through: every function as it was written."""
+    """Remove the checks of shapes, which torch.compile cannot trace: every function as it was written."""
     modules = [module for name, module in sys.modules.items() if name.startswith(HOOKED)]
     classes = [kind for module in modules for kind in vars(module).values() if isinstance(kind, type)]
     for place in {*modules, *(kind for kind in classes if kind.__module__.startswith(HOOKED))}:
@@ -119,7 +125,7 @@ def unchecked(monkeypatch):
 
 @pytest.fixture
 def no_collector():
-    """What refers to itself stays."""
+    """Switch the garbage collector off, so that reference cycles are not freed."""
     gc.collect()
     gc.disable()
     yield
@@ -128,7 +134,7 @@ def no_collector():
 
 @pytest.fixture
 def on_cpu(monkeypatch):
-    """Training takes a GPU where there is one, and remembers what it took; not here."""
+    """Train on the CPU. accelerate takes a GPU where there is one, and remembers its choice."""
     state = pytest.importorskip("accelerate.state", reason="the train extra is not installed").AcceleratorState
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     state._reset_state(reset_partial_state=True)
@@ -138,7 +144,7 @@ def on_cpu(monkeypatch):
 
 @pytest.fixture
 def command(monkeypatch, capsys):
-    """command("explain", "--json") gives the exit code, what was printed and what was complained about."""
+    """Return command("explain", "--json"), which gives the exit code, standard output and standard error."""
 
     def run(*arguments):
         from telescope.cli import main

@@ -1,4 +1,4 @@
-"""A folder of data with every set in it, each of a few lines."""
+"""A folder of data with every corpus in it, each of a few lines."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ CODES = ["#version: 0.2", "e i", "ei n</w>", "m a", "n n</w>", "ma nn</w>"]
 
 
 def make(data):
-    """All of it below `data`; some files packed, some not."""
+    """Write all corpora below `data`; some files compressed, some not."""
     for kind, name, change in (("raw", "{}.{}", str), ("tok", "{}.lc.norm.tok.{}", _tokens)):
         for split in ("train", "val", "test_2016_flickr"):
             for side, language in enumerate(("en", "de")):
@@ -38,7 +38,11 @@ def make(data):
     chats = [{"id": str(i), "summary": summary, "dialogue": chat} for i, (chat, summary) in enumerate(CHATS)]
     for split in ("train", "valid"):
         write(data / f"debian_ddtp_en_de/{split}.tsv", "".join("\t".join(row) + "\n" for row in rows), packed=True)
-        write(data / f"debian_synopsis/{split}.jsonl", "".join(json.dumps(it) + "\n" for it in records), packed=True)
+        write(
+            data / f"debian_synopsis/{split}.jsonl",
+            "".join(json.dumps(record) + "\n" for record in records),
+            packed=True,
+        )
     for split, some in (("train", chats), ("val", chats[3:4]), ("test", chats[4:])):
         write(data / f"samsum/{split}.json", json.dumps(some), packed=True)
     write(data / "tiny_shakespeare/input.txt", "First Citizen:\nBefore we proceed, hear me speak.\n\n" * 120)
@@ -48,7 +52,7 @@ def make(data):
 
 
 def tatoeba():
-    """Enough sentences for each split to have some; the first has two translations."""
+    """Return enough sentences for every split; the first has two translations."""
     numbered = [(f"I see {i} dogs.", f"Ich sehe {i} Hunde.") for i in range(300)]
     return [(numbered[0][0], "Null Hunde sehe ich."), *numbered, ("i see 0 dogs!", "ich sehe 0 Hunde!")]
 

@@ -1,4 +1,4 @@
-"""Data that is not in the repository: a folder beside it, or the one that TELESCOPE_DATA names."""
+"""Data that are not in the repository: a folder beside it, or the one that TELESCOPE_DATA names."""
 
 import os
 from pathlib import Path

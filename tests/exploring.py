@@ -1,4 +1,4 @@
-"""What the explorer's tests look at: sentences on a translator that has learnt them, and recordings of any length."""
+"""Fixtures of the explorer's tests: sentences on a translator that has learnt them, and recordings of any length."""
 
 import json
 from functools import cache
@@ -10,7 +10,7 @@ import writers
 from telescope.explorer.api import Api
 from telescope.explorer.library import Library
 from telescope.recording.attention_call import AttentionCall
-from telescope.recording.kept import KeepOptions
+from telescope.recording.recorded_call import KeepOptions
 from telescope.recording.recording import Recording
 
 SENTENCES = (writers.NOTES, "Good morning.", "How are you?")
@@ -39,7 +39,7 @@ def api():
 
 
 def got(api, path, **parameters):
-    """What is answered, which must be an answer."""
+    """Return the body of an answer; fail on an error."""
     answer = api.answer("GET", path, {name: str(value) for name, value in parameters.items()})
     assert answer.status == 200, answer.body
     return json.loads(answer.body) if answer.kind == "application/json" else answer
@@ -52,7 +52,8 @@ def read(api, text, **more):
 
 
 def recorded(n, *, heads=2, d=16, batch=1, attention=ts.Attention(mask=ts.causal), keep="queries-keys", tokens=None):
-    """A recording of one attention over n tokens, without a model. Neighbours are alike, so that maps have a shape."""
+    """Return a recording of one attention over n tokens, without a model. Neighbouring tokens are similar, so that maps
+    have a shape."""
     torch.manual_seed(0)
     q, k, v = torch.randn(3, batch, heads, n, d)
     texts = tokens or [chr(97 + i) * 3 for i in range(26)]

@@ -1,4 +1,4 @@
-"""Small models of transformers, with numbers in every tensor: what our imports and exports are compared with."""
+"""Small models of transformers with random numbers in every tensor, for the tests of imports and exports."""
 
 import pytest
 import torch
@@ -115,7 +115,7 @@ def marian(name):
 
 @torch.no_grad()
 def numbered(model):
-    """Random numbers everywhere: a bias that stays zero, or a norm that stays one, would hide a mistake."""
+    """Set every parameter to random numbers: a bias of zeros, or a norm of ones, would hide a mistake."""
     random = torch.Generator().manual_seed(7)
     tensors = dict(model.named_parameters()) | {n: b for n, b in model.named_buffers() if n == "final_logits_bias"}
     for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""What the tests of training learn: words, and the same words backwards."""
+"""Small data and models for the tests of training: words, and the same words backwards."""
 
 import torch
 
@@ -18,7 +18,7 @@ def pairs(count=12, seed=5, longest=9):
 
 
 def learned():
-    """A definition with a tensor that is learnt and one that is not."""
+    """Return a definition with one tensor that is trained and one that is not."""
     table = torch.nn.Parameter(torch.linspace(-0.2, 0.2, 10).reshape(2, 5))
     return ts.Attention(bias=ts.relative(table), sink=torch.tensor([0.25, -0.5]))
 
@@ -40,14 +40,14 @@ def luong(**fields):
     return LuongTranslator(LuongConfig(**shape | fields))
 
 
-def learn(model, data, out, *, tell=None, better="lowest loss", validate=None, **settings):
-    """The model that has learnt, and what was told on the way."""
+def learn(model, data, out, *, on_event=None, better="lowest loss", validate=None, **settings):
+    """Return the trained model, and the events that were reported."""
     events = []
 
     def report(event):
         events.append(event)
-        if tell is not None:
-            tell(event)
+        if on_event is not None:
+            on_event(event)
 
     objective = training.language if isinstance(model, GPT) else training.translation
     said = training.Training(**{"steps": 8, "tokens": 64, "lr": 3e-3, "log_every": 1} | settings)

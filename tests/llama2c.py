@@ -1,4 +1,4 @@
-"""A small file of llama2.c's, with random numbers, and a tokenizer for it."""
+"""A small file in llama2.c's format with random numbers, and a tokenizer for it."""
 
 import struct
 

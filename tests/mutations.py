@@ -1,15 +1,15 @@
-"""Files of every kind that Telescope reads, spoilt at random: each must open, or be refused in one sentence.
+"""Files of every kind that Telescope reads, corrupted at random: each must open, or be refused in one sentence.
 
     python tests/mutations.py --files 20000 [--seed 0] [--only 1234]
 
-A file is taken from what Telescope itself writes, or from the data of the tests, and changed by its structure (a value
-of another type, a field that is missing, twice or misspelt, numbers out of all bounds, nesting, strange characters;
-tensors that are described otherwise) or by its bytes (flipped, cut, swapped, a folder, a link or a pipe in its place).
-It is then opened and used as a user would. What counts as raw is any exception but the documented one, a message of
-several lines, more than ten seconds or two gigabytes, and the end of the process: a worker runs the cases, and is
-started again behind the one that ended it.
+A file is taken from what Telescope itself writes, or from the data of the tests, and changed in its structure (a value
+of another type, a field that is missing, duplicated or misspelt, numbers out of range, nesting, strange characters;
+wrong descriptions of tensors) or in its bytes (flipped, truncated, swapped, replaced by a folder, a link or a pipe). It
+is then opened and used as a user would.
 
-Case 1234 of seed 0 is always the same one: --only 1234 runs it alone and shows where it fails.
+A failure is any exception but the documented one, a message of several lines, more than ten seconds or two gigabytes,
+or the end of the process: a worker runs the cases, and is started again after the one that ended it. Case 1234 of seed
+0 is always the same one: --only 1234 runs it alone and shows where it fails.
 """
 
 import gzip
@@ -75,7 +75,7 @@ PARTS: tuple[Any, ...] = (
 Files = dict[str, bytes]
 
 
-# --------------------------------------------------------------------------------------------------- what spoils a file
+# --------------------------------------------------------------------------------------------------- changes to a file
 
 
 def dumped(value: Any) -> bytes:
@@ -85,7 +85,7 @@ def dumped(value: Any) -> bytes:
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of every value inside."""
+    """Return the path of every value inside."""
     yield at
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, part in inside:
@@ -99,7 +99,7 @@ def reach(value: Any, path: tuple[Any, ...]) -> Any:
 
 
 def changed(value: Any, dice: Random) -> Any:
-    """A JSON value with one change inside."""
+    """Return a JSON value with one change inside."""
     found = list(places(value))
     inside = [path for path in found if "attention" in path]
     if inside and dice.random() < 0.5:
@@ -145,7 +145,7 @@ def of_json(contents: bytes, dice: Random) -> bytes:
 
 
 def of_safetensors(contents: bytes, dice: Random) -> bytes:
-    """Its header changed as JSON, with the right length; or its numbers."""
+    """Change the header as JSON, with the right length, or change the numbers."""
     try:
         length = struct.unpack("<Q", contents[:8])[0]
         header, numbers = json.loads(contents[8 : 8 + length]), bytearray(contents[8 + length :])
@@ -177,21 +177,23 @@ def of_safetensors(contents: bytes, dice: Random) -> bytes:
 def of_bytes(contents: bytes, dice: Random) -> bytes:
     if not contents:
         return dice.randbytes(9)
-    spoilt, at = bytearray(contents), dice.randrange(len(contents))
+    corrupted, at = bytearray(contents), dice.randrange(len(contents))
     match dice.randrange(6):
         case 0:
-            spoilt[at] ^= 1 << dice.randrange(8)
+            corrupted[at] ^= 1 << dice.randrange(8)
         case 1:
-            del spoilt[at:]
+            del corrupted[at:]
         case 2:
-            spoilt[at:at] = dice.choice([b"\xff\xfe", b"\0", b"\r", "\u2028\ufeff".encode(), b"9" * 5000, b"[" * 9000])
+            corrupted[at:at] = dice.choice(
+                [b"\xff\xfe", b"\0", b"\r", "\u2028\ufeff".encode(), b"9" * 5000, b"[" * 9000]
+            )
         case 3:
-            spoilt[at : at + 4] = struct.pack("<i", dice.choice([-1, 0, 2**31 - 1, -(2**31), 5]))
+            corrupted[at : at + 4] = struct.pack("<i", dice.choice([-1, 0, 2**31 - 1, -(2**31), 5]))
         case 4:
-            spoilt += dice.randbytes(dice.choice([1, 8, 500]))
+            corrupted += dice.randbytes(dice.choice([1, 8, 500]))
         case _:
-            del spoilt[at : at + dice.choice([1, 4, 40])]
-    return bytes(spoilt)
+            del corrupted[at : at + dice.choice([1, 4, 40])]
+    return bytes(corrupted)
 
 
 VALUE = ("99999999999999999999999", "10000000000", "1000000", "-1", "0", "1e400", "nan", "inf", "1.5", "'x'", "''")
@@ -199,12 +201,12 @@ VALUE += ("[]", "{}", "[1]", "['generate']", "true", "1979-05-27", "'\u2028'", "
 
 
 def of_toml(contents: bytes, dice: Random) -> bytes:
-    """A line of it with another value, without its value, twice, misspelt, or gone; or another table."""
+    """Change a line: another value, no value, duplicated, misspelt or removed; or rename a table."""
     lines = contents.decode("utf-8").split("\n")
-    said = [i for i, line in enumerate(lines) if " = " in line and not line.startswith("#")]
+    parsed = [i for i, line in enumerate(lines) if " = " in line and not line.startswith("#")]
     tables = [i for i, line in enumerate(lines) if line.startswith("[")]
     for _ in range(dice.choice((1, 1, 2))):
-        at = dice.choice(said or [0])
+        at = dice.choice(parsed or [0])
         name, _, value = lines[at].partition(" = ")
         match dice.randrange(8):
             case 0:
@@ -223,7 +225,7 @@ def of_toml(contents: bytes, dice: Random) -> bytes:
 
 
 def of_text(contents: bytes, dice: Random) -> bytes:
-    """Lines and columns; where it is JSON, by its structure."""
+    """Change lines and columns; where the text is JSON, its structure."""
     if contents[:1] in b"[{" and dice.random() < 0.7:
         first, newline, rest = contents.partition(b"\n")
         return of_json(first, dice) + newline + rest
@@ -259,12 +261,12 @@ BY_ENDING: dict[str, Callable[[bytes, Random], bytes]] = {
 }
 
 
-def spoil(folder: Path, files: Files, dice: Random) -> str:
-    """Change one of the files that lie in the folder, or two; says what was done."""
+def corrupt(folder: Path, files: Files, dice: Random) -> str:
+    """Change one or two of the files in the folder; return what was done."""
     names, done = sorted(files), []
     chosen = dice.sample(names, min(len(names), dice.choice((1, 1, 1, 2))))
     if "recording.json" in files and dice.random() < 0.5:
-        chosen = ["recording.json"]  # in which nearly everything is said
+        chosen = ["recording.json"]  # which describes nearly everything
     for name in chosen:
         file = folder / name
         contents = files[name]
@@ -284,7 +286,7 @@ def spoil(folder: Path, files: Files, dice: Random) -> str:
 
 
 def _otherwise(file: Path, names: list[str], files: Files, dice: Random) -> str:
-    """In its place something else than a file of its kind."""
+    """Replace the file by something that is not a file of its kind."""
     file.unlink(missing_ok=True)
     what = dice.choice(("gone", "another", "folder", "pipe", "link out", "link in a circle", "empty", "device"))
     match what:
@@ -307,12 +309,12 @@ def _otherwise(file: Path, names: list[str], files: Files, dice: Random) -> str:
     return what
 
 
-# ------------------------------------------------------------------------------------------------------ what is spoilt
+# --------------------------------------------------------------------------------------------- the files to change
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Files of one kind: `made` are some that are whole; `use` opens a folder, and asks for everything it has."""
+    """Files of one kind: `made` are valid ones; `use` opens a folder and reads everything in it."""
 
     name: str
     share: int
@@ -379,13 +381,13 @@ KEEPS = ("summaries", "queries-keys", "steps")
 
 
 def without_checksums(files: Files, dice: Random) -> Files:
-    """As earlier versions wrote it: what is spoilt is then not found by its checksum."""
+    """Return the recording as earlier versions wrote it: its checksums do not reveal the change."""
     if dice.random() < 0.15:
         return files
-    said = json.loads(files["recording.json"])
-    for part in (said, *(call for attention in said["attentions"] for call in attention["calls"])):
+    parsed = json.loads(files["recording.json"])
+    for part in (parsed, *(call for attention in parsed["attentions"] for call in attention["calls"])):
         part.pop("crc32", None)
-    return files | {"recording.json": dumped(said)}
+    return files | {"recording.json": dumped(parsed)}
 
 
 def use_recording(folder: Path, dice: Random) -> None:
@@ -405,11 +407,11 @@ def use_recording(folder: Path, dice: Random) -> None:
             if recording.keep == "steps" and use == 2:
                 call.trace()
     if use == 2:
-        asked(recording, dice)
+        ask_page(recording, dice)
 
 
-def asked(recording: Any, dice: Random) -> None:
-    """What the page asks first."""
+def ask_page(recording: Any, dice: Random) -> None:
+    """Send the first requests of the page."""
     from telescope.explorer.api import Api
     from telescope.explorer.library import Library
 
@@ -424,9 +426,9 @@ def asked(recording: Any, dice: Random) -> None:
 
 def must_answer(answer: Any) -> None:
     if answer.status not in (200, 201):
-        said = json.loads(answer.body)["error"]["message"]
-        if answer.status not in (400, 404, 405, 409, 422) or not said or "\n" in said:
-            raise AssertionError(f"{answer.status}: {said}")
+        parsed = json.loads(answer.body)["error"]["message"]
+        if answer.status not in (400, 404, 405, 409, 422) or not parsed or "\n" in parsed:
+            raise AssertionError(f"{answer.status}: {parsed}")
 
 
 @cache
@@ -453,7 +455,7 @@ def models() -> list[Files]:
 
 @cache
 def foreign() -> list[Files]:
-    """Hugging Face's, as `ts.export` writes them."""
+    """Return folders of Hugging Face's format, as `ts.export` writes them."""
     import telescope as ts
     import writers
     from telescope.models import Encoder, EncoderConfig
@@ -505,7 +507,7 @@ def recipes() -> list[Files]:
 
 
 def use_recipe(folder: Path, dice: Random) -> None:
-    """Read; and sometimes begun, as far as its model and its first batches, on the small data of the tests."""
+    """Read a recipe, and sometimes prepare its model and its first batches, on the small data of the tests."""
     from dataclasses import replace
 
     from recipes import small
@@ -516,7 +518,7 @@ def use_recipe(folder: Path, dice: Random) -> None:
     read_again.write_text(recipe.to_toml())
     assert replace(read(read_again), name=recipe.name) == recipe
     if dice.random() < 0.1 and recipe.task != "recall":
-        recipe = small(recipe)  # its model and its steps; the rest is what the file says
+        recipe = small(recipe)  # its model and its steps; the rest comes from the file
         stage = TASKS[recipe.task].prepare(recipe, data(), None).stages["training"]
         stage.data.batches(stage.settings, 0)
 
@@ -530,7 +532,7 @@ def data() -> Path:
 
 @cache
 def sets() -> list[Files]:
-    """The files of each corpus apart."""
+    """Return the files of each corpus."""
     whole = contents_of(data())
     names = sorted({name.split("/")[0] for name in whole})
     return [{name: it for name, it in whole.items() if name.split("/")[0] == one} for one in names]
@@ -589,19 +591,19 @@ def use_api(folder: Path, dice: Random) -> None:
 
 @cache
 def answers() -> list[Files]:
-    """What `telescope evaluate --predict` writes."""
-    told = {
+    """Return what `telescope evaluate --predict` writes."""
+    report = {
         "multi30k-tiny": {"source": "a", "prediction": "ein Hund", "references": ["ein Hund läuft", "Hund"]},
         "recall-causal": {"question": "Where?", "answer": "Rome", "places": ["Rome"]},
         "shakespeare-char": {"loss": 1.5, "tokens": 100, "characters": 200},
     }
-    lines = {name: 1 if name.startswith("shake") else 3 for name in told}
+    lines = {name: 1 if name.startswith("shake") else 3 for name in report}
     return [
         {
             "recipe.toml": (HERE.parent / "recipes" / f"{name}.toml").read_bytes(),
             "evaluation/test.jsonl": b"\n".join([json.dumps(it).encode()] * lines[name]) + b"\n",
         }
-        for name, it in told.items()
+        for name, it in report.items()
     ]
 
 
@@ -624,11 +626,11 @@ KINDS = (
 
 
 class RawError(Exception):
-    """What should have been one sentence."""
+    """An error that is not one sentence."""
 
 
 def opened(call: Callable[[], Any], *allowed: type[Exception]) -> Any:
-    """What a file holds. Here only the documented error is right: a LoadError, or what is allowed instead."""
+    """Return what a file holds. Only the documented error is accepted: a LoadError, or the given alternative."""
     from telescope.models import LoadError
 
     try:
@@ -643,7 +645,7 @@ def opened(call: Callable[[], Any], *allowed: type[Exception]) -> Any:
 
 
 def run(number: int, seed: int, folder: Path) -> tuple[str, str, bool]:
-    """Its kind, what was done to it, and whether it opened. Whatever is not as documented is raised."""
+    """Return the kind of a case, what was done to its file, and whether it opened; raise any undocumented error."""
     from telescope.models import LoadError
 
     dice = Random(f"{seed}/{number}")
@@ -655,7 +657,7 @@ def run(number: int, seed: int, folder: Path) -> tuple[str, str, bool]:
     for name, contents in files.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_bytes(contents)
-    done = spoil(place, files, dice) if kind.name != "request" or dice.random() < 0.9 else "nothing"
+    done = corrupt(place, files, dice) if kind.name != "request" or dice.random() < 0.9 else "nothing"
     if kind.name == "request" and not (place / "body.json").is_file():
         return kind.name, done, False
     try:
@@ -670,7 +672,7 @@ def run(number: int, seed: int, folder: Path) -> tuple[str, str, bool]:
 
 
 def work(first: int, past: int, seed: int) -> None:
-    """Run these cases, and tell of each in a line: before it begins, and how it ended."""
+    """Run these cases, and print a line before each and one with its result."""
     import faulthandler
     import resource
     import warnings
@@ -695,24 +697,24 @@ def work(first: int, past: int, seed: int) -> None:
             began = process_time()
             try:
                 kind_name, done, whole = run(number, seed, Path(folder))
-                told: dict[str, Any] = {"kind": kind_name, "done": done, "opened": whole}
+                report: dict[str, Any] = {"kind": kind_name, "done": done, "opened": whole}
             except KeyboardInterrupt:
                 raise
             except BaseException as problem:  # a panic in Rust is no Exception
                 dice = Random(f"{seed}/{number}")
                 name = dice.choices(KINDS, [it.share for it in KINDS])[0].name
                 frames = traceback.format_exception(problem)
-                told = {"kind": name, "raw": f"{type(problem).__name__}: {str(problem)[:200]}", "where": frames}
+                report = {"kind": name, "raw": f"{type(problem).__name__}: {str(problem)[:200]}", "where": frames}
             faulthandler.cancel_dump_traceback_later()
             seconds = process_time() - began
             if seconds > SECONDS:
-                told.setdefault("raw", f"it took {seconds:.1f} s")
-                told.setdefault("where", [])
-            print(json.dumps({"case": number, "seconds": seconds, **told}), flush=True)
+                report.setdefault("raw", f"it took {seconds:.1f} s")
+                report.setdefault("where", [])
+            print(json.dumps({"case": number, "seconds": seconds, **report}), flush=True)
 
 
 def supervise(files: int, seed: int, *, first: int = 0, say: Callable[[str], object] = print) -> dict[str, Any]:
-    """Run so many cases in a worker, which is started again behind a case that ended it."""
+    """Run so many cases in a worker, which is started again after a case that ended it."""
     counts, opened_ones, raw, slow = Counter(), Counter(), [], []
     number, past = first, first + files
     while number < past:
@@ -722,17 +724,17 @@ def supervise(files: int, seed: int, *, first: int = 0, say: Callable[[str], obj
             with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as worker:
                 assert worker.stdout is not None
                 for line in worker.stdout:
-                    told = json.loads(line)
-                    if "kind" not in told:
-                        began = told["case"]
+                    report = json.loads(line)
+                    if "kind" not in report:
+                        began = report["case"]
                         continue
-                    number = told["case"] + 1
-                    counts[told["kind"]] += 1
-                    opened_ones[told["kind"]] += told.get("opened", False)
-                    slow.append((told["seconds"], told["case"]))
-                    if "raw" in told:
-                        raw.append(told)
-                        say(f"case {told['case']}, {told['kind']}: {told['raw']}")
+                    number = report["case"] + 1
+                    counts[report["kind"]] += 1
+                    opened_ones[report["kind"]] += report.get("opened", False)
+                    slow.append((report["seconds"], report["case"]))
+                    if "raw" in report:
+                        raw.append(report)
+                        say(f"case {report['case']}, {report['kind']}: {report['raw']}")
             errors.seek(0)
             complaint = errors.read()
         if number < past:
@@ -758,14 +760,14 @@ def main() -> None:
         return
     began = perf_counter()
     first, files = (0, given.files) if given.only is None else (given.only, 1)
-    told = supervise(files, given.seed, first=first)
+    report = supervise(files, given.seed, first=first)
     if given.only is not None:
-        print(*("".join(one["where"]) for one in told["raw"]), sep="\n")
-    for kind, count in sorted(told["counts"].items()):
-        print(f"{kind:<12} {count:>7,} files, {told['opened'][kind]:,} opened")
-    slowest = ", ".join(f"case {case} {seconds:.1f} s" for seconds, case in reversed(told["slowest"]))
-    print(f"{files:,} files in {perf_counter() - began:.0f} s, {len(told['raw'])} raw exceptions; slowest: {slowest}")
-    raise SystemExit(bool(told["raw"]))
+        print(*("".join(one["where"]) for one in report["raw"]), sep="\n")
+    for kind, count in sorted(report["counts"].items()):
+        print(f"{kind:<12} {count:>7,} files, {report['opened'][kind]:,} opened")
+    slowest = ", ".join(f"case {case} {seconds:.1f} s" for seconds, case in reversed(report["slowest"]))
+    print(f"{files:,} files in {perf_counter() - began:.0f} s, {len(report['raw'])} raw exceptions; slowest: {slowest}")
+    raise SystemExit(bool(report["raw"]))
 
 
 if __name__ == "__main__":

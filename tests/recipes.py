@@ -1,4 +1,4 @@
-"""The recipes of the repository, made small."""
+"""The recipes of the repository, reduced for tests."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,7 @@ FILES = [file for file in sorted(RECIPES.glob("*.toml")) if read(file).task in O
 
 
 def small(recipe, **training):
-    """A few steps of small batches, and a model, a beam and texts as small as can be; all else is the recipe's."""
+    """Return a recipe with a few steps of small batches, and a model, beams and texts as small as possible."""
     sizes = {"d_model": 16, "d_hidden": 16, "d_embedding": 16, "heads": 2}
     if recipe.task == "generate":
         sizes["max_positions"] = 16

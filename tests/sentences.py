@@ -1,10 +1,10 @@
-"""Whoever makes a mistake reads one sentence: the argument, what came, what fits."""
+"""The check that an error is one sentence: the argument, what came, what fits."""
 
 import pytest
 
 
 def says(call, *parts):
-    """The call fails with one short sentence that has all the parts."""
+    """Check that the call fails with one short sentence that has all the parts."""
     with pytest.raises((ValueError, TypeError)) as caught:
         call()
     message = str(caught.value)

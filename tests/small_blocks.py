@@ -30,10 +30,9 @@ OTHERS = {  # sizes by these names that are not shrunk here, and why
     "telescope.decoding.sampling": "tests/properties/test_decoding.py crosses it: 64 words of a vocabulary",
     "telescope.engines.tables": "FEW is how many numbers make a tensor worth comparing, and nothing is cut by it",
     "telescope.models.loss_kernel": "tests/agreement/test_loss.py shrinks its BLOCK; a program reads one row of logits",
-    "telescope.trace.html": "rows of a page",
     "telescope.survey.exact_rows": "how many rows are looked at, not how many at a time",
     "telescope.survey.launch": "tests/agreement/test_survey_kernels.py shrinks BM, BN and BLOCK",
-    "telescope.trace.terminal": "rows of a page",
+    "telescope.trace.render": "rows of a page",
 }
 LADDER = {  # what reads off a matrix block by block; engines, kernels and tiles shrink theirs in their own tests
     "agreement/test_together.py",

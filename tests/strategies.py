@@ -28,7 +28,8 @@ settings.load_profile("telescope")
 
 
 def composite(build: Any) -> Any:
-    """st.composite, in which the checks of shapes may roll dice of their own: hypothesis would take them for ours."""
+    """Wrap st.composite so that the checks of shapes may draw random numbers, which hypothesis would take for the
+    test's."""
 
     @st.composite
     @wraps(build)
@@ -69,7 +70,7 @@ class Shape:
 
 @composite
 def shapes(draw: Any, *, square: bool = False) -> Shape:
-    """Mostly as many queries as keys, which is what fused kernels know; `square` means always."""
+    """Draw shapes, mostly with as many queries as keys, which fused kernels need; `square` means always."""
     key_heads = draw(st.integers(1, 3))
     queries = draw(lengths)
     keys = queries if square or draw(st.booleans()) else draw(lengths)
@@ -86,7 +87,7 @@ def normal(*size: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
 def tensors(
     shape: Shape, seed: int = 0, dtype: torch.dtype = torch.float64, layout: str = "plain"
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values."""
+    """Return queries, keys and values."""
     sizes = (
         (shape.batch, shape.heads, shape.queries, shape.d_k),
         (shape.batch, shape.key_heads, shape.keys, shape.d_k),
@@ -97,7 +98,8 @@ def tensors(
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:
-    """The same shape in another layout: as a projection leaves it, with gaps, or with one sequence for the batch."""
+    """Return the same shape in another layout: as a projection leaves it, with gaps, or with one sequence for the
+    batch."""
     if layout == "transposed":
         return tensor.transpose(1, 2).contiguous().transpose(1, 2)
     if layout == "strided":
@@ -112,7 +114,7 @@ def laid_out(tensor: Tensor, layout: str) -> Tensor:
 
 @composite
 def position_masks(draw: Any) -> ts.Mask:
-    """Masks by position alone: they fit every batch and every number of heads, and go on with a cache."""
+    """Draw masks by position alone: they fit every batch and every number of heads, and work with a cache."""
     leaves = st.one_of(
         st.just(ts.causal), st.integers(1, 6).map(ts.window), st.integers(0, 6).map(ts.prefix), st.just(ts.everyone)
     )
@@ -121,7 +123,7 @@ def position_masks(draw: Any) -> ts.Mask:
 
 @composite
 def key_masks(draw: Any, shape: Shape) -> ts.Mask:
-    """Masks under which all queries see the same keys; some hide whole sequences."""
+    """Draw masks under which all queries see the same keys; some hide whole sequences."""
     kind = draw(st.sampled_from(["everyone", "prefix", "lengths", "left", "keep", "row"]))
     coin = normal(shape.batch, shape.heads, 1, shape.keys, seed=draw(seeds)) < 0.5
     if kind == "prefix":
@@ -139,7 +141,7 @@ def key_masks(draw: Any, shape: Shape) -> ts.Mask:
 
 @composite
 def masks(draw: Any, shape: Shape) -> ts.Mask:
-    """Any mask that fits."""
+    """Draw any mask that fits."""
     coin = normal(*shape.whole, seed=draw(seeds)) < 0.5
     texts, asking = (normal(1, size, seed=draw(seeds)).round().long() for size in (shape.keys, shape.queries))
     leaves = st.sampled_from(
@@ -203,7 +205,10 @@ def biases(draw: Any, shape: Shape) -> ts.Bias | None:
 
 @composite
 def definitions(draw: Any, shape: Shape) -> ts.Attention:
-    """Any definition that fits, every part drawn apart. (by_sum, which has no meaning near zero, is tested apart.)"""
+    """Draw any definition that fits, each part by itself.
+
+    (by_sum, which is undefined near zero, is tested elsewhere.)
+    """
     sinks = st.sampled_from([None, None, 0.5, normal(shape.heads, seed=draw(seeds))])
     return ts.Attention(
         score=draw(scores(shape)),
@@ -217,7 +222,7 @@ def definitions(draw: Any, shape: Shape) -> ts.Attention:
 
 @composite
 def fused(draw: Any, shape: Shape) -> ts.Attention:
-    """Definitions that a fused kernel can run at this shape: one query sees by any mask, many by few."""
+    """Draw definitions that a fused kernel can run at this shape: any mask for one query, few for many."""
     some = masks(shape) if shape.queries == 1 else combined(key_masks(shape))
     mask = draw(st.one_of(key_masks(shape), some, st.just(ts.causal)))
     return ts.Attention(score=draw(scores(shape, dot_products=True)), scale=draw(scales), mask=mask)
@@ -229,21 +234,21 @@ def fused(draw: Any, shape: Shape) -> ts.Attention:
 def assert_near(
     got: Tensor, truth: Tensor, dtype: torch.dtype | None = None, *, backward: bool = False, unit: float = 1.0
 ) -> None:
-    """Within a few roundings of `dtype`, measured on the largest number of the answer, or on `unit` if that is more."""
+    """Check a result within a few roundings of `dtype`, relative to its largest number or to `unit`."""
     dtype = dtype or got.dtype
     forwards, backwards = (2, 10) if dtype in (torch.float16, torch.bfloat16) else (8, 64)
-    told = truth.detach()[truth.detach().isfinite()].abs()  # NaN and infinity have to be where they are, and no more
-    largest = float(told.max()) if told.numel() else 0.0
+    finite = truth.detach()[truth.detach().isfinite()].abs()  # NaN and infinity have to be where they are, and no more
+    largest = float(finite.max()) if finite.numel() else 0.0
     error = (backwards if backward else forwards) * torch.finfo(dtype).eps * max(largest, unit)
     assert_close(got.detach().double(), truth.detach().double(), atol=error, rtol=0.0, equal_nan=True)
 
 
 def gradients(context: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """The gradients of a random weighing of the context."""
+    """Return the gradients of a random weighted sum of the context."""
     weighing = normal(*context.shape, seed=0, dtype=context.dtype)
     return torch.autograd.grad((context * weighing).sum(), inputs)
 
 
 def learnable(*inputs: Tensor, dtype: torch.dtype | None = None) -> list[Tensor]:
-    """Fresh leaves with the same numbers, strides included."""
+    """Return new leaves with the same numbers and strides."""
     return [tensor.detach().to(dtype or tensor.dtype).requires_grad_() for tensor in inputs]

@@ -1,4 +1,4 @@
-"""Small models of transformers that are watched, one of each family, and what they are given."""
+"""Small models of transformers, one of each family that can be watched, and their inputs."""
 
 from dataclasses import dataclass, field
 
@@ -14,13 +14,13 @@ DECODER = torch.tensor([[0, 8, 21, 4, 5], [0, 3, 3, 40, 11]])
 
 @dataclass(frozen=True)
 class Family:
-    """`kind` of transformers with its config, and its usual input."""
+    """A class of transformers with its config and its usual input."""
 
     kind: str
     config: str
     options: dict
     inputs: dict = field(default_factory=lambda: {"input_ids": IDS})
-    own: str = "sdpa"  # how it attends if nobody says
+    own: str = "sdpa"  # the implementation by default
 
     def model(self, implementation=None):
         torch.manual_seed(0)  # of what `numbered` leaves as it is
@@ -110,7 +110,7 @@ CROSS = ("encoder_attn", "EncDecAttention", "crossattention")
 
 
 def weights_by_name(output, names):
-    """name of an attention → its weights, from what a model answers to output_attentions=True."""
+    """Return name of an attention → its weights, from the output of a model with output_attentions=True."""
     cross = [name for name in names if name.endswith(CROSS)]
     decoder = [name for name in names if "decoder" in name and name not in cross]
     encoder = [name for name in names if name not in (*cross, *decoder)]

@@ -1,4 +1,4 @@
-"""Small models to look at: an encoder-decoder that also decodes with preallocated caches, and one of every layer."""
+"""Small models to watch: an encoder-decoder that also decodes with preallocated caches, and one with every layer."""
 
 from functools import partial
 
@@ -28,7 +28,7 @@ def sequence(n: int, *, batch: int = 2, seed: int = 0, dtype: torch.dtype = torc
 
 
 class Translator(nn.Module):
-    """Two stacks. `decode` takes the target piece by piece and writes keys and values into buffers made before."""
+    """Two stacks. `decode` takes the target piece by piece and writes keys and values into preallocated buffers."""
 
     def __init__(self, *, pre_norm: bool = False, dropout: float = 0.0, rotary: bool = True) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Translator(nn.Module):
         keep: Tensor | None = None,
         fill: float = torch.nan,
     ) -> Tensor:
-        """The same as forward, the target cut into these pieces; `keep` (batch, n) is its padding mask."""
+        """Return what forward does, with the target in these pieces; `keep` (batch, n) is its padding mask."""
         memory = self.encode(source, source_mask)
         crossing = [block.cross_attention.keys_and_values(memory) for block in self.decoder]
         own = [block.self_attention for block in self.decoder]
@@ -87,12 +87,12 @@ class Translator(nn.Module):
             written = new.stop
             parts.append(part)
         for buffer in room:
-            buffer.fill_(7.0)  # whoever kept a view has wrong numbers now
+            buffer.fill_(7.0)  # a view of the buffer that was kept has wrong numbers now
         return torch.cat(parts, 1)
 
 
 def look_back(at: MultiHeadAttention, buffer: Tensor, new: slice, mask: ts.Mask | None, x: Tensor) -> Tensor:
-    """Self-attention with a cache: what is new is written into the buffer, and a view of it is looked at."""
+    """Run self-attention with a cache: new keys are written into the buffer, and a view of it is attended to."""
     buffer[0, :, :, new], buffer[1, :, :, new] = at.keys_and_values(x, CachePosition(new.start))
     keys, values = buffer[:, :, :, : new.stop]
     return look_across(at, keys, values, mask, x, CachePosition(new.start))
@@ -110,7 +110,7 @@ def look_across(
 
 
 class Museum(nn.Module):
-    """Every kind of attention layer there is, one after another."""
+    """Every kind of attention layer, one after another."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Museum(nn.Module):
 
 
 def filled(model: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
-    """Every parameter random, so that none of them is without effect."""
+    """Set every parameter to random numbers, so that all of them have an effect."""
     torch.manual_seed(7)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.5)
@@ -135,5 +135,5 @@ def filled(model: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
 
 
 def hooks_of(model: nn.Module) -> list[object]:
-    """Everything that is hooked to any part of a model."""
+    """Return all hooks of all modules of a model."""
     return [kept for module in model.modules() for name, kept in vars(module).items() if "hook" in name and kept]

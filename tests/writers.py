@@ -1,4 +1,5 @@
-"""Small models that read and write text: of dice, and a translator that has learnt a few sentences by heart."""
+"""Small models that read and write text: with random weights, and a translator that has learnt a few sentences by
+heart."""
 
 from functools import cache
 
@@ -21,7 +22,7 @@ PAD, START, END = 0, 1, 2
 
 
 def byte_level():
-    """Pieces of bytes, </s> behind every text."""
+    """Return a tokenizer of byte pieces, with </s> after every text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -37,7 +38,7 @@ def byte_level():
 
 
 def of_characters():
-    """One token for each character that Shakespeare would need, and no special one."""
+    """Return a tokenizer with one token for each character of Shakespeare, and no special tokens."""
     alphabet = "\n !',-.:;?" + "".join(map(chr, [*range(65, 91), *range(97, 123)]))
     tokenizer = Tokenizer(models.WordLevel({c: i for i, c in enumerate(alphabet)}, unk_token=" "))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -77,7 +78,7 @@ def gpt(**changes):
 
 @cache
 def learnt():
-    """The translator after a second of school: it knows PAIRS, and nothing else."""
+    """Return the translator after a second of training: it knows PAIRS, and nothing else."""
     torch.manual_seed(0)
     model = translator(d_model=32, encoder_blocks=1, pre_norm=True, dropout=0.0)
     model._initialise()

@@ -1,4 +1,4 @@
-"""Wording shared by error messages of all rooms: the nearest known name, sizes with units. Imports no other room."""
+"""Checks and wording of errors that all rooms share: indices, the nearest known name, sizes with units."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -31,6 +31,25 @@ def whole_number(name: str, given: Any) -> int:
     if number is None or isinstance(given, bool):
         raise TypeError(f"{name}={given!r} is {type(given).__name__}; it takes a whole number, such as {name}=1")
     return number
+
+
+def index_range(count: int) -> str:
+    """Return which indices fit `count` things, for errors: "from 0 to 3 or from -4 to -1"."""
+    return f"from 0 to {count - 1} or from -{count} to -1"
+
+
+def check_index(what: str, given: Any, count: int, of: str = "") -> int:
+    """Return `given`, an index into `count` things, counted from 0; -1 is the last thing, as in Python.
+
+    Raise a TypeError unless `given` is a whole number, and a ValueError that names the range if it is outside:
+    'there is no head 4 of "encoder.0"; there are 4, counted from 0 to 3 or from -4 to -1'.
+    """
+    number = whole_number(what, given)
+    if not -count <= number < count:
+        owner = f" of {of}" if of else ""
+        known = f"there are {count:,}, counted {index_range(count)}" if count else "there is none"
+        raise ValueError(f"there is no {what} {number}{owner}; {known}")
+    return number % count
 
 
 def one_line(sentence: str) -> str:

@@ -1,4 +1,4 @@
-"""A block at a time gives the same, in little memory, with every gradient, compiled or not."""
+"""The chunked engine gives the result of `reference`, in little memory, with every gradient, compiled or not."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def small_blocks(monkeypatch):
 
 
 class Largest(TorchDispatchMode):
-    """The most numbers that any tensor held while this was on."""
+    """Measure the most numbers that any tensor holds while this mode is on."""
 
     numbers = 0
 
@@ -59,7 +59,7 @@ def test_what_is_kept_for_the_backward_pass_is_no_larger_than_the_inputs(small_b
     assert max(kept, default=0) <= inputs[0].numel()
 
 
-def test_a_window_costs_what_it_sees():
+def test_the_cost_of_a_window_is_that_of_its_visible_keys():
     n = 2048
     q, k, v = tensors(Shape(1, 1, 1, n, n, 4, 4), dtype=torch.float32)
     with Largest() as largest:
@@ -70,7 +70,7 @@ def test_a_window_costs_what_it_sees():
 # -------------------------------------------------------------------------------------------------- what is learned
 
 
-def test_every_learned_number_gets_its_slope(small_blocks):
+def test_every_learned_tensor_gets_its_gradient(small_blocks):
     shape = Shape(2, 4, 2, 13, 13, 4, 4)
     q, k, v = tensors(shape)
     learned = learnable(normal(4, 4, 4, seed=3), normal(4, 5, seed=4), normal(4, seed=5))
@@ -85,7 +85,7 @@ def test_every_learned_number_gets_its_slope(small_blocks):
         assert_near(gradient, slope, backward=True)
 
 
-def test_additive_scores_learn(small_blocks):
+def test_an_additive_score_gets_its_gradient(small_blocks):
     q, k, v = tensors(Shape(1, 2, 2, 7, 9, 3, 2))
     learned = learnable(normal(2, 3, 4, seed=1), normal(2, 3, 4, seed=2), normal(2, 4, seed=3))
     assert torch.autograd.gradcheck(
@@ -93,14 +93,14 @@ def test_additive_scores_learn(small_blocks):
     )
 
 
-def test_slopes_of_slopes(small_blocks):
+def test_second_derivatives(small_blocks):
     inputs = learnable(*tensors(Shape(1, 2, 1, 5, 5, 2, 2)))
     attention = ts.Attention(mask=ts.causal & ts.window(3), softcap=2.0)
     assert torch.autograd.gradgradcheck(lambda *inputs: chunked.attend(*inputs, attention), inputs)
 
 
-def test_backward_drops_what_forward_dropped(small_blocks):
-    """The context is linear in the values, so their gradient is the weights that were left."""
+def test_backward_drops_the_weights_that_forward_dropped(small_blocks):
+    """The context is linear in the values, so the gradient of the values is the weights that were not dropped."""
     q, k, _ = tensors(Shape(1, 1, 1, 23, 11))
     (v,) = learnable(torch.eye(11, dtype=torch.float64)[None, None])
     torch.manual_seed(0)
@@ -117,7 +117,7 @@ def test_backward_drops_what_forward_dropped(small_blocks):
 
 @pytest.mark.parametrize("junk", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("heads", [2, 4])
-def test_a_hidden_nan_reaches_nobody(small_blocks, junk, heads):
+def test_a_nan_at_a_hidden_key_reaches_no_query(small_blocks, junk, heads):
     inputs = tensors(Shape(2, heads, 2, 9, 9))
     for tensor in inputs[1:]:
         tensor[0, :, 6:] = junk
@@ -131,7 +131,7 @@ def test_a_hidden_nan_reaches_nobody(small_blocks, junk, heads):
 
 
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["queries", "keys", "values"])
-def test_a_nan_reaches_whoever_sees_it(small_blocks, which):
+def test_a_nan_reaches_the_queries_that_see_it(small_blocks, which):
     inputs = tensors(Shape(2, 4, 2, 9, 9))
     inputs[which][0, :, 6] = torch.nan
     attention = ts.Attention(mask=ts.causal, softcap=3.0)
@@ -144,8 +144,8 @@ def test_a_nan_reaches_whoever_sees_it(small_blocks, which):
 # ------------------------------------------------------------------------------------------------- out of memory
 
 
-def run_out(monkeypatch, room):
-    """A machine on which blocks of more than `room` rows do not fit; gives the sizes that were tried."""
+def limited_memory(monkeypatch, room):
+    """Raise OutOfMemoryError for blocks of more than `room` rows; return the list of block sizes that were tried."""
     tried, real = [], chunked._block
 
     def block(queries, *rest):
@@ -158,16 +158,16 @@ def run_out(monkeypatch, room):
     return tried
 
 
-def test_out_of_memory_means_smaller_blocks(monkeypatch):
+def test_blocks_get_smaller_where_memory_runs_out(monkeypatch):
     inputs = tensors(Shape(1, 2, 2, 60, 60))
     truth = reference.attend(*inputs, ts.Attention(softcap=2.0))
-    tried = run_out(monkeypatch, room=10)
+    tried = limited_memory(monkeypatch, room=10)
     assert_near(chunked.attend(*inputs, ts.Attention(softcap=2.0)), truth)
     assert tried[:4] == [60, 30, 15, 8]
 
 
-def test_out_of_memory_for_a_single_row_is_one_sentence(monkeypatch):
-    tried = run_out(monkeypatch, room=0)
+def test_the_error_is_one_sentence_where_a_single_row_does_not_fit(monkeypatch):
+    tried = limited_memory(monkeypatch, room=0)
     with pytest.raises(torch.OutOfMemoryError, match=r"queries \(1, 2, 6, 4\): .* 5 keys do not fit .* of the batch"):
         chunked.attend(*tensors(Shape(1, 2, 2, 6, 5)), ts.Attention())
     assert tried == [6, 3, 2, 1]
@@ -184,7 +184,7 @@ COMPILED = {
 
 
 @pytest.mark.parametrize("attention", COMPILED.values(), ids=COMPILED)
-def test_it_compiles_whole(small_blocks, unchecked, attention):
+def test_chunked_compiles_without_graph_breaks(small_blocks, unchecked, attention):
     inputs = learnable(*tensors(Shape(1, 2, 1, 11, 11)))
     compiled = torch.compile(
         lambda q, k, v: ts.attend(q, k, v, attention, engine="chunked"), fullgraph=True, backend="aot_eager"
@@ -196,7 +196,7 @@ def test_it_compiles_whole(small_blocks, unchecked, attention):
 
 
 @pytest.mark.parametrize(("engine", "softcap"), [("sdpa", None), ("chunked", 2.0)])
-def test_choosing_compiles_too(small_blocks, unchecked, monkeypatch, engine, softcap):
+def test_attend_compiles_without_graph_breaks(small_blocks, unchecked, monkeypatch, engine, softcap):
     monkeypatch.setattr(choose, "SMALL", 0)
     attention = ts.Attention(mask=ts.causal & ts.window(3), softcap=softcap)
     q, k, v = tensors(Shape(1, 2, 1, 11, 11), dtype=torch.float32)

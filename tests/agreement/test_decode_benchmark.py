@@ -1,4 +1,4 @@
-"""The benchmark of decoding races two that write the same."""
+"""The decoding benchmark compares two implementations that write the same tokens."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def bench(monkeypatch):
     return decode
 
 
-def test_both_write_the_same(bench):
+def test_both_implementations_write_the_same_tokens(bench):
     for case in bench.cases(torch.device("cpu"), quick=True)[1:]:
         torch.manual_seed(0)
         model = case.make().eval()
@@ -27,7 +27,7 @@ def test_both_write_the_same(bench):
         assert written == theirs()
 
 
-def test_the_floor_counts_what_a_step_reads(bench, monkeypatch):
+def test_the_lower_bound_counts_the_bytes_that_a_step_reads(bench, monkeypatch):
     """GPT-2 in float32: its matrices, and 12 blocks of keys and values of 16 + 64 tokens."""
     monkeypatch.setattr(bench, "bandwidth", lambda _: 1e9)
     device = torch.device("cpu")

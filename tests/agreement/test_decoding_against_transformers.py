@@ -1,4 +1,5 @@
-"""The same weights write the same as in transformers: greedy and beam search, alone and in batches."""
+"""Telescope and transformers decode the same tokens from the same weights: greedy and beam search, alone and in
+batches."""
 
 from dataclasses import replace
 from functools import cache
@@ -18,7 +19,7 @@ FAMILIES = ["llama", "qwen2, window", "marian", "marian, two vocabularies"]
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-    """Ours, and theirs after ours was exported to them."""
+    """Return Telescope's model and the model of transformers that was exported from it."""
 
     @cache
     def load(name, special):
@@ -35,7 +36,7 @@ def both(tmp_path_factory):
 
 
 def prompts(lengths, seed=3, words=50):
-    """No id of padding among them."""
+    """Return prompts without the id of padding."""
     draw = torch.Generator().manual_seed(seed)
     return [torch.randint(5, words, (n,), generator=draw).tolist() for n in lengths]
 
@@ -53,7 +54,7 @@ def theirs(model, ids, *, left, pad=0, **how):
 
 
 def ends(model):
-    """Ids that it writes sooner or later, so that texts end at different lengths."""
+    """Return ids that the model writes sooner or later, so that texts end at different lengths."""
     best = ts.decoding.beam(model, prompts([7, 3, 1, 5]), beams=5, n_best=5, max_new_tokens=N)
     return tuple(sorted({found[i].ids[6 * i % N] for found in best for i in range(5)} - {0})[:8])
 
@@ -96,7 +97,7 @@ def test_beam(both, name, beams, length_penalty, early_stopping):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "marian"])
 def test_texts_end_at_different_lengths(both, name):
-    """Otherwise the test above would show little."""
+    """Check the premise of the tests above: with texts of equal lengths they would show little."""
     ours, _ = both(name, SPECIAL)
     lengths = set()
     for penalty in (1.0, 0.0):

@@ -1,4 +1,5 @@
-"""Every engine gives the answer of `reference` in float64, and `reference` gives the formula, written out by hand."""
+"""Every engine gives the result of `reference` in float64, and `reference` gives that of the formula, written out by
+hand."""
 
 import math
 from collections import Counter
@@ -36,7 +37,7 @@ on_every_engine = pytest.mark.parametrize("engine", ENGINES)
 
 @pytest.fixture(autouse=True, scope="module")
 def small_blocks():
-    """Blocks of a few rows, so that these small attentions have many of them."""
+    """Set blocks of a few rows, so that these small attentions are cut into many."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(chunked.SCORES, "cpu", 200)
         patch.setattr(chunked, "MIN_ROWS", 2)
@@ -47,7 +48,7 @@ def small_blocks():
 
 
 def by_hand(q, k, v, attention):
-    """One query after the other, in the words of the definition; nothing shared with the engines but mask and bias."""
+    """Compute one query after the other as the definition says; only mask and bias are shared with the engines."""
     (batch, heads, queries, d_k), keys = q.shape, k.shape[-2]
     scale = 1 / math.sqrt(d_k) if attention.scale is None else attention.scale
     seen = attention.mask.block(queries, keys, batch=batch, heads=heads).expand(batch, heads, -1, -1)
@@ -92,7 +93,7 @@ def test_reference_is_the_formula(data):
 
 @given(st.data())
 @settings(max_examples=25)
-def test_reference_gradients_are_slopes(data):
+def test_gradients_of_reference_equal_finite_differences(data):
     shape = data.draw(shapes().filter(lambda shape: math.prod(shape.whole) < 20))
     attention = data.draw(definitions(shape))
     assert torch.autograd.gradcheck(
@@ -106,7 +107,7 @@ def test_reference_gradients_are_slopes(data):
 
 
 def agree(attend, inputs, attention):
-    """Forward and backward, against reference in float64."""
+    """Compare forward and backward with reference in float64."""
     mine, exact = learnable(*inputs), learnable(*inputs, dtype=torch.float64)
     context, truth = attend(*mine, attention), reference.attend(*exact, attention)
     assert context.dtype == inputs[0].dtype
@@ -172,14 +173,14 @@ def test_sdpa_takes_any_mask_a_block_of_queries_at_a_time(monkeypatch):
 
 @given(st.data())
 @settings(max_examples=300)
-def test_attend_agrees_for_everything(data):
+def test_attend_agrees_for_every_definition(data):
     shape = data.draw(shapes())
     attention = data.draw(st.one_of(definitions(shape), fused(shape)))
     inputs = tensors(shape, data.draw(seeds), data.draw(dtypes), data.draw(layouts))
     agree(ts.attend, inputs, attention)
 
 
-def test_chunked_agrees_on_everything():
+def test_chunked_agrees_for_every_definition():
     ran = Counter()
 
     @given(st.data())
@@ -206,14 +207,14 @@ def test_chunked_agrees_on_everything():
 
 @given(st.data())
 def test_chunked_divides_by_the_sum_as_reference_does(data):
-    """Scores above zero, which cannot cancel."""
+    """The scores are above zero, so that they cannot cancel."""
     shape = data.draw(shapes())
     q, k, v = tensors(shape, data.draw(seeds))
     attention = ts.Attention(normalize=ts.by_sum, mask=data.draw(masks(shape)))
     agree(chunked.attend, (q.abs() + 0.1, k.abs() + 0.1, v), attention)
 
 
-def test_a_row_that_cancels_is_named_by_its_place_in_the_whole():
+def test_the_error_about_scores_that_sum_to_zero_names_the_row_of_the_whole_matrix():
     q, k, v = torch.ones(1, 1, 9, 2), torch.ones(1, 1, 200, 2), torch.ones(1, 1, 200, 1)
     q[:, :, 7, 1] = 0.0
     k[:, :, 100:, 0] = -1.0  # query 7 looks at the first feature alone, 100 times 1 and 100 times -1
@@ -222,8 +223,8 @@ def test_a_row_that_cancels_is_named_by_its_place_in_the_whole():
             ts.attend(q, k, v, ts.Attention(normalize=ts.by_sum), engine=engine)
 
 
-def test_a_normaliser_of_ones_own_gets_whole_rows():
-    """Even where most keys are hidden: it may count them."""
+def test_a_custom_normaliser_gets_whole_rows():
+    """Whole rows even where most keys are hidden: a normaliser may count them."""
 
     def by_count(scores):
         return scores.masked_fill(scores == -torch.inf, 0.0) / scores.shape[-1]
@@ -248,8 +249,8 @@ def test_longer_than_a_kernels_tile(engine, length):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("queries", [1, 5])
-def test_a_bias_as_low_as_a_number_gets(dtype, queries):
-    """Other libraries forbid by the lowest number, not by -inf; a row of nothing else is then an average."""
+def test_a_bias_of_the_lowest_finite_number(dtype, queries):
+    """Other libraries mask with the lowest finite number, not with -inf; a row of such scores is then an average."""
     lowest = torch.full((1, 1, 1, 5), torch.finfo(torch.float32).min)
     inputs = tensors(Shape(queries=queries), dtype=dtype)
     agree(ts.attend, inputs, ts.Attention(bias=ts.from_additive(lowest)))
@@ -272,7 +273,7 @@ def test_a_learned_score_gets_the_same_gradient():
     assert_near(fast, slow, backward=True)
 
 
-def test_learned_numbers_get_their_slopes():
+def test_learned_tensors_get_their_gradients():
     q, k, v = tensors(Shape())
     sink, table = learnable(normal(2, seed=3), normal(2, 5, seed=4))
 
@@ -294,8 +295,8 @@ BLIND = [  # (mask, queries, which rows of (2, 2, queries, 4) see nothing)
 ]
 
 
-def assert_blind(context, inputs, blind):
-    """Zeros for who sees nothing, and no gradient from there."""
+def assert_rows_without_keys_are_zero(context, inputs, blind):
+    """Check that queries that see no key get zeros, and give no gradient."""
     assert torch.equal(context[blind], torch.zeros_like(context[blind]))
     of_q, of_k, of_v = gradients(context, *inputs)
     assert torch.equal(of_q[blind], torch.zeros_like(of_q[blind]))
@@ -309,21 +310,23 @@ def assert_blind(context, inputs, blind):
 @on_every_engine
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("mask", "queries", "blind"), BLIND, ids=[repr(mask) for mask, *_ in BLIND])
-def test_who_sees_nothing_gets_zeros_and_gives_no_gradient(engine, dtype, mask, queries, blind):
+def test_a_query_that_sees_no_key_gets_zeros_and_gives_no_gradient(engine, dtype, mask, queries, blind):
     inputs = learnable(*tensors(Shape(queries=queries), dtype=dtype))
-    assert_blind(ts.attend(*inputs, ts.Attention(mask=mask), engine=engine), inputs, blind)
+    assert_rows_without_keys_are_zero(ts.attend(*inputs, ts.Attention(mask=mask), engine=engine), inputs, blind)
 
 
 @pytest.mark.parametrize("queries", [1, 5])
-def test_a_bias_can_leave_nothing_to_see(queries):
+def test_a_bias_can_hide_every_key(queries):
     inputs = learnable(*tensors(Shape(queries=queries)))
     nothing = ts.from_additive(torch.full((1, 1, 1, 5), -torch.inf))
     late = ts.from_additive(torch.tensor([[-torch.inf] * 3 + [0.0] * 2]))
-    assert_blind(ts.attend(*inputs, ts.Attention(bias=nothing)), inputs, ())
-    assert_blind(ts.attend(*inputs, ts.Attention(bias=late, mask=ts.padding([3, 5]))), inputs, (0,))
+    assert_rows_without_keys_are_zero(ts.attend(*inputs, ts.Attention(bias=nothing)), inputs, ())
+    assert_rows_without_keys_are_zero(
+        ts.attend(*inputs, ts.Attention(bias=late, mask=ts.padding([3, 5]))), inputs, (0,)
+    )
 
 
-def test_rows_before_the_first_key_see_nothing():
+def test_queries_before_the_first_key_see_nothing():
     q, k, v = learnable(*tensors(Shape(queries=5, keys=3)))
     context = ts.attend(q, k, v, ts.Attention(mask=ts.causal))
     assert not context[:, :, :2].any()
@@ -346,7 +349,7 @@ def test_empty_sequences(empty, data):
         assert not gradient.any()
 
 
-def test_no_features_means_no_preference():
+def test_without_features_all_weights_are_equal():
     q, k, v = tensors(Shape(d_k=0))
     assert_close(ts.attend(q, k, v), v.mean(-2, keepdim=True).expand(2, 2, 5, 4))
 
@@ -379,7 +382,7 @@ def test_dropout_is_right_on_average(engine):
 
 
 @on_every_engine
-def test_dropping_everything_leaves_zeros(engine):
+def test_dropout_of_every_weight_gives_zeros(engine):
     q, k, v = tensors(Shape())
     assert not ts.attend(q, k, v, dropout=1.0, engine=engine).any()
 

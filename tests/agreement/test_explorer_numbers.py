@@ -1,4 +1,4 @@
-"""What the page shows: every number is what the model computed, held against float64."""
+"""Every number that the explorer's API returns is what the model computed, compared with float64."""
 
 import json
 import struct
@@ -27,17 +27,17 @@ from telescope.trace.geometry import cosines, plane
 CLOSE = {"atol": 1e-12, "rtol": 1e-12}
 
 
-def numbers(said):
-    return torch.tensor(_numbers(said), dtype=torch.float64)
+def numbers(listed):
+    return torch.tensor(_numbers(listed), dtype=torch.float64)
 
 
-def _numbers(said):
-    return [_numbers(one) for one in said] if isinstance(said, list) else float(said)
+def _numbers(listed):
+    return [_numbers(one) for one in listed] if isinstance(listed, list) else float(listed)
 
 
 @pytest.fixture(scope="module", params=SENTENCES)
 def sentence(request):
-    """The run, and every attention that the model itself computed for it, with what each gave back."""
+    """Return the run of a sentence, and the inputs and the output of every attention that the model computed for it."""
     run, model = read(api(), request.param), writers.learnt()
     source, target = (model.tokenizer.encode(text).ids for text in (run["text"], run["written"]))
     contexts = {}
@@ -63,7 +63,7 @@ def places(run):
             yield attention, h, i
 
 
-def test_every_number_of_every_walk(sentence):
+def test_every_number_of_every_trace(sentence):
     run, recording, contexts = sentence
     assert [attention["name"] for attention in run["attentions"]] == sorted(
         recording, key=lambda name: (name.startswith("decoder"), name.endswith("cross"), name)
@@ -93,7 +93,7 @@ def test_every_number_of_every_walk(sentence):
         assert walk["rest"] == {"keys": 0, "weight": 0.0, "context": None}
 
 
-def test_cells_are_those_of_the_walk(sentence):
+def test_cells_equal_the_trace(sentence):
     run = sentence[0]
     for attention, h, i in list(places(run))[::7]:
         walk = got(api(), f"/runs/{run['run']}/trace", l=attention["l"], h=h, i=i)
@@ -110,7 +110,7 @@ def test_cells_are_those_of_the_walk(sentence):
         assert row["p"] == [None if none else p for p, none in zip(steps["weights"], hidden, strict=True)][1:]
 
 
-def test_maps_heads_and_alignment_are_the_weights(sentence):
+def test_maps_heads_and_alignments_show_the_weights(sentence):
     run, recording, _ = sentence
     for attention in run["attentions"]:
         n_q, n_k, l = attention["n_q"], attention["n_k"], attention["l"]  # noqa: E741
@@ -136,24 +136,24 @@ def test_maps_heads_and_alignment_are_the_weights(sentence):
 
 
 def peak(aligned):
-    """Of each word the largest share that goes to a word, in the mean."""
+    """Return the mean, over the rows, of the largest share that goes to one word."""
     return numbers(aligned["weights"])[aligned["real_rows"]][:, aligned["real_columns"]].amax(-1).mean().item()
 
 
 def test_the_sharpest_alignment(sentence):
-    """Of the attentions between both texts the one whose mean of all heads has the widest ribbons; in it, the head."""
+    """The sharpest cross-attention has the largest peak of the mean over all heads; then its sharpest head."""
     run, *_ = sentence
     path = f"/runs/{run['run']}"
     cross = [attention for attention in run["attentions"] if attention["kind"] == "cross"]
     means = {one["l"]: peak(got(api(), f"{path}/alignment", l=one["l"], h="mean")) for one in cross}
     best = max(means, key=means.get)
     heads = [peak(got(api(), f"{path}/alignment", l=best, h=h)) for h in cross[0]["heads"]]
-    told = got(api(), f"{path}/sharpest")
-    assert (told["l"], told["h"], told["of"]) == (best, heads.index(max(heads)), 2)
-    assert (told["mean"], told["head"]) == pytest.approx((means[best], max(heads)), rel=1e-6)
+    reply = got(api(), f"{path}/sharpest")
+    assert (reply["l"], reply["h"], reply["of"]) == (best, heads.index(max(heads)), 2)
+    assert (reply["mean"], reply["head"]) == pytest.approx((means[best], max(heads)), rel=1e-6)
 
 
-def test_the_sharpest_of_a_model_that_reads_one_text():
+def test_the_sharpest_layer_of_a_model_of_one_text():
     run = read(api(), "to be or not", model="gpt")
     means = [peak(got(api(), f"/runs/{run['run']}/alignment", l=l, h="mean")) for l in (0, 1)]  # noqa: E741
     assert got(api(), f"/runs/{run['run']}/sharpest")["l"] == means.index(max(means)) == 1
@@ -162,7 +162,7 @@ def test_the_sharpest_of_a_model_that_reads_one_text():
 @pytest.mark.parametrize("keep", ["queries-keys", "steps"])
 @pytest.mark.parametrize("saved", [True, False], ids=["saved", "in memory"])
 def test_a_recorded_translation_is_aligned_as_a_live_one(keep, saved, tmp_path):
-    """A query holds the token that it read, and its row is of the one that it writes. Special tokens have names."""
+    """A row is labelled by the token that the query writes, not by the one that it read. Special tokens have names."""
     model, text = writers.learnt(), "How are you?"
     with ts.watch(model, keep=keep) as recording:
         (written,) = ts.decoding.generate(model, [text], max_new_tokens=20, temperature=0)
@@ -172,7 +172,7 @@ def test_a_recorded_translation_is_aligned_as_a_live_one(keep, saved, tmp_path):
         run = library.open(tmp_path / "run.telescope")
     else:
         run = library.add(recording, "run", "rev")
-    asked, live = Api(library), library.read(text)
+    explorer, live = Api(library), library.read(text)
 
     def names(ids):
         return [model.tokenizer.decode([token]) or model.tokenizer.id_to_token(token) for token in ids]
@@ -184,19 +184,21 @@ def test_a_recorded_translation_is_aligned_as_a_live_one(keep, saved, tmp_path):
     real = {"encoder": [*range(len(source) - 1)], "decoder": [*range(1, len(before))]}
     lively = {looked.name: looked for looked in live.views}
     for l, looked in enumerate(run.views):  # noqa: E741
-        told = got(asked, f"/runs/{run.name}/alignment", l=l, h="mean")
-        assert (told["rows"], told["columns"]) == (rows[looked.kind], columns[looked.kind])
+        reply = got(explorer, f"/runs/{run.name}/alignment", l=l, h="mean")
+        assert (reply["rows"], reply["columns"]) == (rows[looked.kind], columns[looked.kind])
         weights = lively[looked.name].call.survey().rows(slice(None))[0].mean(0)
-        assert_close(torch.tensor(told["weights"]), weights, atol=1e-5, rtol=1e-4)
-        assert told["real_rows"] == real.get(looked.kind, [*range(len(before) - 1)])
-        assert told["real_columns"] == real.get(looked.kind, real["encoder"])
-        assert [got(asked, f"/runs/{run.name}/trace", l=l, h=0, i=i)["token"] for i in (0, len(told["rows"]) - 1)] == [
-            told["rows"][0],
-            told["rows"][-1],
+        assert_close(torch.tensor(reply["weights"]), weights, atol=1e-5, rtol=1e-4)
+        assert reply["real_rows"] == real.get(looked.kind, [*range(len(before) - 1)])
+        assert reply["real_columns"] == real.get(looked.kind, real["encoder"])
+        assert [
+            got(explorer, f"/runs/{run.name}/trace", l=l, h=0, i=i)["token"] for i in (0, len(reply["rows"]) - 1)
+        ] == [
+            reply["rows"][0],
+            reply["rows"][-1],
         ]
 
 
-def test_queries_that_were_chosen_are_called_by_what_they_write():
+def test_selected_queries_are_labelled_by_the_tokens_they_write():
     model = writers.learnt()
     with ts.watch(model, keep="queries-keys", queries=[0, 3, 400]) as recording:
         (written,) = ts.decoding.generate(model, ["How are you?"], max_new_tokens=20, temperature=0)
@@ -208,20 +210,20 @@ def test_queries_that_were_chosen_are_called_by_what_they_write():
     assert (cross.real("q", 0), own.real("q", 0)) == ([0, 1], [1])
 
 
-def test_none_is_the_sharpest_of_a_long_text():
-    asked, run = serving(recorded(1100))
-    answer = asked.answer("GET", f"/runs/{run}/sharpest", {})
+def test_a_long_text_has_no_sharpest_alignment():
+    explorer, run = serving(recorded(1100))
+    answer = explorer.answer("GET", f"/runs/{run}/sharpest", {})
     assert (answer.status, json.loads(answer.body)["error"]["code"]) == (409, "not-kept")
 
 
-def test_habits_are_those_of_the_recording(sentence):
+def test_habits_equal_those_of_the_recording(sentence):
     run, recording, _ = sentence
-    told = {(head.layer, head.number): head for head in recording.heads()}
+    reply = {(head.layer, head.number): head for head in recording.heads()}
     for attention in run["attentions"]:
         if attention["kind"] == "cross":
             continue  # whose tokens a call knows depends on what else was watched
         for habits in got(api(), f"/runs/{run['run']}/heads", l=attention["l"])["habits"]:
-            head = told[attention["name"], habits["h"]]
+            head = reply[attention["name"], habits["h"]]
             assert habits["kind"] == head.kind
             assert_close(habits["spread"], head.spread)
 
@@ -239,7 +241,7 @@ def test_habits_and_the_threshold_of_kinds_are_those_of_heads():
 
 
 def test_the_plane_by_hand():
-    """Four points of a cross in space, which then is twice as long: the plane is the cross's, and nothing is lost."""
+    """Four points of a cross in space, which is then stretched to twice its length: its plane loses nothing."""
     before = torch.tensor([[1.0, 0, 5], [-1, 0, 5], [0, 3, 5], [0, -3, 5]])
     after = torch.tensor([[2.0, 0, 5], [-2, 0, 5], [0, 6, 5], [0, -6, 5]])
     flat = plane(before, after)
@@ -251,36 +253,36 @@ def test_the_plane_by_hand():
 
 
 @pytest.mark.parametrize("vectors", [torch.ones(1, 4), torch.ones(3, 1), torch.zeros(3, 2)])
-def test_a_plane_of_next_to_nothing(vectors):
+def test_a_plane_of_vectors_without_variance(vectors):
     flat = plane(vectors, vectors)
     assert flat.before.shape == (len(vectors), 2)
     assert flat.before.abs().max() < 1e-9
     assert sum(flat.explained) <= 1.0
 
 
-def test_geometry_is_of_the_stream(sentence):
+def test_geometry_is_computed_from_the_residual_stream(sentence):
     run, recording, _ = sentence
     for attention in run["attentions"]:
         call = recording[attention["name"]].call
-        told = got(api(), f"/runs/{run['run']}/geometry", l=attention["l"])
+        reply = got(api(), f"/runs/{run['run']}/geometry", l=attention["l"])
         before, after = call.before[0].double(), call.after[0].double()
-        apart = torch.cdist(numbers(told["before"]), numbers(told["after"]))
+        apart = torch.cdist(numbers(reply["before"]), numbers(reply["after"]))
         assert (apart <= torch.cdist(before, after) + 1e-9).all()  # a plane brings nearer, never farther apart
-        assert_close(numbers(told["cosines"]["before"]), torch.nn.functional.cosine_similarity(
+        assert_close(numbers(reply["cosines"]["before"]), torch.nn.functional.cosine_similarity(
             before[:, None], before[None], dim=-1), **CLOSE)  # fmt: skip
-        assert_close(numbers(told["moved"]), torch.nn.functional.cosine_similarity(before, after), **CLOSE)
-        assert len(told["tokens"]) == told["n"] == attention["n_q"]
+        assert_close(numbers(reply["moved"]), torch.nn.functional.cosine_similarity(before, after), **CLOSE)
+        assert len(reply["tokens"]) == reply["n"] == attention["n_q"]
 
 
-def test_a_picture_is_sent_to_a_fiftieth_of_a_bit():
-    """Down to 2^-40, less than one of a million tokens gets; masked and outside are told from what is small."""
+def test_a_tile_is_exact_to_a_fiftieth_of_a_bit():
+    """Weights down to 2^-40, below one of a million equal ones, differ from masked pairs and from pixels outside."""
     logs = torch.cat([torch.linspace(-40, 0, 65533), torch.tensor([-torch.inf, torch.nan, -1e9])]).view(256, 256)
     half = torch.tensor(struct.unpack("<65536e", _f16(logs))).view(256, 256)
     small = torch.tensor(list(_u8(logs))).view(256, 256)
-    said = torch.where(small > 1, (small - 255) / 8, torch.nan)
+    listed = torch.where(small > 1, (small - 255) / 8, torch.nan)
     assert (half - logs).flatten()[:-3].abs().max() < 0.02
     near = logs.flatten()[:-3] > -31.6
-    assert (said - logs).flatten()[:-3][near].abs().max() <= 1 / 16 + 1e-6
+    assert (listed - logs).flatten()[:-3][near].abs().max() <= 1 / 16 + 1e-6
     assert half[-1, -3] == -torch.inf
     assert half[-1, -2].isnan()
     assert half[-1, -1] == torch.finfo(torch.float16).min
@@ -291,40 +293,40 @@ def test_a_picture_is_sent_to_a_fiftieth_of_a_bit():
 
 
 @pytest.mark.parametrize("keep", ["steps", "queries-keys"])
-def test_a_long_row_is_its_largest_weights_and_the_rest(keep):
+def test_a_long_row_has_its_largest_weights_and_the_sum_of_the_others(keep):
     n = ALL + 100
     recording = recorded(n, keep=keep, batch=2)
-    asked, run = serving(recording)
+    explorer, run = serving(recording)
     call = recording["blocks.0.self"].call
     weights = ts.survey(call.queries.double(), call.keys.double(), call.attention, top=SOME)
     for b, h, i in [(0, 0, n - 1), (1, 1, 300), (0, 1, 10)]:
-        walk = got(asked, f"/runs/{run}/trace", l=0, h=h, i=i, b=b)
+        walk = got(explorer, f"/runs/{run}/trace", l=0, h=h, i=i, b=b)
         row = weights.rows(i)[b, h, 0]
         assert len(walk["keys"]) == SOME
         assert walk["keys"] == sorted(walk["keys"])
-        told = numbers(next(step for step in walk["steps"] if step["name"] == "weights")["numbers"])
-        assert_close(told, row[walk["keys"]], **CLOSE)
-        assert told.min() >= row.index_fill(0, torch.tensor(walk["keys"]), 0.0).max()
-        assert_close(walk["rest"]["weight"], 1.0 - told.sum().item(), atol=1e-12, rtol=0)
+        reply = numbers(next(step for step in walk["steps"] if step["name"] == "weights")["numbers"])
+        assert_close(reply, row[walk["keys"]], **CLOSE)
+        assert reply.min() >= row.index_fill(0, torch.tensor(walk["keys"]), 0.0).max()
+        assert_close(walk["rest"]["weight"], 1.0 - reply.sum().item(), atol=1e-12, rtol=0)
         assert walk["rest"]["keys"] == n - SOME
         assert walk["tokens"][0] == chr(97 + walk["keys"][0] % 26) * 3
         assert_close(walk["lse"], weights.lse[b, h, i].item(), **CLOSE)
         if keep == "steps":
             context = row @ call.values[b, h].double()
             assert_close(numbers(walk["context"]), context, **CLOSE)
-            assert_close(told @ numbers(walk["value"]) + numbers(walk["rest"]["context"]), context, **CLOSE)
+            assert_close(reply @ numbers(walk["value"]) + numbers(walk["rest"]["context"]), context, **CLOSE)
         else:
             assert walk["context"] is walk["value"] is walk["stream"] is None
-        cell = got(asked, f"/runs/{run}/cell", l=0, h=h, i=i, j=7, b=b)
+        cell = got(explorer, f"/runs/{run}/cell", l=0, h=h, i=i, j=7, b=b)
         assert_close(cell["p"], row[7].item(), **CLOSE)
-        some = got(asked, f"/runs/{run}/cells", l=0, h=h, i=i, j=n - 40, b=b)["p"]
+        some = got(explorer, f"/runs/{run}/cells", l=0, h=h, i=i, j=n - 40, b=b)["p"]
         assert len(some) == 32
         seen = [p for p in some if p is not None]
         assert len(seen) == max(0, min(32, i + 1 - (n - 40)))
         assert_close(numbers(seen), row[n - 40 : n - 40 + len(seen)], **CLOSE)
 
 
-def test_any_definition_is_walked_through():
+def test_traces_of_random_definitions():
     attention = ts.Attention(
         score=ts.general(torch.randn(2, 16, 16)),
         bias=ts.alibi(2),
@@ -333,11 +335,11 @@ def test_any_definition_is_walked_through():
         mask=ts.causal & ts.padding([20, 9]),
     )
     recording = recorded(20, batch=2, attention=attention, keep="steps")
-    asked, run = serving(recording)
+    explorer, run = serving(recording)
     call = recording["blocks.0.self"].call
     truth = ts.trace(call.queries.double(), call.keys.double(), call.values.double(), attention)
     for b, h, i in product(range(2), range(2), (0, 8, 19)):
-        walk = got(asked, f"/runs/{run}/trace", l=0, h=h, i=i, b=b)
+        walk = got(explorer, f"/runs/{run}/trace", l=0, h=h, i=i, b=b)
         assert [step["name"] for step in walk["steps"]] == ["scores", "scaled", "capped", "biased", "masked", "weights"]
         for step in walk["steps"]:
             assert_close(numbers(step["numbers"]), getattr(truth, step["name"])[b, h, i], **CLOSE)
@@ -346,21 +348,21 @@ def test_any_definition_is_walked_through():
         assert walk["sink"] == [0.5, -0.5][h]
 
 
-def test_other_scores_and_normalisers_are_walked_through():
+def test_traces_of_other_scores_and_normalisers():
     additive = ts.additive(torch.randn(16, 5), torch.randn(16, 5), torch.randn(5))
     for attention in (ts.Attention(score=additive), ts.Attention(normalize=ts.by_sum)):
         recording = recorded(6, attention=attention, keep="steps")
-        asked, run = serving(recording)
+        explorer, run = serving(recording)
         call = recording["blocks.0.self"].call
         truth = ts.trace(call.queries.double(), call.keys.double(), call.values.double(), attention)
-        walk = got(asked, f"/runs/{run}/trace", l=0, h=1, i=4)
+        walk = got(explorer, f"/runs/{run}/trace", l=0, h=1, i=4)
         assert_close(numbers(walk["context"]), truth.context[0, 1, 4], **CLOSE)
         assert_close(numbers(walk["terms"]).sum(1), truth.scores[0, 1, 4], **CLOSE)
         assert (walk["lse"] is None) == (attention.normalize is ts.by_sum)
 
 
-def test_a_saved_recording_says_the_same(tmp_path):
-    """Also of some queries only, under their own places."""
+def test_a_saved_recording_gives_the_same_answers(tmp_path):
+    """Also a recording of some queries, each at its own position."""
     model = writers.gpt()
     ids = torch.tensor([model.tokenizer.encode("to be or not to be").ids])
     with ts.watch(model, keep="steps", queries=[3, 7, 11]) as recording, torch.no_grad():
@@ -368,9 +370,9 @@ def test_a_saved_recording_says_the_same(tmp_path):
     recording.save(tmp_path / "some.telescope")
     answers = []
     for one in (recording, ts.open(tmp_path / "some.telescope")):
-        asked, run = serving(one, "some")
+        explorer, run = serving(one, "some")
         answers.append([
-            got(asked, f"/runs/{run}/{what}", l=1, **more)
+            got(explorer, f"/runs/{run}/{what}", l=1, **more)
             for what, more in (("trace", {"h": 2, "i": 1}), ("tokens", {"axis": "q"}), ("heads", {}),
                                ("alignment", {"h": 0}), ("cell", {"h": 0, "i": 2, "j": 11}))
         ])  # fmt: skip
@@ -384,34 +386,34 @@ def test_a_saved_recording_says_the_same(tmp_path):
     assert trace["steps"][-2]["numbers"][8] == "-inf"  # place 7 does not see what comes behind it
 
 
-def test_what_a_summary_has_is_told_and_what_it_lacks_is_said():
+def test_a_summary_gives_what_it_has_and_refuses_the_rest_with_the_reason():
     model = writers.gpt()
     ids = torch.tensor([model.tokenizer.encode("to be or not to be").ids])
     with ts.watch(model, map=(6, 6)) as recording, torch.no_grad():
         model(ids)
-    asked, run = serving(recording)
-    told = got(asked, f"/runs/{run}")["attentions"][0]
-    assert told["has"] == {"trace": False, "context": False, "map": False, "geometry": False, "alignment": False,
+    explorer, run = serving(recording)
+    reply = got(explorer, f"/runs/{run}")["attentions"][0]
+    assert reply["has"] == {"trace": False, "context": False, "map": False, "geometry": False, "alignment": False,
                            "tokens": True}  # fmt: skip
-    heads = got(asked, f"/runs/{run}/heads", l=0)
+    heads = got(explorer, f"/runs/{run}/heads", l=0)
     assert (heads["rows"], heads["columns"], len(heads["maps"]), len(heads["habits"])) == (6, 6, 4, 4)
-    answer = asked.answer("GET", f"/runs/{run}/trace", {"l": "0", "h": "0", "i": "0"})
+    answer = explorer.answer("GET", f"/runs/{run}/trace", {"l": "0", "h": "0", "i": "0"})
     assert (answer.status, json.loads(answer.body)["error"]["code"]) == (409, "not-kept")
     assert "queries-keys" in json.loads(answer.body)["error"]["message"]
 
 
-def test_heads_of_a_long_text_are_sampled_and_say_so(monkeypatch):
+def test_heads_of_a_long_text_are_marked_as_sampled(monkeypatch):
     monkeypatch.setattr("telescope.explorer.views.EXACT", 1)
     monkeypatch.setattr("telescope.explorer.views.BUDGET", 1)
-    asked, run = serving(recorded(400))
-    told = got(asked, f"/runs/{run}/heads", l=0)
-    assert (told["rows"], told["columns"], told["habits"]) == (25, 25, None)
-    assert (told["exact"], told["samples"]) == (False, 1.0)
-    for drawn in told["maps"]:
+    explorer, run = serving(recorded(400))
+    reply = got(explorer, f"/runs/{run}/heads", l=0)
+    assert (reply["rows"], reply["columns"], reply["habits"]) == (25, 25, None)
+    assert (reply["exact"], reply["samples"]) == (False, 1.0)
+    for drawn in reply["maps"]:
         assert_close(numbers(drawn["share"]).sum(1), torch.ones(25).double(), atol=1e-5, rtol=0)
-    one = got(asked, f"/runs/{run}/heads", l=0, h=1)
+    one = got(explorer, f"/runs/{run}/heads", l=0, h=1)
     assert [drawn["h"] for drawn in one["maps"]] == [1]
-    assert one["maps"][0] == told["maps"][1]
+    assert one["maps"][0] == reply["maps"][1]
 
 
 def test_a_sentence_typed_twice_is_one_run():
@@ -424,7 +426,7 @@ def test_a_sentence_typed_twice_is_one_run():
     assert written["names"] == ["Guten", "Morgen", ".", "</s>"]
 
 
-def test_a_gpt_reads_a_text_too():
+def test_a_gpt_reads_a_text():
     run = read(api(), "to be", model="gpt")
     assert [attention["kind"] for attention in run["attentions"]] == ["self", "self"]
     assert "".join(got(api(), f"/runs/{run['run']}/tokens", l=0, axis="k")["names"]) == "tobe"
@@ -432,8 +434,8 @@ def test_a_gpt_reads_a_text_too():
     assert numbers(walk["steps"][-1]["numbers"])[0] == 1.0
 
 
-def test_padding_and_cutting_are_for_batches():
-    """A tokenizer that fills up to 16 tokens and cuts after 4 reads all of a text here, and is then as it was."""
+def test_a_tokenizers_padding_and_truncation_are_switched_off():
+    """A tokenizer that pads to 16 tokens and truncates after 4 reads the whole text, and keeps its settings."""
     tokenizer = Tokenizer(WordLevel({word: at for at, word in enumerate(("<pad>", *"abcdef"))}, unk_token="<pad>"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.enable_padding(pad_id=0, pad_token="<pad>", length=16)

@@ -1,6 +1,6 @@
-"""What FlexAttention is told of a definition means the same.
+"""The score and mask functions that FlexAttention gets compute what the definition says.
 
-Its kernels are not compiled here: torch then does what it was told step by step, in float64 and with gradients. The
+The kernels are not compiled here: torch then runs FlexAttention step by step, in float64 and with gradients. The
 kernels themselves are tested on a GPU.
 """
 
@@ -46,7 +46,7 @@ DEFINITIONS = {
 
 
 @pytest.mark.parametrize("attention", DEFINITIONS.values(), ids=DEFINITIONS)
-def test_it_means_the_same(uncompiled, attention):
+def test_flex_agrees_with_reference(uncompiled, attention):
     inputs = learnable(*tensors(Shape(2, 4, 2, N, N, 8, 8)))
     context, truth = flex.attend(*inputs, attention), reference.attend(*inputs, attention)
     assert_near(context, truth)
@@ -58,7 +58,7 @@ def test_it_means_the_same(uncompiled, attention):
         assert_near(gradient, slope, backward=True, unit=10.0)
 
 
-def test_fewer_queries_than_keys_stand_at_the_end(uncompiled):
+def test_fewer_queries_than_keys_are_the_last_positions(uncompiled):
     inputs = tensors(Shape(1, 2, 2, 5, 9))
     for attention in (ts.Attention(mask=ts.causal), ts.Attention(bias=ts.alibi(2), mask=ts.window(3))):
         assert_near(flex.attend(*inputs, attention), reference.attend(*inputs, attention))
@@ -66,8 +66,8 @@ def test_fewer_queries_than_keys_stand_at_the_end(uncompiled):
 
 @given(st.data())
 @settings(max_examples=60)
-def test_its_blocks_are_those_of_the_mask(data):
-    """A block that somebody sees is listed, as full if everyone sees all of it; no other is."""
+def test_the_block_mask_lists_the_visible_blocks(data):
+    """A block is listed if any of its pairs is visible, and as full if all are."""
     shape = data.draw(shapes())
     mask = data.draw(masks(shape))
     q, k, _ = tensors(shape)
@@ -86,7 +86,7 @@ def dense(counts, indices):
     return torch.zeros(indices.shape, dtype=torch.bool).scatter(-1, indices.long(), listed)
 
 
-def test_blocks_are_remembered_until_the_mask_is_written_to(monkeypatch):
+def test_block_masks_are_cached_until_the_mask_is_written_to(monkeypatch):
     monkeypatch.setattr(flex, "_block_masks", {})
     q, k, _ = tensors(Shape())
     lengths = torch.tensor([2, 5])
@@ -115,7 +115,7 @@ REASONS = [
 
 
 @pytest.mark.parametrize(("attention", "x", "how", "reason"), REASONS, ids=[reason for *_, reason in REASONS])
-def test_it_says_why_it_cannot(monkeypatch, attention, x, how, reason):
+def test_cannot_returns_the_reason(monkeypatch, attention, x, how, reason):
     monkeypatch.setitem(flex.MISSING_REQUIREMENTS, "cpu", None)
     assert reason in flex.cannot(x, x, x, attention(), **how)
     if not x.is_meta:
@@ -123,7 +123,7 @@ def test_it_says_why_it_cannot(monkeypatch, attention, x, how, reason):
             ts.attend(x, x, x, attention(), engine="flex", **how)
 
 
-def test_what_has_to_be_installed(monkeypatch):
+def test_missing_requirements_are_named(monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
     assert flex._missing_requirement("cpu") == "on a CPU it needs AVX2"
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
@@ -147,7 +147,7 @@ def test_compiled_on_a_cpu(unchecked):
 
 @pytest.mark.skipif(flex.cannot(X, X, X, ts.Attention()) is not None, reason="needs AVX2 and a C++ compiler")
 def test_other_lengths_inside_torch_compile(unchecked):
-    """The second length makes torch.compile take lengths for symbols, which the kernel cannot have."""
+    """After the second length torch.compile passes symbolic lengths, which the kernel cannot take."""
     compiled = torch.compile(partial(ts.attend, engine="flex"), fullgraph=True)
     attention = ts.Attention(mask=ts.causal & ts.window(40))
     for queries, keys in ((64, 64), (50, 131)):

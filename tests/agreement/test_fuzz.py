@@ -1,4 +1,4 @@
-"""The fuzz finds nothing wrong, and finds what is made wrong on purpose."""
+"""The fuzz benchmark finds nothing wrong, and finds faults that are injected on purpose."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ def fuzz(monkeypatch):
     return fuzz
 
 
-def test_nothing_is_wrong(fuzz):
+def test_the_fuzz_finds_nothing_wrong(fuzz):
     found = fuzz.hunt(0, 40)
     assert found.wrong == []
     assert found.counts["definitions"] == 40
@@ -31,7 +31,7 @@ def test_nothing_is_wrong(fuzz):
 
 
 def clamp_partial_sums(monkeypatch):
-    """A map of by_sum in which what several blocks add up loses its negative parts."""
+    """Inject a fault: in a map of by_sum, clamp the sums of single blocks at zero."""
     pool = chunked._add_to_map
 
     def clamped(pooled, *args):
@@ -42,7 +42,7 @@ def clamp_partial_sums(monkeypatch):
 
 
 def weaken_the_last_key(monkeypatch):
-    """The last key of a block of queries counts for a thousandth less."""
+    """Inject a fault: the last key of a block of queries counts a thousandth less."""
     block = chunked_engine._block
 
     def short(queries, keys, values, *args):
@@ -57,7 +57,7 @@ def weaken_the_last_key(monkeypatch):
     ("fault", "kind", "normalize"),
     [(clamp_partial_sums, "survey.map", "ts.by_sum"), (weaken_the_last_key, "attend by chunked", "ts.softmax")],
 )
-def test_a_fault_is_found_and_shrunk(fault, kind, normalize, fuzz, monkeypatch):
+def test_an_injected_fault_is_found_and_shrunk(fault, kind, normalize, fuzz, monkeypatch):
     fault(monkeypatch)
     drawn = fuzz.Case(2, 2, 1, 11, 7, 3, 3, mask=("&", "ts.causal", "ts.window(9)"), scale="0.3", layout="strided")
     cases = (replace(drawn, normalize=normalize, small_blocks=40, seed=seed) for seed in range(60))

@@ -1,5 +1,5 @@
-"""Heads of whole models: a padded sentence has the numbers of the sentence alone, a text that grows those of the whole
-text, and some queries those of the same rows."""
+"""`heads()` of whole models: a padded sentence has the numbers of the sentence alone, a text that is generated those of
+the whole text, and a selection of queries those of the same rows."""
 
 from dataclasses import fields, replace
 from math import isnan
@@ -88,8 +88,8 @@ def test_a_batch_has_the_numbers_of_its_sentences():
     assert_same_heads(together, apart)
 
 
-def test_padding_of_masks_that_others_made():
-    """Tokens that nobody sees are padding, if all others see themselves and the heads see the same."""
+def test_padding_is_found_in_masks_of_other_libraries():
+    """Tokens that no query sees are padding, if all others see themselves and all heads see the same."""
     size = {"batch": 2, "heads": 1, "size": (5, 5), "device": torch.device("cpu")}
     keep = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     square, strict = keep[:, None, None].expand(2, 1, 5, 5), torch.ones(5, 5).tril(-1).bool()
@@ -118,7 +118,7 @@ def test_padding_queries_see_nothing():
 
 
 @pytest.mark.parametrize("keep", KEEPS)
-def test_a_text_that_is_written_has_the_numbers_of_the_text(keep):
+def test_a_generated_text_has_the_numbers_of_the_whole_text(keep):
     model = ours("gpt")
     with ts.watch(model, keep=keep) as written:
         (answer,) = ts.decoding.generate(model, IDS.tolist(), max_new_tokens=20, temperature=0)
@@ -132,8 +132,8 @@ def test_a_text_that_is_written_has_the_numbers_of_the_text(keep):
 
 @pytest.mark.parametrize("family", ["gpt2", "mistral"])
 @pytest.mark.parametrize("rows", [None, range(5, 15)])
-def test_a_text_that_others_write(family, rows):
-    """Mistral's cache lets keys go that its window no longer sees."""
+def test_a_text_generated_by_transformers(family, rows):
+    """Mistral's cache drops keys that its window no longer sees."""
     model = theirs(family)
     with torch.no_grad(), ts.watch(model, queries=rows) as written:
         ids = model.generate(
@@ -145,7 +145,7 @@ def test_a_text_that_others_write(family, rows):
 
 
 @pytest.mark.parametrize("keep", KEEPS)
-def test_some_heads_and_queries(keep):
+def test_selected_heads_and_queries(keep):
     model = ours("gpt")
     with torch.no_grad(), ts.watch(model, keep="steps") as whole:
         model(IDS)
@@ -157,7 +157,7 @@ def test_some_heads_and_queries(keep):
         assert head.first == pytest.approx(float(weights[:, 0].mean()), abs=1e-5)
 
 
-def test_another_sequence_has_no_positions():
+def test_cross_attention_has_no_positional_habits():
     model, (source, target) = ours_translator(), (IDS, IDS[:, :8])
     with torch.no_grad(), ts.watch(model) as recording:
         model(source, target)
@@ -171,8 +171,8 @@ def ours_translator():
     return filled(ts.models.Transformer(replace(config, encoder_blocks=1, decoder_blocks=1)), torch.float32)
 
 
-def test_layers_that_wait_for_each_other():
-    """Eleven layers of one text, padded, are summed up eight at a time."""
+def test_surveys_of_several_layers_are_batched():
+    """Eleven layers of one padded text are surveyed eight at a time."""
     shape = Shape(2, 2, 2, 9, 9, 4)
 
     class Layers(torch.nn.Module):

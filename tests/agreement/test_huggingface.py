@@ -1,4 +1,4 @@
-"""Models of transformers, loaded as ours: the same logits. And ours, exported: the same again."""
+"""Models of transformers, loaded by Telescope, have the same logits; so have Telescope's models after an export."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def draw(*shape, seed=0, low=1, high=huggingface.VOCABULARY):
 # -------------------------------------------------------------------------------------- GPT and the like
 
 
-def test_gpt_gives_their_logits(gpt):
+def test_gpt_has_the_logits_of_transformers(gpt):
     theirs, ours = gpt
     ids = draw(2, 23)
     logits = ours(ids)
@@ -55,8 +55,8 @@ def test_gpt_gives_their_logits(gpt):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_gpt_gives_their_logits_when_padded(gpt, side):
-    """Batches of 17, 9 and 2 tokens; behind padding the first real token stands at position 0."""
+def test_gpt_has_the_logits_of_transformers_when_padded(gpt, side):
+    """Batches of 17, 9 and 2 tokens; behind padding the first real token is at position 0."""
     theirs, ours = gpt
     lengths = torch.tensor([17, 9, 2])
     slots = torch.arange(17).expand(3, -1)
@@ -70,7 +70,7 @@ def test_gpt_gives_their_logits_when_padded(gpt, side):
     assert_close(logits[2, keep[2]][None], alone, **CLOSE)
 
 
-def test_gpt_step_by_step_gives_their_logits(gpt):
+def test_gpt_has_the_logits_of_transformers_step_by_step(gpt):
     theirs, ours = gpt
     ids = draw(2, 15)
     cache = ours.cache(batch=2, room=15)
@@ -78,7 +78,7 @@ def test_gpt_step_by_step_gives_their_logits(gpt):
     assert_close(torch.cat(steps, dim=1), theirs(ids).logits, **CLOSE)
 
 
-def test_gpt_in_several_files_is_the_same(tmp_path):
+def test_gpt_in_several_files_loads_as_one_model(tmp_path):
     theirs = huggingface.gpt("llama")
     theirs.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
@@ -86,7 +86,7 @@ def test_gpt_in_several_files_is_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_gpt_keeps_its_dtype_both_ways(tmp_path, dtype):
+def test_gpt_keeps_its_dtype_when_loaded_and_exported(tmp_path, dtype):
     theirs = huggingface.gpt("llama").to(dtype)
     theirs.save_pretrained(tmp_path / "theirs")
     ours = ts.load(tmp_path / "theirs")
@@ -96,7 +96,7 @@ def test_gpt_keeps_its_dtype_both_ways(tmp_path, dtype):
     assert all(torch.equal(p, q) for p, q in zip(theirs.parameters(), back.parameters(), strict=True))
 
 
-def test_exported_gpt_gives_our_logits(gpt, tmp_path):
+def test_an_exported_gpt_has_the_same_logits(gpt, tmp_path):
     theirs, ours = gpt
     ts.export(ours, tmp_path / "exported")
     back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
@@ -108,7 +108,7 @@ def test_exported_gpt_gives_our_logits(gpt, tmp_path):
 # -------------------------------------------------------------------------------------- Marian
 
 
-def test_marian_gives_their_logits(marian):
+def test_marian_has_the_logits_of_transformers(marian):
     theirs, ours = marian
     source, target = draw(2, 19), draw(2, 11, seed=1, high=53)
     logits = ours(source, target)
@@ -116,7 +116,7 @@ def test_marian_gives_their_logits(marian):
     assert_close(logits, theirs(input_ids=source, decoder_input_ids=target).logits, **CLOSE)
 
 
-def test_marian_gives_their_logits_when_padded(marian):
+def test_marian_has_the_logits_of_transformers_when_padded(marian):
     theirs, ours = marian
     source, target = draw(3, 12), draw(3, 7, seed=1, high=53)
     keep = torch.arange(12) < torch.tensor([12, 5, 1])[:, None]
@@ -131,7 +131,7 @@ def test_marian_gives_their_logits_when_padded(marian):
     assert_close(logits[written], expected[written], **CLOSE)
 
 
-def test_marian_step_by_step_gives_their_logits(marian):
+def test_marian_has_the_logits_of_transformers_step_by_step(marian):
     theirs, ours = marian
     source, target = draw(2, 12), draw(2, 7, seed=1, high=53)
     cache = ours.cache(ours.encode(source), room=7)
@@ -139,7 +139,7 @@ def test_marian_step_by_step_gives_their_logits(marian):
     assert_close(torch.cat(steps, dim=1), theirs(input_ids=source, decoder_input_ids=target).logits, **CLOSE)
 
 
-def test_exported_marian_gives_our_logits(marian, tmp_path):
+def test_an_exported_marian_has_the_same_logits(marian, tmp_path):
     _, ours = marian
     ts.export(ours, tmp_path / "exported")
     back = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "exported")
@@ -150,7 +150,7 @@ def test_exported_marian_gives_our_logits(marian, tmp_path):
 # -------------------------------------------------------------------------------------------------------------- BERT
 
 
-def test_bert_gives_their_states(bert):
+def test_bert_has_the_states_of_transformers(bert):
     theirs, ours = bert
     ids, types = draw(2, 19), draw(2, 19, seed=1, low=0, high=2)
     expected = theirs(ids, token_type_ids=types)
@@ -162,7 +162,7 @@ def test_bert_gives_their_states(bert):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_bert_gives_their_states_when_padded(bert, side):
+def test_bert_has_the_states_of_transformers_when_padded(bert, side):
     theirs, ours = bert
     lengths = torch.tensor([12, 5, 1])[:, None]
     keep = torch.arange(12) >= 12 - lengths if side == "left" else torch.arange(12) < lengths
@@ -173,7 +173,7 @@ def test_bert_gives_their_states_when_padded(bert, side):
     assert_close(hidden[keep], expected[keep], **CLOSE)
 
 
-def test_exported_bert_gives_our_states(bert, tmp_path):
+def test_an_exported_bert_has_the_same_states(bert, tmp_path):
     _, ours = bert
     ts.export(ours, tmp_path / "exported")
     back = transformers.AutoModel.from_pretrained(tmp_path / "exported")
@@ -183,14 +183,14 @@ def test_exported_bert_gives_our_states(bert, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["BertForMaskedLM", "BertForPreTraining"])
-def test_bert_with_a_head_is_bert(kind, tmp_path_factory):
+def test_bert_with_a_task_head_loads_without_the_head(kind, tmp_path_factory):
     theirs, ours = both(huggingface.bert("bert", kind), tmp_path_factory)
     ids = draw(2, 19)
     assert_close(ours(ids), theirs.bert(ids).last_hidden_state, **CLOSE)
     assert ours.config.pooling == ("bert" if kind == "BertForPreTraining" else "mean")
 
 
-def test_bert_with_names_of_2018_is_bert(bert, tmp_path):
+def test_bert_with_tensor_names_of_2018_loads(bert, tmp_path):
     theirs, ours = bert
     theirs.save_pretrained(tmp_path)
     weights = {
@@ -204,23 +204,23 @@ def test_bert_with_names_of_2018_is_bert(bert, tmp_path):
 # ------------------------------------------------------------------------------------------------------- there and back
 
 
-def test_every_model_stays_what_it_is_there_and_back(gpt, tmp_path):
+def test_every_gpt_survives_a_round_trip(gpt, tmp_path):
     _, ours = gpt
-    must_stay(ours, tmp_path)
+    assert_survives_round_trip(ours, tmp_path)
 
 
-def test_marian_stays_what_it_is_there_and_back(marian, tmp_path):
+def test_marian_survives_a_round_trip(marian, tmp_path):
     _, ours = marian
-    must_stay(ours, tmp_path)
+    assert_survives_round_trip(ours, tmp_path)
 
 
-def test_bert_stays_what_it_is_there_and_back(bert, tmp_path):
+def test_bert_survives_a_round_trip(bert, tmp_path):
     _, ours = bert
-    must_stay(ours, tmp_path)
+    assert_survives_round_trip(ours, tmp_path)
 
 
-def must_stay(ours, tmp_path):
-    """Through our own files and through theirs: the same config, special ids and bits."""
+def assert_survives_round_trip(ours, tmp_path):
+    """Check that saving and exporting keep the config, the special ids and every bit."""
     ours.save(tmp_path / "saved")
     ts.export(ours, tmp_path / "exported")
     for again in (ts.load(tmp_path / "saved"), ts.load(tmp_path / "exported")):

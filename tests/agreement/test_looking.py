@@ -1,4 +1,4 @@
-"""What is shown of a text is what the model computed when it wrote it, joined to words by hand."""
+"""The weights that are shown for a written text are those that the model computed when it wrote it, joined to words."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ close = {"rtol": 0.0, "atol": 1e-12}
 
 
 def by_hand(weights, rows, columns):
-    """Every word's row is the mean over its pieces, its column their sum."""
+    """Join tokens to words: the row of a word is the mean over its tokens, its column their sum."""
     joined = torch.zeros(*weights.shape[:-2], len(rows.names), len(columns.names), dtype=weights.dtype)
     for i, j in ((i, j) for i in range(len(rows.names)) for j in range(len(columns.names))):
         block = weights[..., rows.positions(i), :][..., columns.positions(j)]
@@ -22,7 +22,7 @@ def by_hand(weights, rows, columns):
 
 
 @pytest.mark.parametrize("make", [writers.translator, writers.luong])
-def test_alignment_is_what_the_decoder_looked_at_while_it_wrote(make):
+def test_the_alignment_is_the_cross_attention_of_the_decoder(make):
     model = make().double()
     with ts.watch(model, layers="*cross", keep="steps") as recording:
         (written,) = generate(model, writers.NOTES, max_new_tokens=9, seed=3, end=())
@@ -38,7 +38,7 @@ def test_alignment_is_what_the_decoder_looked_at_while_it_wrote(make):
 
 
 @pytest.mark.parametrize("prompt", ["ROMEO: I am", "O", ""])
-def test_a_gpt_looks_at_all_that_stands_before(prompt):
+def test_a_gpt_attends_to_all_earlier_words(prompt):
     model = writers.gpt().double()
     (written,) = generate(model, prompt or "\n", max_new_tokens=9, seed=3)
     looking = watch_alignment(model, prompt, written)
@@ -49,7 +49,7 @@ def test_a_gpt_looks_at_all_that_stands_before(prompt):
     assert_close(looking.weights, by_hand(kept, looking.rows, looking.columns), **close)
 
 
-def test_a_gpt_that_wrote_for_longer_than_it_sees():
+def test_a_gpt_that_wrote_more_tokens_than_it_has_positions():
     model = writers.gpt(max_positions=8)
     longest = ts.decoding.Written(list(range(20)), "", "length")
     looking = watch_alignment(model, "ROMEO: I am", longest)
@@ -72,7 +72,7 @@ def test_every_attention_of_a_sentence():
     assert cross.columns.names == encoder.rows.names == (*writers.NOTES.split(), "</s>")
 
 
-def test_a_head_of_a_trace_is_what_it_was_among_the_others():
+def test_a_head_of_a_trace_has_the_numbers_of_the_whole_trace():
     torch.manual_seed(0)
     q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 3)
     steps = ts.trace(q, k, v, ts.Attention(mask=ts.causal, bias=ts.alibi(4), sink=torch.randn(4)))

@@ -1,4 +1,4 @@
-"""Cross entropy from hidden states, against torch's own on whole logits: the loss, and the gradient of everything."""
+"""Cross entropy from hidden states, compared with torch's own on whole logits: the loss, and every gradient."""
 
 import re
 
@@ -38,7 +38,7 @@ def actual(given, targets, **how):
 
 @pytest.fixture(params=[1, 5, 2**20], ids=["one", "few", "all"])
 def at_a_time(request, monkeypatch):
-    """The logits of so many positions at a time."""
+    """Compute the logits of so many positions at a time."""
     monkeypatch.setitem(module.MAX_LOGITS, "cpu", request.param * V)
 
 
@@ -51,19 +51,19 @@ def aligned(request, monkeypatch):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.usefixtures("at_a_time", "aligned")
-def test_it_is_torchs_cross_entropy(bias, smoothing, reduction):
+def test_loss_and_gradients_equal_those_of_torch(bias, smoothing, reduction):
     given, targets = made(bias=bias)
     how = {"label_smoothing": smoothing, "reduction": reduction}
     assert_close(actual(given, targets, **how), expected(given, targets, **how), rtol=1e-12, atol=1e-12)
 
 
 def test_by_hand():
-    """Two words with the same score: ln 2, whichever is wanted."""
+    """Two words with equal scores: ln 2, whichever is the target."""
     hidden, weight = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 1.0], [1.0, 2.0]])
     assert_close(cross_entropy(hidden, weight, torch.tensor([1])), torch.tensor(2.0).log())
 
 
-def test_batches_and_another_ignore():
+def test_batches_and_another_ignored_id():
     given, targets = made(bias=False, ignored=())
     targets[5] = 2
     truth = expected(given, targets, ignore_index=2)
@@ -79,14 +79,14 @@ def test_enormous_scores_stay_finite():
     assert_close(actual(large, targets), expected(large, targets))
 
 
-def test_every_target_ignored_is_nan_as_in_torch():
+def test_the_mean_of_no_targets_is_nan_as_in_torch():
     given, targets = made()
     targets[:] = -100
     assert cross_entropy(*given[:2], targets).isnan()
     assert theirs(linear(*given[:2]), targets).isnan()
 
 
-def test_every_target_ignored_sums_to_nothing():
+def test_the_sum_of_no_targets_is_zero():
     given, targets = made()
     targets[:] = -100
     loss, gradients = actual(given, targets, reduction="sum")
@@ -95,7 +95,7 @@ def test_every_target_ignored_sums_to_nothing():
 
 
 @pytest.mark.parametrize("frozen", [0, 1, 2])
-def test_what_needs_no_gradient_gets_none(frozen):
+def test_tensors_without_requires_grad_get_no_gradient(frozen):
     given, targets = made()
     truth = expected(given, targets)[1]
     given = [tensor.detach().requires_grad_(i != frozen) for i, tensor in enumerate(given)]
@@ -108,14 +108,14 @@ def test_what_needs_no_gradient_gets_none(frozen):
             assert_close(tensor.grad, truth[i])
 
 
-def test_gradients_are_those_of_finite_differences():
+def test_gradients_equal_finite_differences():
     given, targets = made()
     assert torch.autograd.gradcheck(lambda h, w, b: cross_entropy(h, w, targets, b, label_smoothing=0.1), given)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.usefixtures("at_a_time", "aligned")
-def test_autocast_multiplies_in_halves_and_sums_in_float32(dtype):
+def test_autocast_multiplies_in_half_precision_and_sums_in_float32(dtype):
     given, targets = made(torch.float32)
     truth = expected([tensor.detach().double().requires_grad_() for tensor in given], targets)
     with torch.autocast("cpu", dtype=dtype):
@@ -127,7 +127,7 @@ def test_autocast_multiplies_in_halves_and_sums_in_float32(dtype):
 
 
 def test_a_small_gradient_survives_float16():
-    """1/n of a probability is below what float16 can hold; the mean is taken afterwards, in float32."""
+    """1/n of a probability is below the smallest float16; the mean is taken afterwards, in float32."""
     hidden = torch.zeros(2**14, 4, requires_grad=True)
     weight = torch.zeros(64, 4, requires_grad=True)
     targets = torch.arange(2**14) % 63
@@ -149,8 +149,8 @@ def test_compiled(monkeypatch, smoothing):
     assert_close((loss, torch.autograd.grad(3.0 * loss, given)), truth)
 
 
-def test_memory_is_that_of_a_piece_not_of_the_batch():
-    """Each piece of logits is gone before the next is there: nothing of the size of all logits is ever kept."""
+def test_memory_is_that_of_one_chunk_of_logits():
+    """Each chunk of logits is freed before the next is made: no tensor as large as all logits is kept."""
     saved = []
     given, targets = made(bias=False)
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor.numel()) or tensor, lambda t: t):
@@ -175,7 +175,7 @@ def test_faults(change, sentence):
         module.cross_entropy(hidden, weight, **{"targets": targets, **change})
 
 
-def test_a_head_learns_by_it():
+def test_a_head_learns_with_this_loss():
     torch.manual_seed(3)
     head, hidden, targets = nn.Linear(16, V), torch.randn(64, 16), torch.randint(V, (64,))
     optimiser = torch.optim.AdamW(head.parameters(), lr=0.1)
@@ -191,7 +191,7 @@ def test_a_head_learns_by_it():
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("ignore", [-100, 2])
 def test_the_kernel_differentiates_in_place(bias, smoothing, ignore, monkeypatch):
-    """By triton's interpreter, where there is no GPU: rows wider than the vocabulary, in several blocks."""
+    """By triton's interpreter where there is no GPU: rows wider than the vocabulary, in several blocks."""
     need_triton()
     from telescope.models import loss_kernel
 

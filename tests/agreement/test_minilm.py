@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2, a BERT that people use, with its real weights and its tokenizer: the same states and vectors."""
+"""all-MiniLM-L6-v2, a published BERT, with its real weights and its tokenizer: the same states and vectors."""
 
 from hashlib import sha256
 
@@ -30,21 +30,22 @@ def minilm():
 
 @pytest.fixture(scope="module")
 def batch(minilm):
-    """The texts as our tokenizer has them, padded to the longest; which are real; and the lengths."""
+    """Return the texts as Telescope's tokenizer encodes them, padded to the longest, the mask of real tokens, and the
+    lengths."""
     *_, ours = minilm
     ours.tokenizer.enable_padding()
     rows = ours.tokenizer.encode_batch(TEXTS)
     return torch.tensor([row.ids for row in rows]), torch.tensor([row.attention_mask for row in rows])
 
 
-def test_it_is_the_published_one():
-    """The sum that sentence-transformers/all-MiniLM-L6-v2 has for its model.safetensors."""
+def test_the_weights_are_the_published_ones():
+    """The checksum is that of model.safetensors in sentence-transformers/all-MiniLM-L6-v2."""
     assert sha256((FOLDER / "model.safetensors").read_bytes()).hexdigest() == (
         "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
     )
 
 
-def test_ids_are_theirs(minilm, batch):
+def test_ids_equal_those_of_transformers(minilm, batch):
     _, tokenizer, _ = minilm
     expected = tokenizer(TEXTS, padding=True, return_tensors="pt")
     width = expected["input_ids"].shape[1]
@@ -55,7 +56,7 @@ def test_ids_are_theirs(minilm, batch):
 
 
 @torch.no_grad()
-def test_states_are_theirs(minilm, batch):
+def test_states_equal_those_of_transformers(minilm, batch):
     theirs, _, ours = minilm
     ids, keep = batch
     expected = theirs(ids, attention_mask=keep).last_hidden_state
@@ -64,7 +65,7 @@ def test_states_are_theirs(minilm, batch):
 
 
 @torch.no_grad()
-def test_vectors_are_theirs_and_mean_something(minilm, batch):
+def test_vectors_equal_those_of_transformers_and_rank_similar_texts(minilm, batch):
     theirs, _, ours = minilm
     ids, keep = batch
     expected = theirs(ids, attention_mask=keep).last_hidden_state
@@ -77,7 +78,7 @@ def test_vectors_are_theirs_and_mean_something(minilm, batch):
 
 
 @torch.no_grad()
-def test_exported_it_is_still_the_same(minilm, batch, tmp_path):
+def test_an_export_has_the_same_states(minilm, batch, tmp_path):
     theirs, _, ours = minilm
     ids, keep = batch
     ts.export(ours, tmp_path / "exported")

@@ -1,4 +1,4 @@
-"""Whole models and PyTorch's own modules, from the same weights: the same numbers, padding and all."""
+"""Whole models, compared with PyTorch's own modules of the same weights: the same numbers, with padding."""
 
 import pytest
 import torch
@@ -95,8 +95,8 @@ def test_transformer(pre_norm, positions, apart):
     assert_close(mine, yours, **CLOSE)
 
 
-def test_a_transformer_without_final_norms_is_the_papers():
-    """Post-norm has none unless asked for, pre-norm has two."""
+def test_final_norms_are_those_of_the_paper_by_default():
+    """A post-norm model has no final norm unless the config says so, a pre-norm model has two."""
     small = {"d_model": D, "heads": HEADS, "encoder_blocks": 1, "decoder_blocks": 1}
     post, pre = (Transformer(TransformerConfig(pre_norm=pre_norm, **small)) for pre_norm in (False, True))
     assert isinstance(post.encoder_norm, nn.Identity)

@@ -1,4 +1,4 @@
-"""The course's three models, written from the hand-out's formulas, against ours with the same weights, in float64."""
+"""The three models of the course, written from the formulas of its hand-out, compared with Telescope's in float64."""
 
 import math
 
@@ -21,8 +21,8 @@ def heads(x):
     return x.unflatten(-1, (4, 4)).transpose(1, 2)
 
 
-def turned(x):
-    """Each pair of features as one complex number, times e^(i t θ); θ_i = 10000^(-2(i - 1)/d)."""
+def rotated(x):
+    """Rotate each pair of features, as one complex number times e^(i t θ); θ_i = 10000^(-2(i - 1)/d)."""
     d, n = x.shape[-1], x.shape[-2]
     theta = torch.tensor([10000.0 ** (-2 * i / d) for i in range(d // 2)], dtype=torch.float64)
     angles = torch.arange(n, dtype=torch.float64)[:, None] * theta
@@ -31,7 +31,7 @@ def turned(x):
 
 
 def course(weights, ids, variant):
-    """Pre-norm blocks, a norm, a head without bias; what comes later is at -1e10 before the softmax."""
+    """Compute pre-norm blocks, a norm and a head without bias; masked scores are -1e10 before the softmax."""
     w, n = weights, ids.shape[1]
     x = w["embedding.weight"][ids]
     if variant != "rotary":
@@ -54,7 +54,7 @@ def course(weights, ids, variant):
         else:
             queries, keys, values = (heads(part) for part in affine(a, "self_attention.W_qkv").chunk(3, dim=-1))
             if variant == "rotary":
-                queries, keys = turned(queries), turned(keys)
+                queries, keys = rotated(queries), rotated(keys)
             scores = queries @ keys.mT / math.sqrt(4)
         attended = scores.masked_fill(later, -1e10).softmax(-1) @ values
         x = x + affine(attended.transpose(1, 2).flatten(2), "self_attention.W_O")
@@ -64,7 +64,7 @@ def course(weights, ids, variant):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_models_of_the_course(variant):
+def test_models_equal_those_of_the_course(variant):
     torch.manual_seed(3)
     model = GPT(GPTConfig(**SIZES, **VARIANTS[variant])).double().eval()
     with torch.no_grad():
@@ -74,8 +74,9 @@ def test_the_models_of_the_course(variant):
         assert_close(model(ids), course(dict(model.named_parameters()), ids, variant), rtol=1e-10, atol=1e-10)
 
 
-def test_which_features_are_a_pair_is_only_their_order():
-    """Halves, the usual in code, are the formula's neighbours with the rows of W_q and W_k in another order."""
+def test_pairs_of_halves_are_pairs_of_neighbours_in_another_order():
+    """Pairing halves, as is usual in code, is the formula's pairing of neighbours with the rows of W_q and W_k
+    reordered."""
     torch.manual_seed(3)
     formula = GPT(GPTConfig(**SIZES, **VARIANTS["rotary"])).double().eval()
     usual = GPT(GPTConfig(**SIZES, positions="rotary")).double().eval()
@@ -83,7 +84,7 @@ def test_which_features_are_a_pair_is_only_their_order():
     with torch.no_grad():
         for block in usual.blocks:
             for part in (block.self_attention.W_qkv.weight, block.self_attention.W_qkv.bias):
-                asked = part[:32].unflatten(0, (8, 2, 2)).transpose(1, 2).flatten(0, 2).clone()
-                part[:32] = asked
+                reordered = part[:32].unflatten(0, (8, 2, 2)).transpose(1, 2).flatten(0, 2).clone()
+                part[:32] = reordered
         ids = torch.randint(29, (3, 11))
         assert_close(usual(ids), formula(ids), rtol=1e-10, atol=1e-10)

@@ -1,4 +1,4 @@
-"""Agreement with itself: against torch's own KL divergence, in float64, and where there is nothing to agree on."""
+"""The R-Drop loss, compared with torch's KL divergence in float64."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("on_cpu")
 
 
 def test_by_hand():
-    """Guesses of 1/2, 1/2 and of 3/4, 1/4: D = ½ (1/4)(ln 3), and L₁ + L₂ = ln 2 + ln 4/3."""
+    """Probabilities of 1/2, 1/2 and of 3/4, 1/4: D = ½ (1/4)(ln 3), and L₁ + L₂ = ln 2 + ln 4/3."""
     logits = torch.tensor([[[0.0, 0.0]], [[3.0, 1.0]]], dtype=torch.float64)
     logits[1] = logits[1].log()
     loss = agreement_loss(logits, torch.tensor([[0], [0]]), label_smoothing=0.0, weight=8.0)
@@ -23,7 +23,7 @@ def test_by_hand():
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_it_is_torchs_divergence(smoothing):
+def test_the_divergence_equals_that_of_torch(smoothing):
     draw = torch.Generator().manual_seed(2)
     logits = torch.randn(6, 5, 11, generator=draw, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(11, (3, 5), generator=draw)
@@ -37,11 +37,11 @@ def test_it_is_torchs_divergence(smoothing):
     truth = 0.5 * (losses + 5.0 * 0.5 * apart)
     loss = agreement_loss(logits, both, label_smoothing=smoothing, weight=5.0)
     assert_close(loss, truth)
-    assert_close(*(torch.autograd.grad(it, logits)[0] for it in (loss, truth)))
+    assert_close(*(torch.autograd.grad(total, logits)[0] for total in (loss, truth)))
 
 
 @pytest.mark.parametrize("make", [gpt, transformer, luong])
-def test_nothing_dropped_is_nothing_to_pay_for(make):
+def test_without_dropout_the_divergence_is_zero(make):
     sources, targets = pairs(8)
     data = Examples(targets) if make is gpt else Examples(sources, targets)
     model, objective = make().double(), language if make is gpt else translation
@@ -50,7 +50,7 @@ def test_nothing_dropped_is_nothing_to_pay_for(make):
     assert_close(objective(model, batch, agreement=5.0), objective(model, batch))
 
 
-def test_what_is_dropped_differs_between_the_two():
+def test_both_halves_of_the_batch_draw_their_own_dropout():
     sources, targets = pairs(8)
     data, model = Examples(sources, targets), transformer(dropout=0.5).double().train()
     batch = data.take(data.batches(Training(steps=1, tokens=64), 0)[0])

@@ -1,4 +1,4 @@
-"""What heads do by habit, on every path, against whole rows in float64 and plain loops."""
+"""The shares of the habits of heads, on every code path, compared with whole rows in float64 and plain loops."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from telescope.survey import triton as engine
 
 
 def truth(q, k, attention, positions, ids, first, back=module.FAR):
-    """(batch, heads, sum), from the weights of whole rows."""
+    """Return the sums (batch, heads, sum), from the weights of whole rows."""
     (batch, heads, rows, _), columns = q.shape, k.shape[-2]
     masked = attention.masked_scores(q.double(), k.double(), Pairs.all(torch.empty(batch, heads, rows, columns)))
     weights, seen = attention.weights(masked), masked > -torch.inf
@@ -68,7 +68,7 @@ def summed(q, k, attention, places, top=1, *, in_the_pass=False):
 
 @composite
 def texts(draw, shape):
-    """Few tokens, so that most come again; and some padding."""
+    """Draw texts of few different tokens, so that most occur again, with some padding."""
     ids = normal(shape.batch, shape.keys, seed=draw(seeds)).mul(1.5).round().long()
     left = draw(st.lists(st.integers(0, shape.keys), min_size=shape.batch, max_size=shape.batch))
     return ids, left
@@ -108,7 +108,7 @@ def test_sums_agree(path, padded, case):
 @pytest.mark.parametrize("path", ["rows", "lists", "in the pass"])
 @settings(max_examples=25)
 @given(case=cases(), chosen=st.sets(st.integers(0, 16), min_size=1))
-def test_some_queries(path, case, chosen):
+def test_sums_of_selected_queries(path, case, chosen):
     shape, attention, ids, _, seed = case
     rows = sorted({row % shape.queries for row in chosen})
     size = (shape.queries, shape.keys)
@@ -124,9 +124,9 @@ def test_some_queries(path, case, chosen):
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-9)
 
 
-def test_divided_by_the_sum():
+def test_sums_of_weights_that_by_sum_normalises():
     shape = Shape(2, 2, 1, 9, 9, 4)
-    q, k, _ = (it.abs() for it in tensors(shape))
+    q, k, _ = (tensor.abs() for tensor in tensors(shape))
     attention, ids = ts.Attention(normalize=ts.by_sum, mask=ts.causal), torch.arange(18).view(2, 9) % 4
     got = summed(q, k, attention, placed(attention, shape, BatchTokens(ids)))
     torch.testing.assert_close(got, truth(q, k, attention, range(9), ids, [0, 0]), rtol=0, atol=1e-9)
@@ -163,7 +163,7 @@ def test_the_kernel_agrees(attention, monkeypatch):
 
 
 def test_several_layers_at_once():
-    """Batches that stand one behind the other, as a queue of layers has them."""
+    """Batches of several layers, concatenated as the survey queue does it."""
     shape = Shape(2, 2, 1, 12, 12, 4)
     ids, attention = torch.tensor([[1, 2] * 6, [3, 3, 4] * 4]), ts.Attention(mask=ts.causal)
     q, k, _ = tensors(replace(shape, batch=6))
@@ -175,8 +175,8 @@ def test_several_layers_at_once():
             torch.testing.assert_close(got, expected, rtol=0, atol=1e-9)
 
 
-def test_long_texts_form_no_square():
-    """1.5 GiB it would be, of one head."""
+def test_memory_of_a_long_text_grows_with_n():
+    """The n x n matrix of one head would take 1.5 GiB."""
     shape = Shape(1, 1, 1, 20_000, 20_000, 4)
     q, k, _ = tensors(shape, dtype=torch.float32)
     ids = torch.randint(0, 20_000, (1, 20_000), generator=torch.Generator().manual_seed(0))

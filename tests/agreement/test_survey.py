@@ -1,4 +1,4 @@
-"""Every engine of `survey` gives the numbers of its `reference` in float64, and those are the formulas, by hand."""
+"""Every engine of `survey` gives the numbers of `reference` in float64, and `reference` gives those of the formulas."""
 
 import math
 from collections import Counter
@@ -16,6 +16,7 @@ from strategies import Shape, assert_near, composite, definitions, dtypes, layou
 from telescope.survey import ENGINES, blocks, chunked, reference
 from telescope.survey import blocks as scores
 from telescope.survey.cells import grid, segments
+from telescope.survey.dispatch import pool
 
 FAST = ["chunked"]
 on_every_engine = pytest.mark.parametrize("engine", FAST)
@@ -24,7 +25,7 @@ on_all = pytest.mark.parametrize("engine", [*FAST, "reference"])
 
 @contextmanager
 def blocks_of(most, group=2):
-    """Blocks of one row or few, of several heads, or of everything; groups of two keys, so that there are many."""
+    """Set blocks of one or a few rows, of several heads, or of everything, and groups of two keys."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(chunked.SCORES, "cpu", most)
         patch.setattr(blocks, "ROWS", 3 if most < 2**20 else blocks.ROWS)
@@ -38,7 +39,7 @@ block_sizes = st.sampled_from([60, 300, 2**20])
 
 @composite
 def ids(draw, shape):
-    """Segments of both sequences, in no order, for the batch or for each of it; some ids may be missing."""
+    """Draw ids of segments for queries and keys, in any order, for all sequences or for each; some may be missing."""
     return tuple(
         normal(draw(st.sampled_from([1, shape.batch])), size, seed=draw(seeds)).mul(1.5).round().long().abs()
         for size in (shape.queries, shape.keys)
@@ -55,7 +56,7 @@ def maps(draw, shape):
 
 
 def agree(engine, inputs, attention, *, top=3, cells=None, lse=False):
-    """Against reference in float64, in units of the dtype's rounding; a large lse or score has its own."""
+    """Compare with reference in float64, in units of the dtype's rounding, scaled by a large lse or score."""
     q, k = inputs
     truth = reference.summarize(q.double(), k.double(), attention, None, top, cells)
     known = None if not lse or truth.lse is None else truth.lse.to(torch.promote_types(q.dtype, torch.float32))
@@ -79,7 +80,7 @@ def agree(engine, inputs, attention, *, top=3, cells=None, lse=False):
         found = [key for key in row if key >= 0]
         assert len(set(found)) == len(found)
     if cells is not None:
-        assert_near(ENGINES[engine].pool(q, k, attention, known, cells), truth.map, kind, unit=unit)
+        assert_near(pool(engine, q, k, attention, known, cells), truth.map, kind, unit=unit)
 
 
 def all_scores(q, k, attention):
@@ -94,7 +95,7 @@ def whole(q, k, attention):
 
 
 def by_hand(weights, masked, top):
-    """One row after the other, in the words of the issue."""
+    """Compute one row after the other as the documentation says."""
     received = [sum(row[j] for row in weights) for j in range(len(weights[0]))] if weights else []
     entropy = [-sum((w * math.log(w) for w in row if w > 0), 0.0) for row in weights]
     tops = []
@@ -154,7 +155,7 @@ def test_engines_agree(engine, data):
 
 @on_all
 def test_by_sum(engine):
-    """Weights of both signs, of rows whose sums are far from zero: every second key counts a tenth, and negative."""
+    """Weights of both signs, in rows whose sums are far from zero: every second key counts a negative tenth."""
     ran = Counter()
 
     @given(st.data())
@@ -178,7 +179,7 @@ def test_by_sum(engine):
 
 
 def by_sign(shape):
-    """A row for all queries; a column for the keys that count, and one for those that count against."""
+    """Return segments: one row for all queries, a column for keys with positive weights and one for negative."""
     ids, size = (torch.arange(shape.queries) * 0, torch.arange(shape.keys) % 2), (shape.queries, shape.keys)
     return segments(ids, "share", of=size, batch=shape.batch, device=torch.device("cpu"))
 
@@ -197,7 +198,7 @@ def test_a_map_of_negative_weights_sums_over_blocks(engine):
 
 
 @on_all
-def test_a_weight_below_zero_has_no_entropy(engine):
+def test_the_entropy_of_a_row_with_negative_weights_is_nan(engine):
     q, k = torch.ones(1, 1, 2, 1), torch.tensor([-1.0, 3.0])[None, None, :, None]
     got = ts.survey(q, k, ts.Attention(scale=1.0, normalize=ts.by_sum), engine=engine, top=2)
     assert got.entropy.isnan().all()
@@ -248,7 +249,7 @@ def test_empty_sequences(engine, empty):
 
 
 def every_mask(shape):
-    """One of each kind, alone and combined."""
+    """Yield a mask of each kind, alone and combined."""
     keep, seen = (torch.ones(size, dtype=torch.bool) for size in ((shape.batch, shape.keys), shape.whole))
     texts = [torch.zeros(shape.batch, size, dtype=torch.long) for size in (shape.keys, shape.queries)]
     few = [min(1, shape.keys)] * shape.batch
@@ -258,7 +259,7 @@ def every_mask(shape):
 
 
 @on_all
-def test_no_features_means_no_preference(engine):
+def test_without_features_all_weights_are_equal(engine):
     q, k, _ = tensors(Shape(d_k=0))
     got = ts.survey(q, k, engine=engine)
     assert_close(got.received, torch.ones(2, 2, 5, dtype=torch.float64))
@@ -272,7 +273,7 @@ def test_no_features_means_no_preference(engine):
 @given(st.data())
 @settings(max_examples=150)
 def test_of_equal_scores_the_lower_key_comes_first(engine, data):
-    """Small whole numbers: many scores are equal, and every engine computes them without rounding."""
+    """Scores of small whole numbers: many are equal, and every engine computes them without rounding."""
     shape = Shape(**vars(data.draw(shapes())) | {"d_k": data.draw(st.sampled_from([1, 4, 16]))})
     dtype = data.draw(dtypes)
     q, k, _ = ((2.0 * tensor).round() for tensor in tensors(shape, data.draw(seeds), dtype))
@@ -289,7 +290,7 @@ def masks(shape):
 
 
 @on_all
-def test_weights_too_small_to_tell_are_ranked_by_their_scores(engine):
+def test_weights_that_round_to_zero_are_ranked_by_their_scores(engine):
     k = torch.tensor([0.0, -300.0, -200.0, -400.0])[None, None, :, None]
     got = ts.survey(torch.ones(1, 1, 1, 1), k, ts.Attention(scale=1.0), engine=engine, top=4)
     assert got.top.weights[0, 0, 0].tolist() == [1.0, 0.0, 0.0, 0.0]
@@ -298,7 +299,7 @@ def test_weights_too_small_to_tell_are_ranked_by_their_scores(engine):
 
 @on_all
 def test_minus_zero_equals_zero(engine):
-    """Scores too small for a number come to 0.0 from above and to -0.0 from below."""
+    """Scores that underflow become 0.0 from above and -0.0 from below."""
     k = torch.tensor([-1e-30, 1e-30, -1e-30, 1e-30])[None, None, :, None]
     got = ts.survey(torch.ones(1, 1, 1, 1), k, ts.Attention(scale=1e-30), engine=engine, top=3)
     assert got.top.keys[0, 0, 0].tolist() == [0, 1, 2]
@@ -308,7 +309,7 @@ def test_minus_zero_equals_zero(engine):
 
 
 @on_all
-def test_autocast_surveys_what_attend_computes(engine):
+def test_under_autocast_survey_has_the_weights_of_attend(engine):
     q, k, v = tensors(Shape(), dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         got = ts.survey(q, k, values=v, engine=engine)

@@ -1,4 +1,4 @@
-"""The kernels of `survey`, run by triton's interpreter where there is no GPU, give the numbers of its `reference`."""
+"""The Triton kernels of `survey`, interpreted where there is no GPU, give the numbers of its `reference`."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu run
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch):
-    """Tiles of 16 rows and 32 keys, so that a small matrix has many."""
+    """Set tiles of 16 rows and 32 keys, so that a small matrix has many."""
     for module in (launch, engine):
         monkeypatch.setattr(module, "BM", 16)
         monkeypatch.setattr(module, "BN", 32)
@@ -24,7 +24,7 @@ def _small_tiles(monkeypatch):
 
 
 def surveyed(q, k, attention, *, top=3, cells=None, lse=None):
-    """By the kernels, after comparing everything but the keys with reference in float64."""
+    """Return the summary of the kernels, after comparing all but the keys with reference in float64."""
     truth = reference.summarize(q.double(), k.double(), attention, None, top, cells)
     got = engine.summarize(q, k, attention, lse, top, cells)
     for name in ("lse", "entropy", "received", "top_weights", "map"):
@@ -90,22 +90,22 @@ def test_ties_go_to_the_lower_key():
 
 
 @pytest.mark.parametrize("n", [34, 100], ids=["few", "more than are compared"])
-def test_all_alike(n):
+def test_rows_of_equal_scores(n):
     q = torch.zeros(1, 1, n, 16)
     got, _ = surveyed(q, q, ts.Attention(mask=ts.causal), top=2)
     assert got.top_keys[0, 0, :, 0].unique().tolist() == [0]
     assert got.top_keys[0, 0, 1:, 1].unique().tolist() == [1]
 
 
-def test_a_row_with_more_blocks_in_question_than_there_is_room(monkeypatch):
+def test_a_row_with_more_candidate_blocks_than_capacity(monkeypatch):
     monkeypatch.setattr(launch, "search_capacity", lambda top: (1, 64))
     q, k, _ = tensors(Shape(1, 1, 1, 20, 70, 16), dtype=torch.float32)
     got, truth = surveyed(q, k, ts.Attention(mask=ts.causal))
     assert torch.equal(got.top_keys, truth.top_keys)
 
 
-def test_parts_of_a_tile(monkeypatch):
-    """Of each the largest is noted; the last one is beyond the last key."""
+def test_a_tile_of_several_blocks(monkeypatch):
+    """The maximum of each block is noted; the last block is beyond the last key."""
     for module in (launch, engine):
         monkeypatch.setattr(module, "BN", 64)
     q, k, _ = tensors(Shape(1, 1, 1, 20, 80, 16), dtype=torch.float32)
@@ -114,8 +114,8 @@ def test_parts_of_a_tile(monkeypatch):
         assert torch.equal(got.top_keys, truth.top_keys)
 
 
-def test_weights_that_are_next_to_nothing_are_ranked_too():
-    """Below what sixteen bits can say, a maximum is known no closer; what is hidden comes after it."""
+def test_tiny_weights_are_ranked():
+    """Maxima below the range of 16 bits are known only roughly; hidden keys come after them."""
     q, k, _ = tensors(Shape(1, 1, 1, 20, 70, 16), dtype=torch.float32)
     for slope in (1e3, 6e3, 1e6):
         got, truth = surveyed(q, k, ts.Attention(bias=lambda i, j, s=slope: -s * j.float(), mask=ts.causal))
@@ -123,7 +123,7 @@ def test_weights_that_are_next_to_nothing_are_ranked_too():
 
 
 def test_bands_of_rows(monkeypatch):
-    """With room for one tile of rows at a time, and a map that does not fit the tiles."""
+    """With memory for one tile of rows at a time, and a map that does not fit the tiles."""
     monkeypatch.setattr(engine, "MEMORY", 1)
     q, k, _ = tensors(Shape(1, 1, 1, 40, 40, 16), dtype=torch.float32)
     mask = ts.causal & ts.from_tensor(normal(40, 40, seed=9) > 0)
@@ -144,11 +144,11 @@ def test_maps_alone(how):
         grid(3, 5, how, of=(23, 40), device=q.device),
         segments(ids, how, of=(23, 40), batch=2, device=q.device),
     ):
-        truth = reference.pool(q.double(), k.double(), attention, None, cells)
+        truth = reference.summarize(q.double(), k.double(), attention, None, 0, cells).map
         assert_near(engine.pool(q, k, attention, None, cells), truth, torch.float32, unit=4.0)
 
 
-def test_where_memory_runs_out_bands_are_narrower(monkeypatch):
+def test_bands_get_smaller_where_memory_runs_out(monkeypatch):
     q, k, _ = tensors(Shape(1, 1, 1, 40, 40, 16), dtype=torch.float32)
     attention, heights, start = ts.Attention(mask=ts.causal), [], launch.survey_rows
 

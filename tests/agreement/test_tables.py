@@ -1,4 +1,4 @@
-"""Masks and biases ready-made for the fused kernel: few operations, never a stale number, little memory."""
+"""Cached tables of masks and biases for the fused kernel: few operations, never stale, of bounded memory."""
 
 import numpy as np
 import pytest
@@ -16,12 +16,12 @@ HEADS = 4
 
 
 @pytest.fixture(autouse=True)
-def nothing_remembered(monkeypatch):
+def empty_cache(monkeypatch):
     monkeypatch.setattr(tables, "_table_cache", tables._TableCache())
 
 
-def right(inputs, attention):
-    """Forward and backward as reference has it, twice: made, and remembered."""
+def assert_agrees_with_reference(inputs, attention):
+    """Compare forward and backward with reference twice: with a new table, and with the cached one."""
     for _ in range(2):
         mine, theirs = learnable(*inputs), learnable(*inputs)
         context, truth = sdpa.attend(*mine, attention), reference.attend(*theirs, attention)
@@ -34,7 +34,7 @@ def right(inputs, attention):
 
 
 def operations(run):
-    """The operations that torch was asked for, those within others apart."""
+    """Return the outermost operations that torch ran."""
     run()
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         run()
@@ -64,11 +64,11 @@ ANEW = {
     [*((attention, 20) for attention in REMEMBERED.values()), *((attention, 26) for attention in ANEW.values())],
     ids=[*REMEMBERED, *ANEW],
 )
-def test_few_operations_are_asked_for(attention, most, queries):
+def test_a_call_runs_few_operations(attention, most, queries):
     inputs = tensors(Shape(1, HEADS, 2, queries, 64), dtype=torch.float32)
-    asked = operations(lambda: ts.attend(*inputs, attention))
-    assert "aten::scaled_dot_product_attention" in asked
-    assert len(asked) <= most, asked
+    names = operations(lambda: ts.attend(*inputs, attention))
+    assert "aten::scaled_dot_product_attention" in names
+    assert len(names) <= most, names
 
 
 def test_a_mask_of_keys_goes_to_the_kernel_as_one_row(monkeypatch):
@@ -78,7 +78,7 @@ def test_a_mask_of_keys_goes_to_the_kernel_as_one_row(monkeypatch):
     )
     inputs = tensors(Shape(2, HEADS, 2, 50, 60))
     for mask in (ts.padding([20, 60]), ts.padding(keep=normal(2, 60, seed=1) < 0.5), ts.prefix(30)):
-        right(inputs, ts.Attention(mask=mask))
+        assert_agrees_with_reference(inputs, ts.Attention(mask=mask))
     stored = {how["attn_mask"].untyped_storage().nbytes() // how["attn_mask"].element_size() for how in given}
     assert stored <= {60, 2 * 60}
 
@@ -86,22 +86,22 @@ def test_a_mask_of_keys_goes_to_the_kernel_as_one_row(monkeypatch):
 # ----------------------------------------------------------------------------------------------- never a stale number
 
 
-def test_what_is_written_to_is_another_mask():
+def test_a_mask_that_was_written_to_gets_a_new_table():
     inputs = tensors(Shape(2, HEADS, 2, 7, 7))
-    shared = np.array([3, 7])  # torch does not see who writes to it
+    shared = np.array([3, 7])  # writes to it do not change the version of a tensor
     lengths, slopes = torch.from_numpy(shared), ts.alibi(HEADS).slopes
     attention = ts.Attention(mask=ts.padding(lengths), bias=type(ts.alibi(1))(slopes))
-    right(inputs, attention)
+    assert_agrees_with_reference(inputs, attention)
     shared[0] = 5
-    right(inputs, attention)
+    assert_agrees_with_reference(inputs, attention)
     slopes.data[1] = 3.0
-    right(inputs, attention)
+    assert_agrees_with_reference(inputs, attention)
     with torch.inference_mode():
         slopes[2] = 7.0
-    right(inputs, attention)
+    assert_agrees_with_reference(inputs, attention)
 
 
-def test_dtypes_are_told_apart():
+def test_tables_of_other_dtypes_are_cached_apart():
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float64):
         inputs = tensors(Shape(2, HEADS, 2, 5, 5), dtype=dtype)
         exact = reference.attend(*(tensor.double() for tensor in inputs), REMEMBERED["relative"])
@@ -109,14 +109,14 @@ def test_dtypes_are_told_apart():
 
 
 @pytest.mark.parametrize("attention", [REMEMBERED["alibi"], REMEMBERED["causal & window"]], ids=repr)
-def test_what_was_made_for_inference_serves_training(attention):
+def test_a_table_made_in_inference_mode_works_in_training(attention):
     inputs = tensors(Shape(1, HEADS, 2, 9, 9))
     with torch.inference_mode():
         ts.attend(*inputs, attention)
-    right(inputs, attention)
+    assert_agrees_with_reference(inputs, attention)
 
 
-def test_a_learned_table_is_not_remembered():
+def test_a_learned_table_is_not_cached():
     q, k, v = tensors(Shape(1, HEADS, 2, 9, 9))
     (table,) = learnable(normal(HEADS, 5, seed=3))
     attention = ts.Attention(bias=ts.relative(table), mask=ts.causal)
@@ -128,7 +128,7 @@ def test_a_learned_table_is_not_remembered():
     assert not tables._table_cache.tables
 
 
-def test_a_learned_table_learns_block_by_block(monkeypatch):
+def test_a_learned_table_gets_its_gradient_block_by_block(monkeypatch):
     for name, few in (("ROWS", 3), ("SMALL", 0), ("WHOLE", 0)):
         monkeypatch.setattr(sdpa, name, few)
     q, k, v = tensors(Shape(2, HEADS, 2, 11, 11))
@@ -136,10 +136,12 @@ def test_a_learned_table_learns_block_by_block(monkeypatch):
     attention = ts.Attention(bias=ts.relative(table), mask=ts.causal & ts.padding([4, 11]))
     (fast,), (slow,) = (gradients(engine.attend(q, k, v, attention), table) for engine in (sdpa, reference))
     assert_near(fast, slow, backward=True)
-    right((q, k, v), ts.Attention(bias=ts.relative(table.detach()), mask=ts.causal & ts.padding([4, 11])))
+    assert_agrees_with_reference(
+        (q, k, v), ts.Attention(bias=ts.relative(table.detach()), mask=ts.causal & ts.padding([4, 11]))
+    )
 
 
-def test_who_writes_to_positions_harms_nobody():
+def test_writing_to_positions_does_not_change_the_cache():
     def greedy(query, key):
         return query.sub_(key).abs().neg().double()
 
@@ -156,19 +158,19 @@ def test_who_writes_to_positions_harms_nobody():
 # ------------------------------------------------------------------------------------------------------ little memory
 
 
-def test_memory_is_bounded(monkeypatch):
+def test_the_memory_of_the_cache_is_bounded(monkeypatch):
     monkeypatch.setattr(tables, "CACHE_BYTES", 4000)
     for n in range(2, 40):
         inputs = tensors(Shape(1, HEADS, 2, n, n))
-        right(inputs, ts.Attention(bias=ts.alibi(HEADS)))
+        assert_agrees_with_reference(inputs, ts.Attention(bias=ts.alibi(HEADS)))
         assert tables._table_cache.bytes <= 4000
         held = [made.added.untyped_storage().nbytes() for made, _ in tables._table_cache.tables.values()]
         assert sum(held) == tables._table_cache.bytes
 
 
-def test_a_large_table_is_not_remembered(monkeypatch):
+def test_a_large_table_is_not_cached(monkeypatch):
     monkeypatch.setattr(tables, "MAX_CACHED_NUMBERS", 100)
-    right(tensors(Shape(1, HEADS, 2, 9, 9)), REMEMBERED["alibi"])
+    assert_agrees_with_reference(tensors(Shape(1, HEADS, 2, 9, 9)), REMEMBERED["alibi"])
     assert not tables._table_cache.tables
 
 
@@ -178,7 +180,7 @@ def test_a_large_table_is_not_remembered(monkeypatch):
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf])
 @pytest.mark.parametrize("everywhere", [False, True])
 @pytest.mark.parametrize("queries", [1, 4])
-def test_a_broken_bias_reaches_who_sees_it(broken, everywhere, queries):
+def test_a_nan_in_a_bias_reaches_the_queries_that_see_it(broken, everywhere, queries):
     inputs = tensors(Shape(2, HEADS, 2, queries, 5))
     added = torch.zeros(2, 1, 1, 5, dtype=torch.float64)
     added[0, ..., slice(None) if everywhere else 3] = broken

@@ -1,4 +1,4 @@
-"""The map: every tile against the whole matrix in float64, at every level, for any definition."""
+"""The map: every tile at every level, compared with the whole matrix in float64, for any definition."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -16,8 +16,8 @@ from torch.testing import assert_close
 import telescope as ts
 from small_blocks import small_blocks
 from strategies import Shape, definitions, normal, seeds, shapes, tensors
-from telescope.recording.kept import CallFacts, QueriesKeysCall
-from telescope.recording.one_head import OneHead, one_head
+from telescope.recording.queries_keys_call import OneHead, QueriesKeysCall, one_head
+from telescope.recording.recorded_call import CallFacts
 from telescope.recording.storage import GrowingTensor
 from telescope.tiles import Pyramid, Tiles
 from telescope.tiles.pyramid import sample_queries
@@ -33,7 +33,7 @@ def head(queries, keys, attention=ts.Attention(), d=16, dtype=torch.float32, see
 
 
 def matrix(one):
-    """log2 of every weight, -inf where it is masked, all of it formed in float64."""
+    """Return log2 of every weight in float64, -inf where a pair is masked."""
     (queries, keys), attention = one.size, one.attention
     at = ts.Pairs.block(range(queries), range(keys), of=(queries, keys))
     masked = attention.masked_scores(one.queries.double(), one.keys.double(), at)
@@ -44,7 +44,7 @@ def matrix(one):
 
 
 def pooled(logs, cells, how):
-    """By loops over pixels, in the words of the definition."""
+    """Pool the matrix by loops over pixels, as the definition says."""
     height, width = (-(-n // cells) for n in logs.shape)
     picture = torch.full((height, width), -inf, dtype=torch.float64)
     for i in range(height):
@@ -55,7 +55,7 @@ def pooled(logs, cells, how):
 
 
 def pooled_fast(logs, cells, how):
-    """The same for a side that `cells` divides."""
+    """Pool a matrix whose side `cells` divides."""
     parts = logs.view(logs.shape[0] // cells, cells, logs.shape[1] // cells, cells)
     return parts.amax((1, 3)) if how == "max" else (parts.exp2().sum((1, 3)) / cells).log2()
 
@@ -66,7 +66,7 @@ def all_tiles(tiles, z):
 
 
 def put_together(tiles, z):
-    """All tiles of a level, side by side, without what lies outside of the matrix."""
+    """Return all tiles of a level side by side, cropped to the matrix."""
     side, cells = tiles.pyramid.side, tiles.pyramid.cells(z)
     height, width = (-(-n // cells) for n in tiles.scores.size)
     whole = {how: torch.full((2**z * side, 2**z * side), torch.nan) for how in ("share", "max")}
@@ -111,7 +111,7 @@ def test_tracks_by_hand():
 @pytest.mark.parametrize(
     ("n", "zoom"), [(1, 0), (256, 0), (257, 1), (512, 1), (513, 2), (4096, 4), (4097, 5), (131072, 9), (2**20, 12)]
 )
-def test_how_deep_a_map_is(n, zoom):
+def test_number_of_levels(n, zoom):
     assert Pyramid(n, n).max_zoom == Pyramid(1, n).max_zoom == Pyramid(n, 1).max_zoom == zoom
     assert Pyramid(n, n).cells(zoom) == 1
 
@@ -139,7 +139,7 @@ def test_every_tile_of_4096_tokens_is_the_matrix(z):
 @given(st.data(), shapes(), seeds, st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))
 @settings(max_examples=60)
 def test_any_head_of_any_definition(data, shape, seed, dtype):
-    """One head of one sequence of a call, whatever its masks, biases and scores differ in; tiles of 4 x 4."""
+    """One head of one sequence of a call, of random masks, biases and scores; tiles of 4 x 4."""
     with small_blocks() if data.draw(st.booleans()) else nullcontext():
         tiles_are_the_matrix(data, shape, seed, dtype)
 
@@ -174,7 +174,7 @@ def kept(q, k, attention, shape):
     ("queries", "keys"), [(1000, 1000), (1, 1), (1, 700), (700, 1), (300, 700), (700, 300), (521, 521)]
 )
 @pytest.mark.parametrize("mask", [ts.everyone, ts.causal, ts.causal & ts.window(100)], ids=repr)
-def test_ragged_and_rectangular(queries, keys, mask):
+def test_matrices_that_tiles_do_not_divide(queries, keys, mask):
     one = head(queries, keys, ts.Attention(mask=mask, sink=0.5))
     tiles, logs = Tiles(one), matrix(one)
     for z in range(tiles.pyramid.max_zoom + 1):
@@ -190,7 +190,7 @@ def test_ragged_and_rectangular(queries, keys, mask):
             assert_close(picture.double(), truth, atol=2e-4, rtol=1e-5)
 
 
-def test_tracks_are_the_surveys():
+def test_tracks_equal_the_survey():
     one = head(700, 900, ts.Attention(mask=ts.causal, softcap=3.0, sink=0.3))
     tiles, seen = Tiles(one), ts.survey(one.queries, one.keys, one.attention, top=0)
     deepest = tiles.pyramid.max_zoom
@@ -228,8 +228,8 @@ def test_a_parent_is_its_children_pooled(mask):
 
 
 @pytest.mark.parametrize("budget", [1, 2**17])
-def test_a_sampled_tile_says_so_and_is_of_these_rows(budget):
-    """Rows still sum to one, for all keys of a query are looked at; and it is the mean of the rows that it names."""
+def test_a_sampled_tile_is_marked_and_is_the_mean_of_its_rows(budget):
+    """Rows still sum to one, since all keys of a sampled query are read."""
     one = head(2000, 2000, ts.Attention(mask=ts.causal))
     logs, sampled = matrix(one), 0
     for z in range(4):
@@ -253,7 +253,7 @@ def test_a_sampled_tile_says_so_and_is_of_these_rows(budget):
     assert sampled
 
 
-def test_what_is_asked_twice_is_answered_alike():
+def test_the_same_request_has_the_same_answer():
     one = head(3000, 3000, ts.Attention(mask=ts.causal))
     first, second = (Tiles(one).tile(0, 0, 0, budget=2**20) for _ in range(2))
     assert not first.exact
@@ -261,8 +261,8 @@ def test_what_is_asked_twice_is_answered_alike():
     assert torch.equal(first.max.view(torch.int32), second.max.view(torch.int32))
 
 
-def test_what_was_looked_at_closely_stays_so():
-    """With a larger budget more is learnt; once it is known, a small one is enough for it. Neighbours are alike."""
+def test_a_tile_keeps_the_precision_of_an_earlier_larger_budget():
+    """A larger budget samples more rows; afterwards a small budget shows as many. Neighbouring tiles sample alike."""
     tiles = Tiles(head(2000, 2000))
     small, large = 2**21, 2**22
     first, again, closer, now = (tiles.tile(0, 0, 0, budget).samples for budget in (small, small, large, small))
@@ -290,7 +290,7 @@ def test_with_the_sums_of_a_recording_a_tile_costs_its_pixels_alone(sink):
 
 
 @pytest.mark.parametrize("wrong", [lambda lse: lse * log2(torch.e), lambda lse: lse + 0.1, torch.zeros_like])
-def test_sums_that_are_wrong_are_made_anew(wrong):
+def test_wrong_row_sums_are_computed_again(wrong):
     one = head(600, 600, ts.Attention(mask=ts.causal))
     lse = ts.survey(one.queries, one.keys, one.attention, top=0).lse
     tiles = Tiles(one._replace(lse=wrong(lse)))
@@ -298,8 +298,8 @@ def test_sums_that_are_wrong_are_made_anew(wrong):
     assert torch.equal(tiles.tile(0, 0, 0).share.nan_to_num(), Tiles(one).tile(0, 0, 0).share.nan_to_num())
 
 
-def test_who_needs_the_same_rows_helps(monkeypatch):
-    """Every row is summed once, by several; whoever fails leaves its rows to the others."""
+def test_threads_share_the_row_sums(monkeypatch):
+    """Each row is summed once, by one of several threads; if a thread fails, the others compute its rows."""
     one = head(2000, 2000, ts.Attention(mask=ts.causal))
     tiles, summed, failing = Tiles(one), [], [True]
 
@@ -313,18 +313,18 @@ def test_who_needs_the_same_rows_helps(monkeypatch):
 
     monkeypatch.setattr("telescope.tiles.row_sums.sum_rows", slowly)
     with ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(tiles.tile, 0, 0, 0, 2**40) for _ in range(4)]
-        problems = [one.exception() for one in asked]
+        futures = [pool.submit(tiles.tile, 0, 0, 0, 2**40) for _ in range(4)]
+        problems = [one.exception() for one in futures]
     assert sorted(map(str, filter(None, problems))) == ["no more"]
     assert torch.equal(torch.cat([rows for _, rows in summed]).sort().values, torch.arange(2000))
     assert len({thread for thread, _ in summed}) > 1
     truth = Tiles(one).tile(0, 0, 0, 2**40).share
-    for done in asked:
+    for done in futures:
         assert done.exception() or torch.equal(done.result().share.nan_to_num(), truth.nan_to_num())
 
 
 @given(st.integers(0, 8), st.integers(0, 5), st.integers(1, 3000))
-def test_representatives_are_one_of_each_stretch_and_stay_on_finer_levels(deep, before, count):
+def test_one_query_of_each_interval_is_sampled_and_kept_on_finer_levels(deep, before, count):
     stretch = 2**deep
     there = range(before * stretch, before * stretch + count)
     some = sample_queries(there, stretch)
@@ -334,7 +334,7 @@ def test_representatives_are_one_of_each_stretch_and_stay_on_finer_levels(deep, 
     assert set(some.tolist()) <= set(finer.tolist())
 
 
-def test_representatives_are_drawn_evenly():
+def test_sampled_queries_are_drawn_evenly():
     places = sample_queries(range(2**18), 16) % 16
     counts = torch.bincount(places, minlength=16)
     assert counts.sum() == 2**14
@@ -342,8 +342,8 @@ def test_representatives_are_drawn_evenly():
 
 
 @pytest.mark.parametrize("cells", [1, 2, 8])
-def test_a_small_weight_is_not_a_masked_one(cells):
-    """Keys 1,000 nats below the best one are too small for an exponential; they are seen all the same."""
+def test_a_tiny_weight_is_not_masked(cells):
+    """Keys 1,000 nats below the best one underflow an exponential; they are visible all the same."""
     n = 256 * cells
     keys = torch.zeros(1, 1, n, 1)
     keys[..., 0, 0] = 1000.0
@@ -368,17 +368,17 @@ def test_a_row_that_sees_nothing_is_masked():
 
 
 @pytest.mark.parametrize("place", [(-1, 0, 0), (3, 0, 0), (0, 1, 0), (2, 0, 4), (2, -1, 0), (2, 3, 0)])
-def test_there_is_no_such_tile(place):
+def test_a_tile_outside_of_the_map_is_an_error(place):
     with pytest.raises(ValueError, match="there is no tile"):
         Tiles(head(1000, 700)).tile(*place)
 
 
-def test_other_normalisers_have_no_logarithm():
+def test_other_normalisers_than_softmax_are_refused():
     with pytest.raises(ValueError, match="softmax"):
         Tiles(head(5, 5, ts.Attention(normalize=ts.by_sum)))
 
 
-def test_heads_and_sequences_that_are_not_there():
+def test_an_unknown_head_or_sequence_is_an_error():
     shape = Shape()
     q, k, _ = tensors(shape)
     call = kept(q, k, ts.Attention(), shape)

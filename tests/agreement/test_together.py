@@ -1,4 +1,4 @@
-"""Layers surveyed together have the numbers that each has alone, whatever they ask, and whoever asks when."""
+"""Surveys of several layers in one batch have the numbers that each has alone, whenever they are read."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ keep[1, 3:] = False
 
 @dataclass(frozen=True)
 class Checkered(ts.Mask):
-    """Another one in every sequence, without a tensor that says so."""
+    """A mask that differs between sequences without holding a tensor."""
 
     def sees(self, at):
         return (at.batch + at.query + at.key) % 2 == 0
@@ -37,7 +37,7 @@ ATTENTIONS = {
 
 
 class Layers(nn.Module):
-    """So many layers, the i-th of which asks the i-th attention."""
+    """Several layers; the i-th attends by the i-th definition."""
 
     def __init__(self, attentions):
         super().__init__()
@@ -55,8 +55,8 @@ def made(attentions):
 
 
 @pytest.fixture
-def rounds(monkeypatch):
-    """How many calls were surveyed at a time."""
+def batch_sizes(monkeypatch):
+    """Return the list of how many calls were surveyed at a time."""
     sizes, found = [], together.SurveyQueue.run_survey
     monkeypatch.setattr(
         together.SurveyQueue,
@@ -77,37 +77,37 @@ def assert_as_alone(model, x, recording):
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=ATTENTIONS)
-def test_layers_that_ask_the_same(attention, rounds):
+def test_layers_of_one_definition(attention, batch_sizes):
     model, x = made([attention] * 11)
     with ts.watch(model) as recording:
         model(x)
-    assert rounds == [8, 3]
+    assert batch_sizes == [8, 3]
     assert_as_alone(model, x, recording)
 
 
-def test_layers_that_ask_in_turns(rounds):
+def test_layers_of_alternating_definitions(batch_sizes):
     model, x = made([*ATTENTIONS.values(), *ATTENTIONS.values()])
     with ts.watch(model) as recording:
         model(x)
-    assert rounds == [1] * 12
+    assert batch_sizes == [1] * 12
     assert_as_alone(model, x, recording)
 
 
-def test_who_asks_in_between_is_told(rounds):
+def test_reading_a_queued_survey_runs_it(batch_sizes):
     model, x = made([ATTENTIONS["causal"]] * 5)
     with ts.watch(model, map=(3, 3)) as recording:
         model(x)
         early = recording["layers.1"].survey()
-        assert rounds == [5]
+        assert batch_sizes == [5]
         assert early.map(3, 3).shape == (2, 2, 3, 3)
         model(x)
         model(x)
-    assert rounds == [5, 5, 5]
+    assert batch_sizes == [5, 5, 5]
     assert [len(watched.calls) for watched in recording.values()] == [3] * 5
     assert_close(recording["layers.1"].calls[2].survey().entropy, early.entropy, rtol=0, atol=0)
 
 
-def test_what_ran_may_be_written_to_while_it_waits(rounds):
+def test_tensors_may_be_overwritten_while_their_survey_is_queued(batch_sizes):
     model, x = made([ATTENTIONS["causal"]] * 2)
 
     def overwrite(module, args, output):
@@ -119,13 +119,13 @@ def test_what_ran_may_be_written_to_while_it_waits(rounds):
         for layer in model.layers:
             layer.attend.register_forward_hook(overwrite)  # behind the one that looks
         model(x)
-    assert rounds == [2, 2]
+    assert batch_sizes == [2, 2]
     assert_close(recording["layers.0"].survey().entropy, usual["layers.0"].survey().entropy, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_a_definition_may_be_written_to_while_they_wait(mode):
-    """Each is surveyed with the mask that it ran with, which is another one for the third."""
+def test_a_definition_may_be_overwritten_while_surveys_are_queued(mode):
+    """Each call is surveyed with the mask that it ran with, which is another one for the third."""
     model, x = made([ts.Attention()] * 4)
     with mode():
         keep = torch.ones(2, N, dtype=torch.bool)
@@ -141,8 +141,8 @@ def test_a_definition_may_be_written_to_while_they_wait(mode):
         assert (recording[f"layers.{i}"].survey().received[1].count_nonzero(-1) == seen).all()
 
 
-def test_a_new_mask_where_another_was_is_another():
-    """Python gives the place of a tensor that is gone to another one, by which it was known."""
+def test_a_new_tensor_with_the_id_of_a_freed_one_is_another_mask():
+    """Python may give the id of a freed tensor to a new one."""
     model, x = made([ts.Attention()] * 2)
 
     def seeing(count):
@@ -161,30 +161,30 @@ def test_a_new_mask_where_another_was_is_another():
         assert [int(call.survey().received[0, 0].count_nonzero()) for call in watched.calls] == [5, 2]
 
 
-def test_what_takes_much_room_does_not_wait(rounds, monkeypatch):
+def test_a_large_call_is_surveyed_at_once(batch_sizes, monkeypatch):
     monkeypatch.setitem(together.STAGING_BYTES, "cpu", 1000)
     model, x = made([ATTENTIONS["causal"]] * 3)
     with ts.watch(model):
         model(x)
-    assert rounds == [1, 1, 1]
+    assert batch_sizes == [1, 1, 1]
 
 
-def test_after_an_error_those_that_ran_can_be_asked(rounds):
+def test_after_an_error_the_finished_surveys_can_be_read(batch_sizes):
     model, x = made([ATTENTIONS["causal"]] * 3)
     with suppress(KeyboardInterrupt), ts.watch(model) as recording:
         model(x)
         raise KeyboardInterrupt
-    assert rounds == []
+    assert batch_sizes == []
     assert_as_alone(model, x, recording)
-    assert rounds == [3]
+    assert batch_sizes == [3]
 
 
-def test_in_inference_mode_under_autocast(rounds):
+def test_in_inference_mode_under_autocast(batch_sizes):
     model, x = made([ATTENTIONS["causal"]] * 3)
     model, x = model.float(), x.float()
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), ts.watch(model) as recording:
         model(x)
-    assert rounds == [3]
+    assert batch_sizes == [3]
     received = recording["layers.2"].survey().received
     assert_close(received.sum(-1), torch.full((2, 2), float(N)), rtol=0, atol=1e-4)
     assert not received.is_inference()
@@ -210,7 +210,7 @@ APART = {
 
 
 @pytest.mark.parametrize(("attention", "apart"), APART.values(), ids=APART)
-def test_only_what_nobody_can_write_to_is_surveyed_beside(attention, apart):
+def test_only_calls_whose_tensors_cannot_be_overwritten_run_concurrently(attention, apart):
     there, here = torch.zeros(2, 2, N, D).as_subclass(OnGpu), torch.zeros(2, 2, N, D)
     assert together.can_run_concurrently(together.SurveyInputs(there, there), attention) == apart
     assert not together.can_run_concurrently(together.SurveyInputs(here, here), attention)

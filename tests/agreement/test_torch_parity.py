@@ -1,4 +1,4 @@
-"""PyTorch's own layers and ours, from the same weights: the same numbers, for every form of mask that torch takes."""
+"""PyTorch's layers and Telescope's, of the same weights: the same numbers, for every mask that torch takes."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ CLOSE = {torch.float64: {"rtol": 1e-12, "atol": 1e-12}, torch.float32: {"rtol": 
 
 
 def filled(module, dtype=torch.float64):
-    """Every parameter random: a bias of zeros, torch's default, would hide a bias that is lost."""
+    """Set every parameter to random numbers: a bias of zeros, torch's default, would hide a bias that is lost."""
     torch.manual_seed(7)
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.3)
@@ -29,14 +29,14 @@ def sequence(positions, width=D_MODEL, dtype=torch.float64, seed=11):
 
 
 def forbidden(*shape, seed=3):
-    """A random bool mask, True = forbidden, in which everyone sees the first key."""
+    """Return a random bool mask, True = forbidden, in which every query sees the first key."""
     mask = torch.rand(*shape, generator=torch.Generator().manual_seed(seed)) < 0.4
     mask[..., 0] = False
     return mask
 
 
 def added(*shape, seed=5, hidden=None):
-    """A random float mask, with -inf where `hidden`."""
+    """Return a random float mask, with -inf where `hidden`."""
     mask = torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     return mask if hidden is None else mask.masked_fill(hidden, -torch.inf)
 
@@ -116,7 +116,7 @@ def cast(masks, dtype):
 
 
 def theirs(module, x, memory, **options):
-    """torch's answer, batch first."""
+    """Return torch's result, batch first."""
     if not module.batch_first:
         x, memory = x.transpose(0, 1), memory.transpose(0, 1)
     y, _ = module(x, memory, memory, **options)
@@ -294,13 +294,13 @@ def test_decoder_layer_with_a_mask_on_the_memory():
     ids=lambda options: " ".join(f"{name}={getattr(value, '__name__', value)}" for name, value in options.items()),
 )
 @pytest.mark.parametrize("make", [encoder, decoder], ids=["encoder", "decoder"])
-def test_every_option_of_torch_comes_along(make, options):
+def test_from_torch_takes_over_every_option(make, options):
     module = make(**options)
     inputs = (sequence(QUERIES),) if make is encoder else (sequence(QUERIES), sequence(KEYS, seed=12))
     assert_close(from_torch(module)(*inputs), module(*inputs), **CLOSE[torch.float64])
 
 
-def test_torch_fast_path_gives_the_same():
+def test_the_fast_path_of_torch_gives_the_same_numbers():
     module = filled(nn.TransformerEncoderLayer(16, 2, D_HIDDEN, batch_first=True), torch.float32).eval()
     x, pad = sequence(QUERIES, 16, torch.float32), torch.arange(QUERIES) >= torch.tensor([[QUERIES], [4]])
     with torch.no_grad():
@@ -311,7 +311,7 @@ def test_torch_fast_path_gives_the_same():
 # --------------------------------------------------------------------------------------------------- the conversion
 
 
-def test_kinds():
+def test_from_torch_returns_the_matching_class():
     assert type(from_torch(nn.MultiheadAttention(D_MODEL, HEADS))) is MultiHeadAttention
     assert type(from_torch(encoder())) is EncoderBlock
     assert type(from_torch(decoder())) is DecoderBlock
@@ -326,7 +326,7 @@ def test_dtype_device_and_mode_are_kept(make, dtype, training):
     assert {part.training for part in block.modules()} == {training}
 
 
-def test_each_dropout_comes_along():
+def test_from_torch_takes_over_each_dropout():
     module = decoder(dropout=0.25)
     module.dropout.p, module.dropout1.p, module.dropout2.p, module.dropout3.p = 0.1, 0.2, 0.3, 0.4
     block = from_torch(module)
@@ -345,7 +345,7 @@ def test_the_weights_are_copies():
     assert_close(block(x), before, rtol=0, atol=0)
 
 
-def test_random_numbers_go_on_as_if_nothing_had_been_built():
+def test_from_torch_does_not_advance_the_random_generator():
     module = decoder()
     torch.manual_seed(17)
     expected = torch.rand(3)

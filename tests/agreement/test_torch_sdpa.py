@@ -1,4 +1,4 @@
-"""What torch's own attention computes, said in a definition: the two agree wherever torch can say it too."""
+"""torch's scaled_dot_product_attention, expressed as a definition: both agree wherever torch can express it too."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ CASES = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(("shape", "attention", "options"), CASES.values(), ids=CASES)
-def test_attend_is_torchs_attention(shape, attention, options, dtype):
+def test_attend_equals_scaled_dot_product_attention(shape, attention, options, dtype):
     q, k, v = tensors(shape, dtype=dtype)
     mask = options.get("attn_mask")
     if mask is not None and mask.is_floating_point():

@@ -1,4 +1,4 @@
-"""The benchmark of training races one model against itself: from the same weights all peers have the same loss."""
+"""The benchmark of training compares implementations of one model: from the same weights all have the same loss."""
 
 from pathlib import Path
 

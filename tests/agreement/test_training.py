@@ -1,4 +1,4 @@
-"""Training against torch's own pieces in float64; against itself, stopped and gone on; and whether it learns."""
+"""Training, compared with torch's own parts in float64, and with itself after a stop; and that it learns."""
 
 import copy
 import math
@@ -23,14 +23,14 @@ from telescope.training import (
     learning_rate,
     objectives,
 )
-from telescope.training.health import health
-from telescope.training.objectives import Learner
+from telescope.training.objectives import Learner, health
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
 
 def by_hand(model, steps, settings):
-    """`steps` are pairs, which are read one at a time, without padding; torch's loss, clipping and AdamW."""
+    """Train on `steps`, lists of pairs that are read one at a time without padding, by torch's loss, clipping and
+    AdamW."""
     matrices, vectors = ([p for p in model.parameters() if (p.ndim > 1) == matrix] for matrix in (True, False))
     groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
     betas = settings.beta_1, settings.beta_2
@@ -53,30 +53,30 @@ def by_hand(model, steps, settings):
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_steps_are_those_of_torch(accumulate, tmp_path):
+def test_steps_equal_those_of_torch(accumulate, tmp_path):
     sources, targets = pairs(20)
-    said = Training(
+    settings = Training(
         epochs=2, tokens=48, accumulate=accumulate, lr=0.01, warmup=2, weight_decay=0.1, clip=0.5,
         label_smoothing=0.1, log_every=1,
     )  # fmt: skip
     data, model = Examples(sources, targets), transformer().double()
     steps = []
     for epoch in range(2):
-        batches = [spec.rows[: spec.real].tolist() for spec in data.batches(said, epoch)]
+        batches = [spec.rows[: spec.real].tolist() for spec in data.batches(settings, epoch)]
         for first in range(0, len(batches), accumulate):
             together = batches[first : first + accumulate]
             steps.append([(sources[i], targets[i]) for batch in together for i in batch])
     expected_model = copy.deepcopy(model)
-    expected = by_hand(expected_model, steps, said)
+    expected = by_hand(expected_model, steps, settings)
     events = []
-    trained = training.train(model, data, training.translation, said, tmp_path, report=events.append)
+    trained = training.train(model, data, training.translation, settings, tmp_path, report=events.append)
     assert list(losses(events).values()) == pytest.approx(expected, rel=1e-6)  # added up in float32
     for mine, theirs in zip(trained.parameters(), expected_model.parameters(), strict=True):
         assert_close(mine, theirs, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("mode", [True, False], ids=["training", "eval"])
-def test_the_model_that_is_given_is_left_as_it_is(mode, tmp_path):
+def test_train_does_not_change_the_given_model(mode, tmp_path):
     data, model = Examples(*pairs(20)), transformer().train(mode)
     before = copy.deepcopy(model.state_dict())
     trained, _ = learn(model, data, tmp_path, validate=validating(data))
@@ -90,7 +90,7 @@ def test_the_model_that_is_given_is_left_as_it_is(mode, tmp_path):
     )
 
 
-def test_gradients_of_before_are_not_learnt_from(tmp_path):
+def test_gradients_left_by_the_caller_are_ignored(tmp_path):
     data = Examples(*pairs(20))
     fresh, stale = transformer(), transformer()
     for parameter in stale.parameters():
@@ -114,8 +114,10 @@ LEARNERS = {
 
 @pytest.mark.usefixtures("unchecked")  # checking every shape takes longer than learning
 @pytest.mark.parametrize("kind", LEARNERS)
-def test_a_dozen_is_learnt_by_heart(kind, tmp_path):
-    sources = [[3 + i, *source] for i, source in enumerate(pairs(12, longest=4)[0])]  # told apart by their first word
+def test_a_dozen_examples_are_learnt_by_heart(kind, tmp_path):
+    sources = [
+        [3 + i, *source] for i, source in enumerate(pairs(12, longest=4)[0])
+    ]  # each begins with a word of its own
     targets = [[START, *reversed(source), END] for source in sources]
     make, steps, lr = LEARNERS[kind]
     model, alone = make(), kind.startswith("GPT")
@@ -147,7 +149,7 @@ RUNS = {
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("kind", RUNS)
-def test_what_is_stopped_goes_on_with_the_same_numbers(kind, tmp_path):
+def test_a_resumed_run_has_the_same_numbers(kind, tmp_path):
     data = Examples(*pairs(20))
     run = {"validate": validating(data), "clip": 1.0, "steps": 7} | RUNS[kind]
     whole, unbroken = learn(transformer(dropout=0.2), data, tmp_path / "whole", **run)
@@ -158,19 +160,19 @@ def test_what_is_stopped_goes_on_with_the_same_numbers(kind, tmp_path):
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            learn(transformer(dropout=0.2), data, tmp_path / "out", tell=stop, **run)
+            learn(transformer(dropout=0.2), data, tmp_path / "out", on_event=stop, **run)
         torch.rand(13)
     again, after = learn(transformer(dropout=0.2), data, tmp_path / "out", **run)
     assert after[0].step > 0
     assert losses(after)
     assert losses(after) == {step: loss for step, loss in losses(unbroken).items() if step in losses(after)}
-    told = [event for event in after if isinstance(event, Validated | Finished)]
-    assert told == [event for event in unbroken if isinstance(event, Validated | Finished)][-len(told) :]
+    reported = [event for event in after if isinstance(event, Validated | Finished)]
+    assert reported == [event for event in unbroken if isinstance(event, Validated | Finished)][-len(reported) :]
     for mine, theirs in zip(again.parameters(), whole.parameters(), strict=True):
         assert torch.equal(mine, theirs)
 
 
-def test_what_is_finished_is_not_done_again(tmp_path):
+def test_a_finished_run_is_not_repeated(tmp_path):
     data = Examples(*pairs())
     first, _ = learn(transformer(), data, tmp_path, steps=3)
     again, events = learn(transformer(), data, tmp_path, steps=3)
@@ -179,17 +181,17 @@ def test_what_is_finished_is_not_done_again(tmp_path):
         assert torch.equal(mine, theirs)
 
 
-def test_looking_changes_no_number(tmp_path):
+def test_validating_watching_and_saving_change_no_loss(tmp_path):
     data = Examples(*pairs(20))
     _, alone = learn(transformer(dropout=0.2), data, tmp_path / "a", steps=4)
     how = {"validate": validating(data), "validate_every": 1, "watch_every": 1, "save_every": 1, "log_every": 2}
     _, watched = learn(transformer(dropout=0.2), data, tmp_path / "b", steps=4, **how)
-    _, said = learn(transformer(dropout=0.2), data, tmp_path / "c", steps=4, log_every=2)
-    assert losses(watched) == losses(said)
-    assert losses(said)[4] != losses(alone)[4]  # the mean of two steps
+    _, settings = learn(transformer(dropout=0.2), data, tmp_path / "c", steps=4, log_every=2)
+    assert losses(watched) == losses(settings)
+    assert losses(settings)[4] != losses(alone)[4]  # the mean of two steps
 
 
-def test_the_best_is_kept(tmp_path):
+def test_the_best_weights_are_kept(tmp_path):
     figures, seen = iter([3.0, 1.0, 2.0, 5.0]), []
 
     def validate(model):
@@ -204,7 +206,7 @@ def test_the_best_is_kept(tmp_path):
     assert events[-1] == Finished(step=8, kept=4)
 
 
-def test_it_stops_when_nothing_gets_better(tmp_path):
+def test_training_stops_when_nothing_improves(tmp_path):
     figures = iter([1.0, 2.0, 1.5, 1.9, 9.0])
     how = {"validate": lambda model: {"bleu": next(figures)}, "validate_every": 1, "patience": 2, "steps": 8}
     _, events = learn(transformer(), Examples(*pairs()), tmp_path, better="highest bleu", **how)
@@ -226,7 +228,7 @@ def test_the_last_weights_are_averaged(tmp_path):
 
 
 def test_a_text_is_learnt_in_windows(tmp_path):
-    """abcabc…: after the first letter of a window everything is known."""
+    """abcabc…: after the first letter of a window everything is determined."""
     text = torch.tensor([3, 4, 5] * 40)
     trained, events = learn(
         gpt(tied=False), Windows(text, 8), tmp_path, steps=60, lr=0.02, rows=4, tokens=None, log_every=20
@@ -236,7 +238,7 @@ def test_a_text_is_learnt_in_windows(tmp_path):
 
 
 @pytest.mark.parametrize("make", [transformer, gpt, luong])
-def test_health_is_what_the_steps_say(make, tmp_path):
+def test_health_equals_the_recorded_steps(make, tmp_path):
     sources, targets = pairs(7)
     model = make().eval()
     data = Examples(targets) if make is gpt else Examples(sources, targets)
@@ -259,19 +261,19 @@ def test_health_is_what_the_steps_say(make, tmp_path):
         assert_close(torch.tensor(logit[name]), torch.cat(logits, 1).amax(1), rtol=1e-4, atol=1e-5)
 
 
-def test_health_is_told(tmp_path):
+def test_health_is_reported(tmp_path):
     _, events = learn(transformer(), Examples(*pairs()), tmp_path, steps=4, watch_every=2)
-    told = [event for event in events if isinstance(event, HeadsWatched)]
-    assert [event.step for event in told] == [2, 4]
-    assert set(told[0].entropy) == {"encoder.0.self", "decoder.0.self", "decoder.0.cross"}
-    assert all(len(heads) == 2 and all(map(math.isfinite, heads)) for heads in told[0].logit.values())
+    reported = [event for event in events if isinstance(event, HeadsWatched)]
+    assert [event.step for event in reported] == [2, 4]
+    assert set(reported[0].entropy) == {"encoder.0.self", "decoder.0.self", "decoder.0.cross"}
+    assert all(len(heads) == 2 and all(map(math.isfinite, heads)) for heads in reported[0].logit.values())
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch, while it compiles
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("make", [gpt, transformer])
-def test_a_loss_is_one_graph(make):
-    """Whole, without a break, for every shape."""
+def test_a_loss_compiles_to_one_graph(make):
+    """Without a graph break, for every shape."""
     compiler = pytest.importorskip("torch._dynamo.testing").CompileCounterWithBackend("eager")
     sources, targets = pairs(12, longest=20)
     data = Examples(targets) if make is gpt else Examples(sources, targets)

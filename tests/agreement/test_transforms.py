@@ -1,4 +1,4 @@
-"""Where torch's own attention works, ours does too: torch.func, torch.export with sizes left open, FakeTensorMode."""
+"""Where torch's attention works, Telescope's does too: torch.func, torch.export with dynamic sizes, FakeTensorMode."""
 
 from dataclasses import replace
 
@@ -40,27 +40,27 @@ DEFINITIONS = OPEN | {
     ),
 }
 on_all = pytest.mark.parametrize("attention", DEFINITIONS.values(), ids=DEFINITIONS)
-# torch.func.jvp compiles its decompositions by torch.jit.script, of which torch itself says that it is deprecated
+# torch.func.jvp compiles its decompositions by torch.jit.script, which torch has deprecated
 jvp_warns = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 sizes = pytest.mark.parametrize("small", [True, False], ids=["small", "large"])
 
 
 @pytest.fixture(autouse=True)
 def as_small_or_large(request, monkeypatch):
-    """What is large runs on the engines that go block by block."""
+    """Run a test twice: large inputs run on the engines that go block by block."""
     drawn = getattr(request.node, "callspec", None)
     if drawn is not None and not drawn.params.get("small", True):
         monkeypatch.setattr(choose, "SMALL", 0)
 
 
 def stacked(count=3):
-    """Several of everything: queries, keys and values with one axis more."""
+    """Return queries, keys and values with one more axis in front."""
     return [torch.stack(some) for some in zip(*(tensors(SHAPE, seed=10 * i) for i in range(count)), strict=True)]
 
 
 @on_all
 @sizes
-def test_vmap_is_a_loop(attention, small):
+def test_vmap_equals_a_loop(attention, small):
     many = stacked()
     expected = torch.stack([ts.attend(*one, attention) for one in zip(*many, strict=True)])
     assert_near(vmap(lambda *one: ts.attend(*one, attention))(*many), expected)
@@ -76,7 +76,7 @@ def loss(attention):
 
 @on_all
 @sizes
-def test_gradients_of_functions_and_of_each_sample(attention, small):
+def test_functional_and_per_sample_gradients(attention, small):
     many = stacked()
     leaves = [learnable(*one) for one in zip(*many, strict=True)]
     expected = [gradients(ts.attend(*one, attention), *one) for one in leaves]
@@ -106,8 +106,8 @@ def test_forward_mode_is_the_transpose_of_backward(attention):
 
 
 @jvp_warns
-def test_curvature():
-    """Second derivatives, which torch's fused kernels do not have."""
+def test_second_derivatives():
+    """torch's fused kernels have no second derivatives."""
     q, k, v = tensors(Shape(1, 1, 1, 2, 3, 2, 2))
     attention = ts.Attention(mask=ts.causal, bias=ts.alibi(1))
 
@@ -145,7 +145,7 @@ def layers():
 
 
 @pytest.mark.parametrize("name", layers())
-def test_gradients_of_each_sample_of_a_layer(name):
+def test_per_sample_gradients_of_a_layer(name):
     layer, inputs = layers()[name]
     layer = layer.double().eval()
     parameters = {name: parameter.detach() for name, parameter in layer.named_parameters()}
@@ -166,7 +166,7 @@ def test_gradients_of_each_sample_of_a_layer(name):
 
 @on_all
 @sizes
-def test_fake_tensors_have_shapes(attention, small):
+def test_attend_of_fake_tensors_gives_shapes(attention, small):
     q, k, v = tensors(SHAPE)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         inputs = [mode.from_tensor(tensor).requires_grad_() for tensor in (q, k, v)]
@@ -180,7 +180,7 @@ def test_fake_tensors_have_shapes(attention, small):
 
 
 @pytest.mark.parametrize("name", layers())
-def test_fake_layers_have_shapes(name):
+def test_layers_on_fake_tensors_give_shapes(name):
     layer, inputs = layers()[name]
     expected = layer.double()(*(some[0] for some in inputs)).shape
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
@@ -191,7 +191,7 @@ def test_fake_layers_have_shapes(name):
 
 
 class All(nn.Module):
-    """Every definition at once, since an export takes seconds."""
+    """Run every definition in one module, since an export takes seconds."""
 
     def forward(self, q, k, v, lengths, keep):
         given = {
@@ -211,7 +211,7 @@ def drawn(batch, n, seed=0):
 @pytest.mark.skipif(
     torch.__version__ < "2.12", reason="torch 2.11 takes the layout of a broadcast mask for a constraint on its length"
 )
-def test_an_export_leaves_batch_and_length_open(unchecked):
+def test_an_export_has_dynamic_batch_and_length(unchecked):
     batch, n = Dim("batch", min=2, max=4096), Dim("n", min=2, max=100_000)
     rows = {0: batch, 2: n}
     exported = export(All(), drawn(2, 5), dynamic_shapes=(rows, rows, rows, {0: batch}, {0: batch, 1: n})).module()
@@ -223,7 +223,7 @@ def test_an_export_leaves_batch_and_length_open(unchecked):
 
 
 def test_an_export_takes_queries_and_keys_of_two_lengths(unchecked):
-    """One query to many keys apart, which is decoding, and a program of its own."""
+    """Except one query and many keys, which is decoding and a program of its own."""
 
     class Cross(nn.Module):
         def forward(self, q, k, v, keep):
@@ -251,7 +251,7 @@ def test_layers_and_models_export(name, unchecked):
         assert_near(exported(*other), layer(*other))
 
 
-def test_a_definition_is_made_inside_a_compiled_function(unchecked):
+def test_a_definition_can_be_built_inside_a_compiled_function(unchecked):
     def attend(q, k, v):
         attention = ts.Attention(mask=ts.causal)
         return ts.attend(q, k, v, attention) + ts.attend(q, k, v, replace(attention, scale=0.5))
@@ -263,7 +263,7 @@ def test_a_definition_is_made_inside_a_compiled_function(unchecked):
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_compiled_function_is_not_taken_for_an_export(strict, unchecked):
-    """torch 2.11 says that it exports whenever it compiles; then everything would run on `reference`."""
+    """torch 2.11 reports an export whenever it compiles; then everything would run on `reference`."""
 
     class Says(nn.Module):
         def forward(self, x):

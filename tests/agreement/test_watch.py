@@ -1,4 +1,4 @@
-"""What was recorded is what ran: against hooks of the test's own, and against the same model run all at once."""
+"""A recording holds what ran: compared with hooks of the test itself, and with the same model run all at once."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ PIECES = ([6], [3, 1, 1, 1], [1] * 6, [2, 3, 1], [4, 2])
 
 
 def ran(model, call):
-    """name → (queries, keys, values, attention, context), by plain hooks."""
+    """Return name → (queries, keys, values, attention, context), by plain hooks."""
     seen, handles = {}, []
     for path, module in model.named_modules():
         if isinstance(module, Attend):
@@ -59,7 +59,7 @@ def drawn(request):
     return model, lambda: model(*inputs, **masks)
 
 
-def test_every_step_is_what_ran(drawn):
+def test_every_step_equals_what_ran(drawn):
     model, call = drawn
     with ts.watch(model, keep="steps") as recording:
         call()
@@ -75,7 +75,7 @@ def test_every_step_is_what_ran(drawn):
 
 
 @pytest.mark.parametrize("keep", KEEPS)
-def test_surveys_are_those_of_what_ran(drawn, keep):
+def test_surveys_equal_those_of_what_ran(drawn, keep):
     model, call = drawn
     with ts.watch(model, keep=keep) as recording:
         call()
@@ -91,7 +91,7 @@ def test_surveys_are_those_of_what_ran(drawn, keep):
 
 
 @pytest.mark.parametrize("pre_norm", [True, False])
-def test_the_residual_stream_is_what_went_through(pre_norm):
+def test_the_residual_stream_equals_what_ran(pre_norm):
     model, source, target = filled(Translator(pre_norm=pre_norm)), sequence(5), sequence(4, seed=1)
     through = []
     handles = [
@@ -121,7 +121,7 @@ def some_heads(draw):
 
 @settings(max_examples=60)
 @given(some_heads())
-def test_a_definition_of_some_heads_means_what_these_heads_did(drawn):
+def test_a_definition_restricted_to_heads_computes_what_they_did(drawn):
     shape, attention, which, seed = drawn
     q, k, v = tensors(shape, seed)
     whole = ts.trace(q, k, v, attention)
@@ -147,7 +147,7 @@ def test_a_survey_of_one_head(drawn):
 
 @pytest.mark.parametrize("keep", KEEPS)
 @pytest.mark.parametrize("heads", [[1], [3, 0], [0, 1, 2], [2, 3], [0, 1, 2, 3]])
-def test_of_some_heads_the_same_is_kept_as_of_all(keep, heads):
+def test_selected_heads_have_the_numbers_of_a_full_recording(keep, heads):
     model, source, target = filled(Translator()), sequence(5), sequence(4, seed=1)
     names = ("encoder.*", "decoder.*.self")  # of four heads, on two of the keys
     with ts.watch(model, keep=keep, layers=names) as whole:
@@ -167,7 +167,7 @@ def test_of_some_heads_the_same_is_kept_as_of_all(keep, heads):
 
 @pytest.mark.parametrize("keep", KEEPS)
 @pytest.mark.parametrize("pieces", PIECES, ids=str)
-def test_decoding_is_recorded_as_the_run_all_at_once(keep, pieces):
+def test_decoding_has_the_numbers_of_one_run_over_the_whole_text(keep, pieces):
     model, source, target = filled(Translator()), sequence(5), sequence(6, seed=1)
     with ts.watch(model, keep=keep) as whole:
         expected = model(source, target)
@@ -190,7 +190,7 @@ def test_decoding_is_recorded_as_the_run_all_at_once(keep, pieces):
 
 @pytest.mark.parametrize("keep", KEEPS)
 def test_decoding_a_padded_batch(keep):
-    """Padding on the left: the mask of the keys is longer at every step, and written again."""
+    """Padding on the left: the mask of the keys grows at every step, and is a new tensor each time."""
     model, source, target = filled(Translator()), sequence(5), sequence(6, seed=1)
     real = torch.tensor([[True] * 6, [False] * 2 + [True] * 4])
     of_source = ts.padding([5, 3])
@@ -205,7 +205,7 @@ def test_decoding_a_padded_batch(keep):
 
 
 def pieces(*cuts, keys=None):
-    """Calls of an Attend: (queries from, to, keys, definition), on the same queries and keys."""
+    """Return calls of an Attend: (first query, end of the queries, keys, definition), on the same queries and keys."""
     q, k, v = tensors(Shape(queries=7, keys=7), 0)
     k = k if keys is None else keys(k)
     return [(q[:, :, start:stop], k[:, :, :n], v[:, :, :n], attention) for start, stop, n, attention in cuts]
@@ -259,7 +259,7 @@ APART = {
 
 @pytest.mark.parametrize("keep", KEEPS)
 @pytest.mark.parametrize("name", APART)
-def test_what_does_not_go_on_stays_apart_and_right(name, keep):
+def test_calls_that_do_not_continue_are_recorded_apart(name, keep):
     attend = Attend()
     with ts.watch(attend, keep=keep) as recording:
         for call in APART[name]:
@@ -273,7 +273,8 @@ def test_what_does_not_go_on_stays_apart_and_right(name, keep):
 
 @pytest.mark.parametrize("keep", KEEPS)
 def test_the_same_sentence_again_is_another_call(keep):
-    """Of two generations from the same source, the second's looks at it are told from the first's by its own tokens."""
+    """Two generations from the same source: the cross-attention of the second differs from the first by its own
+    queries."""
     model, source, target = filled(Translator()), sequence(5), sequence(4, seed=1)
     with ts.watch(model, keep=keep) as recording:
         model.decode(source, target, [2, 1, 1])
@@ -286,7 +287,7 @@ def test_the_same_sentence_again_is_another_call(keep):
 
 @pytest.mark.parametrize("score", ["dot", "general", "concat"])
 @pytest.mark.parametrize("keep", KEEPS)
-def test_a_recurrent_decoder_that_looks_at_the_source_word_by_word(score, keep):
+def test_a_recurrent_decoder_attends_word_by_word(score, keep):
     layer, states, memory = filled(LuongAttention(score, D)), sequence(4), sequence(7, seed=1)
     with ts.watch(layer, keep=keep) as whole:
         layer(states, memory, ts.padding([7, 4]))
@@ -298,7 +299,8 @@ def test_a_recurrent_decoder_that_looks_at_the_source_word_by_word(score, keep):
 
 @composite
 def cut(draw):
-    """An attention, the rows at which it is cut into calls, and what is written to after some of them."""
+    """Draw an attention, the rows at which it is cut into calls, and the tensors that are overwritten after some of
+    them."""
     shape = replace(draw(shapes()), queries=7, keys=draw(st.sampled_from([7, 7, 9])))
     attention = draw(definitions(shape))
     if draw(st.integers(0, 3)):
@@ -313,7 +315,7 @@ def cut(draw):
 @settings(max_examples=60)
 @given(cut())
 def test_calls_in_any_pieces_are_recorded_right(drawn):
-    """To growing keys or to the same, some of them changed on the way: one call or several, every row is what ran."""
+    """With growing keys or the same keys, some of them changed in between: every recorded row is what ran."""
     shape, attention, written, growing, seed = drawn
     q, keys, values = tensors(shape, seed)
     attend, contexts, start = Attend(), [torch.empty_like(values[:, :1, :0].expand(-1, shape.heads, -1, -1))], 0

@@ -1,4 +1,4 @@
-"""Whether the keys of an attention are another sequence: told by the module, also where both are equally long."""
+"""Cross-attention is recognised by the module, also where queries and keys are equally many."""
 
 import json
 from math import isnan
@@ -31,8 +31,8 @@ def without_gradients():
         yield
 
 
-def assert_told(recording, source, target, is_across):
-    """Of every attention, whose tokens its keys are, what heads() fills in, and what the page calls it."""
+def assert_recognised(recording, source, target, is_across):
+    """Check for every attention whose tokens its keys are, what heads() knows, and what the page calls it."""
     kinds = {looked.name: looked.kind for looked in run_of_recording(recording, "r1", "1").views}
     across = [name for name in recording if is_across(name)]
     assert across
@@ -56,13 +56,13 @@ def test_as_many_source_as_target_tokens(family, keep, tmp_path):
     with ts.watch(model, keep=keep) as recording:
         model(input_ids=IDS, decoder_input_ids=TARGET)
     recording.save(tmp_path / "run.telescope")
-    for told in (recording, ts.open(tmp_path / "run.telescope")):
-        assert_told(told, IDS, TARGET, lambda name: name.endswith(CROSS))
+    for shown in (recording, ts.open(tmp_path / "run.telescope")):
+        assert_recognised(shown, IDS, TARGET, lambda name: name.endswith(CROSS))
 
 
 @pytest.mark.parametrize("family", ["bart", "t5"])
-def test_while_it_writes(family):
-    """A source of one token, and as many tokens written as there are in the source."""
+def test_while_a_model_generates(family):
+    """A source of one token, and as many generated tokens as the source has."""
     model = TRANSLATORS[family].model()
     for source in (IDS[:, :1], IDS):
         with ts.watch(model) as recording:
@@ -74,7 +74,7 @@ def test_while_it_writes(family):
                 assert torch.equal(watched.call.key_ids, source)
 
 
-def test_gpt2_that_looks_across():
+def test_gpt2_with_cross_attention():
     model = numbered(transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2, add_cross_attention=True)))
     with ts.watch(model) as recording:
         model(IDS, encoder_hidden_states=torch.randn(2, 8, 24))
@@ -108,8 +108,8 @@ def test_our_transformer(keep, tmp_path):
     with ts.watch(model, keep=keep) as recording:
         model(IDS, TARGET)
     recording.save(tmp_path / "run.telescope")
-    for told in (recording, ts.open(tmp_path / "run.telescope")):
-        assert_told(told, IDS, TARGET, lambda name: name.endswith("cross"))
+    for shown in (recording, ts.open(tmp_path / "run.telescope")):
+        assert_recognised(shown, IDS, TARGET, lambda name: name.endswith("cross"))
 
 
 @pytest.mark.parametrize("input_feeding", [True, False])
@@ -137,7 +137,7 @@ class Alone(nn.Module):
 
 
 @pytest.mark.parametrize("layer", [lambda: MultiHeadAttention(8, 2), lambda: LuongAttention("dot", 8)])
-def test_a_layer_by_what_it_is_called_with(layer):
+def test_a_single_layer_is_recognised_by_its_arguments(layer):
     model, x, y = Alone(layer()), *torch.randn(2, 1, 5, 8)
     for memory in (x, y):
         with ts.watch(model) as recording:
@@ -149,30 +149,30 @@ def test_a_layer_by_what_it_is_called_with(layer):
 # ------------------------------------------------------------------------------------ recordings that were saved before
 
 
-def test_a_recording_of_before_does_not_say(tmp_path):
+def test_an_old_recording_without_the_field_opens(tmp_path):
     model = FAMILIES["bart"].model()
     with ts.watch(model) as recording:
         model(**FAMILIES["bart"].inputs)
     recording.save(tmp_path / "run.telescope")
     file = tmp_path / "run.telescope" / "recording.json"
-    said = json.loads(file.read_text())
-    del said["crc32"]
-    for attention in said["attentions"]:
+    contents = json.loads(file.read_text())
+    del contents["crc32"]
+    for attention in contents["attentions"]:
         for call in attention["calls"]:
             del call["across"]
-    file.write_text(json.dumps(said))
+    file.write_text(json.dumps(contents))
     opened = ts.open(tmp_path / "run.telescope")
     assert [watched.call.across for watched in opened.values()] == [name.endswith(CROSS) for name in opened]
 
 
-def test_a_recording_that_says_something_else_is_refused(tmp_path):
+def test_a_recording_with_a_wrong_value_is_refused(tmp_path):
     model = FAMILIES["llama"].model()
     with ts.watch(model) as recording:
         model(IDS)
     recording.save(tmp_path / "run.telescope")
     file = tmp_path / "run.telescope" / "recording.json"
-    said = json.loads(file.read_text().replace('"across": false', '"across": "no"'))
-    del said["crc32"]
-    file.write_text(json.dumps(said))
+    contents = json.loads(file.read_text().replace('"across": false', '"across": "no"'))
+    del contents["crc32"]
+    file.write_text(json.dumps(contents))
     with pytest.raises(ValueError, match="is no complete description of a call"):
         ts.open(tmp_path / "run.telescope")

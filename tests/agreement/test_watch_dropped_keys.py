@@ -1,4 +1,4 @@
-"""Calls that begin when a sliding-window cache has dropped keys: keys are numbered from the first token there was."""
+"""Calls that begin after a sliding-window cache has dropped keys: keys are numbered from the first token."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def cache_of(model, kind):
 
 
 def turns(model, pieces, *, padding=None, cache="dynamic", **options):
-    """The first tokens are read unwatched, the rest in these pieces."""
+    """Read the first tokens unwatched, and the rest in these pieces."""
     kept, at = cache_of(model, cache), READ
     places = None if padding is None else (padding.cumsum(-1) - 1).clamp(min=0)
 
@@ -49,15 +49,15 @@ def turns(model, pieces, *, padding=None, cache="dynamic", **options):
 
 
 def truth(family, names, stop, padding=None):
-    """The weights of the watched queries to every key, of the text read at once."""
+    """Return the weights of the watched queries with every key, of the text read at once."""
     options = {} if padding is None else {"position_ids": (padding.cumsum(-1) - 1).clamp(min=0)[:, :stop]}
     mask = None if padding is None else padding[:, :stop]
     eager = FAMILIES[family].model("eager")
     output = eager(IDS[:, :stop], attention_mask=mask, use_cache=False, output_attentions=True, **options)
-    return {name: it[:, :, READ:] for name, it in weights_by_name(output, names).items()}
+    return {name: weights[:, :, READ:] for name, weights in weights_by_name(output, names).items()}
 
 
-def assert_is(survey, weights):
+def assert_equals(survey, weights):
     assert survey.received.shape[-1] == weights.shape[-1]
     assert_close(survey.received, weights.sum(-2), **CLOSE)
     assert_close(survey.entropy, -torch.xlogy(weights, weights).sum(-1), **CLOSE)
@@ -69,7 +69,7 @@ def assert_is(survey, weights):
 @pytest.mark.parametrize("padding", [None, PADDING], ids=["", "padded"])
 @pytest.mark.parametrize("pieces", [[1], [3], [2, 1, 1]], ids=str)
 def test_a_second_turn(pieces, padding, cache, keep, tmp_path):
-    """A token, several, and what is written after them: every number, and what is saved."""
+    """One token, several, and what is generated after them: every number, also after saving."""
     model = FAMILIES["mistral"].model()
     recording = turns(model, pieces, padding=padding, cache=cache, keep=keep)
     stop = READ + sum(pieces)
@@ -79,8 +79,8 @@ def test_a_second_turn(pieces, padding, cache, keep, tmp_path):
     for name, rows in weights.items():
         call = recording[name].call
         assert call.size == (sum(pieces), stop)
-        assert_is(recording[name].survey(), rows)
-        assert_is(opened[name].survey(), rows)
+        assert_equals(recording[name].survey(), rows)
+        assert_equals(opened[name].survey(), rows)
         if keep != "summaries":
             assert_close(recording[name].survey().rows(range(sum(pieces))), rows, **CLOSE)
             assert_close(recording[name].survey().map(1, stop)[:, :, 0], rows.mean(-2), **CLOSE)
@@ -90,7 +90,7 @@ def test_a_second_turn(pieces, padding, cache, keep, tmp_path):
         assert len(heads) == 8
 
 
-def test_a_map_of_it_and_some_of_its_queries():
+def test_a_map_and_selected_queries():
     model = FAMILIES["mistral"].model()
     recording = turns(model, [3], map=(1, 12), queries=[0, 2])
     for name, rows in truth("mistral", recording.names, 12).items():
@@ -99,8 +99,8 @@ def test_a_map_of_it_and_some_of_its_queries():
 
 
 @pytest.mark.parametrize("keep", KEEPS)
-def test_beams_that_change_places(keep, tmp_path):
-    """Whenever beams are reordered a call begins, with keys gone before it."""
+def test_reordered_beams(keep, tmp_path):
+    """Whenever beams are reordered a new call begins, after keys were dropped."""
     model = FAMILIES["mistral"].model()
     with ts.watch(model, keep=keep) as recording:
         model.generate(IDS, num_beams=3, max_new_tokens=6, do_sample=False)
@@ -120,12 +120,12 @@ def test_beams_that_change_places(keep, tmp_path):
 
 
 def test_two_kinds_of_layers():
-    """Of which one lets keys go, and the other has all of them."""
+    """One layer drops keys, the other keeps all of them."""
     model = FAMILIES["gpt-oss"].model()
     assert {*model.config.layer_types} == {"sliding_attention", "full_attention"}
     recording = turns(model, [2, 1])
     for name, rows in truth("gpt-oss", recording.names, 12).items():
-        assert_is(recording[name].survey(), rows)
+        assert_equals(recording[name].survey(), rows)
 
 
 @composite
@@ -136,7 +136,7 @@ def masks(draw):
 
 @settings(max_examples=60)
 @given(masks())
-def test_keys_that_are_gone_are_hidden(drawn):
+def test_dropped_keys_are_hidden(drawn):
     shape, mask, gone = drawn
     of = (shape.queries, shape.keys)
     size = {"of": of, "batch": shape.batch, "heads": shape.heads}
@@ -146,7 +146,7 @@ def test_keys_that_are_gone_are_hidden(drawn):
     assert torch.equal(hidden.block(*of, **size).expand_as(seen), seen)
 
 
-def test_a_window_hides_them_by_itself():
+def test_a_window_mask_hides_dropped_keys():
     mask = ts.causal & ts.window(4)
     assert hide_first_keys(mask, 6, (1, 10), batch=1, heads=1) is mask
     assert repr(hide_first_keys(mask, 7, (1, 10), batch=1, heads=1)) == "causal & window(4) & ~prefix(7)"

@@ -1,4 +1,4 @@
-"""Models of transformers, watched: the same bits come out, and what is recorded is what their eager attention shows."""
+"""Watched models of transformers return the same bits, and the recording equals the weights of eager attention."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def without_gradients():
 
 
 def assert_summary_of(survey, weights, seeing=None):
-    """Every number of a survey, against those of the matrix; rows that see nothing, and padding's, are zero here."""
+    """Compare every number of a survey with the matrix; rows of padding and rows that see nothing are zero."""
     if seeing is not None:
         weights = weights * seeing[:, None, :, None]
     assert_close(survey.received, weights.sum(-2), **CLOSE)
@@ -44,7 +44,7 @@ PAIRS = [(family, implementation) for family in FAMILIES for implementation in i
 
 @pytest.mark.parametrize(("family", "implementation"), PAIRS)
 def test_every_family(family, implementation):
-    """Logits bit by bit, summaries, rows and traces, the weights that others ask for: against the eager model."""
+    """Logits bit by bit, summaries, rows, traces, and output_attentions: compared with the eager model."""
     inputs, model = FAMILIES[family].inputs, FAMILIES[family].model(implementation)
     expected = model(**inputs).logits
     eager = FAMILIES[family].model("eager")(**inputs, output_attentions=True)
@@ -65,11 +65,11 @@ def test_every_family(family, implementation):
     with ts.watch(model):
         output = model(**inputs, output_attentions=True)
     assert torch.equal(output.logits, expected)
-    for name, asked in weights_by_name(output, list(weights)).items():
-        assert_close(asked, weights[name], **CLOSE)
+    for name, returned in weights_by_name(output, list(weights)).items():
+        assert_close(returned, weights[name], **CLOSE)
 
 
-def test_every_family_is_named_as_it_stands_in_the_model():
+def test_names_are_the_paths_in_the_model():
     model = FAMILIES["llama"].model()
     with ts.watch(model) as recording:
         model(IDS)
@@ -84,7 +84,7 @@ def packed():
 
 
 def a_block(dtype):
-    """A mask that somebody wrote: the second half sees the first as a whole."""
+    """Return a 4-d mask in which the second half sees the first half whole."""
     seen = torch.ones(8, 8, dtype=torch.bool).tril()
     seen[:4, :4] = True
     seen = seen[None, None].expand(2, 1, 8, 8)
@@ -105,7 +105,7 @@ GIVEN = {
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize("family", ["llama", "mistral"])
-def test_padding_packing_and_masks_of_others(family, given, implementation):
+def test_padding_packing_and_custom_masks(family, given, implementation):
     inputs, model = GIVEN[given](), FAMILIES[family].model(implementation)
     if implementation == "eager" and given == "bool":
         pytest.skip("eager adds its mask, True as 1")
@@ -144,8 +144,8 @@ GROWING = [(family, "summaries", True) for family in WRITERS] + [
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize(("family", "keep", "padded"), GROWING)
-def test_what_is_written_is_one_growing_call(family, keep, padded, cache):
-    """Prompt and each new token, whatever the cache: the same numbers as the whole text read at once."""
+def test_generation_is_one_growing_call(family, keep, padded, cache):
+    """Prompt and each new token, with any cache: the same numbers as the whole text read at once."""
     model = FAMILIES[family].model()
     mask = PADDED_LEFT if padded else torch.ones_like(IDS)
     options = {"attention_mask": mask, "max_new_tokens": 7, "do_sample": False, "cache_implementation": cache}
@@ -169,8 +169,8 @@ def test_what_is_written_is_one_growing_call(family, keep, padded, cache):
 
 @pytest.mark.parametrize("queries", [None, [1, 5, 9]], ids=["all", "some"])
 @pytest.mark.parametrize("keep", ["queries-keys", "steps"])
-def test_what_a_fused_kernel_sums_is_kept(keep, queries, tmp_path):
-    """Its lse, while it reads and writes; saved and opened."""
+def test_the_lse_of_a_fused_kernel_is_kept(keep, queries, tmp_path):
+    """The lse while reading and while generating; saved and opened."""
     model = FAMILIES["llama"].model("sdpa")
     with ts.watch(model, keep=keep, queries=queries) as recording:
         model.generate(IDS, max_new_tokens=4, do_sample=False)
@@ -182,7 +182,7 @@ def test_what_a_fused_kernel_sums_is_kept(keep, queries, tmp_path):
 
 
 @pytest.mark.parametrize(("first", "second"), [(True, False), (False, True)])
-def test_the_sums_of_some_queries_are_of_no_use(first, second):
+def test_the_lse_of_some_queries_is_dropped(first, second):
     q, k, v = torch.randn(3, 1, 2, 6, 8)
     recording = Recording("Made", ["a"], "queries-keys")
     for rows, given in ((slice(0, 4), first), (slice(4, 6), second)):
@@ -196,7 +196,7 @@ def test_the_sums_of_some_queries_are_of_no_use(first, second):
 
 @pytest.mark.parametrize("keep", ["summaries", "steps"])
 @pytest.mark.parametrize("family", [*TRANSLATORS, "whisper"])
-def test_translators_are_recorded_while_they_write(family, keep):
+def test_translators_are_recorded_while_they_generate(family, keep):
     model = FAMILIES[family].model()
     given = {name: tensor for name, tensor in FAMILIES[family].inputs.items() if name != "decoder_input_ids"}
     options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "num_beams": 1}
@@ -213,7 +213,7 @@ def test_translators_are_recorded_while_they_write(family, keep):
     assert_same(recording, truth)
 
 
-def test_beams_go_their_ways_and_are_recorded_as_they_ran():
+def test_beam_search_is_recorded_as_it_ran():
     model = FAMILIES["llama"].model()
     expected = model.generate(IDS, num_beams=3, max_new_tokens=5, do_sample=False)
     with ts.watch(model, keep="steps") as recording:
@@ -237,8 +237,8 @@ def test_reading_a_prompt_in_pieces():
 
 
 @pytest.mark.parametrize(("family", "padded"), [("mistral", False), ("mistral", True), ("llama", True), ("bert", True)])
-def test_a_mask_is_written_some_rows_at_a_time(family, padded, monkeypatch):
-    """Bit by bit the same, also where the kernel is called for some of the queries."""
+def test_a_mask_is_formed_some_rows_at_a_time(family, padded, monkeypatch):
+    """The same bits, also where the kernel is called for some of the queries."""
     n = 1900
     model = longer(family, n)
     ids = torch.randint(1, 60, (2, n), generator=torch.Generator().manual_seed(0))
@@ -256,7 +256,7 @@ def test_a_mask_is_written_some_rows_at_a_time(family, padded, monkeypatch):
 
 
 def longer(family, n):
-    """One layer for many tokens."""
+    """Return a model of one layer for many tokens."""
     given = FAMILIES[family]
     places = {"max_position_embeddings": n, "num_hidden_layers": 1}
     config = getattr(transformers, given.config)(**(given.options | places))
@@ -285,7 +285,7 @@ def test_memory_grows_with_n(family):
 
 @pytest.mark.parametrize(("keep", "store"), [*zip(KEEPS, ["ram", "disk", "device"], strict=True)])
 @pytest.mark.parametrize("queries", [-1, [0, 5, 2], slice(2, 6), range(20)], ids=str)
-def test_some_queries_of_some_heads_of_some_layers(keep, store, queries):
+def test_selected_queries_heads_and_layers(keep, store, queries):
     model = FAMILIES["gpt-oss"].model()
     with ts.watch(model, keep="queries-keys") as whole:
         model.generate(IDS, attention_mask=PADDED_LEFT, max_new_tokens=4, do_sample=False)
@@ -306,7 +306,7 @@ def test_some_queries_of_some_heads_of_some_layers(keep, store, queries):
         assert_close(some[name].trace().weights[:, 1], whole[name].head(0).rows(call.rows)[:, 0], **CLOSE)
 
 
-def test_gpt2_that_looks_across():
+def test_gpt2_with_cross_attention():
     config = transformers.GPT2Config(**GPT2, add_cross_attention=True)
     model = numbered(transformers.GPT2LMHeadModel(config))
     memory = torch.randn(2, 5, 24)

@@ -1,4 +1,4 @@
-"""Models that call their attention function with keywords, such as attention_mask=: watched like all others."""
+"""Models that call their attention function with keywords, such as attention_mask=, are watched like all others."""
 
 import ast
 import re
@@ -83,7 +83,7 @@ MODELS = {"Qwen2VL": qwen2_vl, "Blip2": blip_2, "Doge": doge, "Afmoe": afmoe, "P
 
 
 def weights_of_eager(model, inputs, monkeypatch):
-    """name of an attention → the weights of each of its calls, as the model's own eager functions return them."""
+    """Return name of an attention → the weights of each call, as the model's own eager functions return them."""
     names, found = {id(module): name for name, module in model.named_modules()}, defaultdict(list)
 
     def keep(own, module, *args, **options):
@@ -129,7 +129,7 @@ def test_keywords(family, implementation, monkeypatch):
 
 
 def calls_of(text):
-    """The calls of whatever a file got from the interface, as syntax trees."""
+    """Return the calls of every function that a file got from the attention interface, as syntax trees."""
     for name in set(re.findall(r"^ +(\w+)(?:: \w+)? = ALL_ATTENTION_FUNCTIONS\b", text, re.MULTILINE)):
         for start in re.finditer(rf"\b{name}\(", text):
             call = text[start.start() : start.start() + 3000]
@@ -142,7 +142,7 @@ def calls_of(text):
 
 
 def test_every_call_of_every_model_fits_our_function():
-    """How all of transformers' models call their attention function, read off their source."""
+    """The calls are read from the source code of all models of transformers."""
     from telescope.watch.huggingface.interface import _attention_function
 
     ours = signature(partial(_attention_function, "sdpa"))

@@ -1,4 +1,4 @@
-"""The mask functions of transformers as masks of ours, against what its own function writes out."""
+"""The mask functions of transformers as masks of Telescope, compared with the masks that transformers forms."""
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ def test_masks(name, place, padding):
     written = their.sdpa_mask(**arguments)
     mask, here, before, _ = describe_mask(arguments)
     assert before == gone
-    assert not written[..., here:].any()  # what is left out, nobody sees
+    assert not written[..., here:].any()  # no query sees the keys that are left out
     attention = drop_first_keys(ts.Attention(mask=mask), gone)
     seen = attention.mask.block(queries, here, of=(queries, here), batch=2)
     assert torch.equal(seen.expand(2, 1, queries, here), written[..., :here])
@@ -75,7 +75,7 @@ def test_masks(name, place, padding):
     assert torch.equal(lazy[:, :, :, :keys] | False, written)
 
 
-def test_masks_are_known_by_name():
+def test_known_mask_functions_become_named_masks():
     given = {"batch_size": 2, "q_length": 9, "kv_length": 9, "attention_mask": PAD}
     assert describe_mask(given | {"mask_function": FUNCTIONS["causal"]})[0] == ts.causal & ts.padding(left=LEFT)
     assert describe_mask(given | {"mask_function": FUNCTIONS["window"], "attention_mask": None})[0] == (
@@ -99,7 +99,7 @@ def parts(draw):
 
 @settings(max_examples=60)
 @given(parts())
-def test_a_definition_of_some_queries_means_what_these_did(drawn):
+def test_a_definition_restricted_to_queries_computes_what_they_did(drawn):
     shape, attention, which, seed = drawn
     q, k, v = tensors(shape, seed)
     which = which[which < shape.queries]
@@ -112,7 +112,7 @@ def test_a_definition_of_some_queries_means_what_these_did(drawn):
 
 @settings(max_examples=60)
 @given(parts())
-def test_a_definition_of_the_later_keys_means_the_same_of_them(drawn):
+def test_a_definition_without_the_first_keys_keeps_its_meaning(drawn):
     shape, attention, _, seed = drawn
     gone = shape.keys // 3
     q, k, v = tensors(shape, seed)
@@ -126,7 +126,7 @@ def test_a_definition_of_the_later_keys_means_the_same_of_them(drawn):
 # ------------------------------------------------------------------------------------------------------------- a bias
 
 
-def test_a_bias_by_distance_is_as_long_as_the_text():
+def test_a_relative_bias_is_found_in_an_additive_mask():
     table = torch.randn(3, 15)
     distance = torch.arange(8)[None] - torch.arange(8)[:, None]
     added = table[None, :, distance + 7]
@@ -145,7 +145,7 @@ def test_a_bias_by_distance_is_as_long_as_the_text():
 
 
 def flash(module, query, key, value, attention_mask, scaling=None, sliding_window=None, is_causal=None, **kwargs):
-    """What flash attention computes of its arguments, written out."""
+    """Compute what flash attention does with its arguments, written out."""
     mask = ts.causal if (module.is_causal if is_causal is None else is_causal) else ts.everyone
     mask = mask if sliding_window is None else mask & ts.window(sliding_window)
     if attention_mask is not None:
@@ -156,7 +156,7 @@ def flash(module, query, key, value, attention_mask, scaling=None, sliding_windo
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 @pytest.mark.parametrize("mask", [torch.ones_like(PADDED_LEFT), PADDED_LEFT], ids=["", "padded"])
 def test_flash(family, mask, monkeypatch):
-    """The same recording as of sdpa, prompt and new tokens, also where the cache keeps a window."""
+    """The same recording as of sdpa, for prompt and new tokens, also where the cache keeps a window."""
     monkeypatch.setitem(transformers.AttentionInterface._global_mapping, "flash_attention_2", flash)
     model, recordings = FAMILIES[family].model(), []
     for implementation in ("sdpa", "flash_attention_2"):

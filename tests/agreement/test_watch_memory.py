@@ -1,4 +1,4 @@
-"""What a recording keeps: memory that grows with the tokens and not with their square, and all of it is counted."""
+"""A recording takes memory that grows with the tokens and not with their square, and counts all of it."""
 
 import gc
 from types import FunctionType, ModuleType
@@ -25,7 +25,7 @@ def without_gradients():
 
 
 def held_by(*roots):
-    """Every byte of every tensor that can be reached from these, each storage once."""
+    """Return the bytes of all tensors that can be reached from these objects, each storage once."""
     seen, found, storages = set(), list(roots), {}
     while found:
         one = found.pop()
@@ -54,7 +54,7 @@ def one_layer(family):
 
 @pytest.mark.parametrize("family", ONE_LAYER)
 def test_a_generation_of_400_tokens(family):
-    """Measured while it writes: what the watch holds, and what it says that it keeps."""
+    """Measured while the model generates: what the watch holds, and what `nbytes` says."""
     model, sizes = one_layer(family), {}
 
     def measure(ids, scores, **options):
@@ -75,17 +75,17 @@ def test_a_generation_of_400_tokens(family):
     assert recording.nbytes == held_by(recording)
 
 
-@pytest.mark.parametrize("asked", [False, True], ids=["", "asked"])
+@pytest.mark.parametrize("surveyed", [False, True], ids=["", "asked"])
 @pytest.mark.parametrize("keep", KEEPS)
 @pytest.mark.parametrize("family", ["t5", "gpt-oss", "llama"])
-def test_everything_that_is_kept_is_counted(family, keep, asked, tmp_path):
-    """Definitions with their tensors (biases, sinks, masks), tokens, and surveys that were asked for."""
+def test_everything_that_is_kept_is_counted(family, keep, surveyed, tmp_path):
+    """Definitions with their tensors (biases, sinks, masks), token ids, and surveys computed on request."""
     model, inputs = FAMILIES[family].model(), dict(FAMILIES[family].inputs)
     if family == "llama":
         inputs["attention_mask"] = torch.ones(2, 1, 8, 8, dtype=torch.bool).tril()
     with ts.watch(model, keep=keep) as recording:
         model(**inputs)
-    if asked:
+    if surveyed:
         recording.heads()
     assert recording.nbytes == held_by(recording)
     assert recording.nbytes <= sum(watched.call.nbytes for watched in recording.values())
@@ -94,7 +94,7 @@ def test_everything_that_is_kept_is_counted(family, keep, asked, tmp_path):
     assert opened.nbytes > held_by(opened)  # the numbers in its files, and the tensors of its definitions
 
 
-def test_of_masks_of_a_text_that_grows_only_the_latest_places_are_known():
+def test_only_the_latest_mask_offsets_are_remembered():
     reader, config = DefinitionReader(), object()
     for keys in range(1, 400):
         reader.remember_offsets(config, MaskOffsets(1, 1, keys, keys - 1, 0), torch.ones(1, keys))

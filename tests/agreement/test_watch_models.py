@@ -1,4 +1,4 @@
-"""Whole models, watched: read at once, with a cache token by token, with one of fixed shape, padded, with beams."""
+"""Whole models, watched: read at once, token by token with a cache, with a cache of fixed shape, padded, with beams."""
 
 from contextlib import nullcontext
 
@@ -17,7 +17,7 @@ from telescope.models import (
     Transformer,
     TransformerConfig,
 )
-from telescope.recording.one_head import one_head
+from telescope.recording.queries_keys_call import one_head
 from telescope.tiles import Tiles
 from watching import KEEPS, filled
 
@@ -73,7 +73,7 @@ def test_gpt_token_by_token(kind, fixed, keep):
 @pytest.mark.parametrize("keep", KEEPS)
 @pytest.mark.parametrize("fixed", [False, True], ids=["growing", "fixed"])
 def test_gpt_of_a_padded_batch(fixed, keep):
-    """Padding stands on the left; the second text is what it is alone, two places further on."""
+    """Padding is on the left; the second text has the numbers it has alone, two positions further on."""
     model = filled(GPT(GPTS["llama"]))
     with ts.watch(model, keep=keep) as alone:
         model(IDS[1:, 2:])
@@ -128,7 +128,7 @@ def test_luong_word_by_word(feeding, keep):
     assert not torch.allclose(one.survey().received, two.survey().received)
 
 
-def test_one_word_twice_is_two_calls():
+def test_the_same_text_twice_is_two_calls():
     config = EncoderConfig(vocabulary=13, max_positions=4, d_model=8, blocks=2, heads=2)
     model = filled(Encoder(config))
     with ts.watch(model, keep="steps") as recording:
@@ -138,8 +138,9 @@ def test_one_word_twice_is_two_calls():
     assert [len(watched.calls) for watched in recording.values()] == [2, 2]
 
 
-def test_beams_ask_side_by_side():
-    """Two sources of three beams each: six sequences look back, two are looked at by three queries at once."""
+def test_beams_of_a_source_are_queries_of_one_sequence():
+    """Two sources of three beams each: self-attention has six sequences, cross-attention two, with three queries at
+    once."""
     model, source, contexts = transformer(), IDS[:, :4], []
     across_0, back_0 = model.decoder[0].cross_attention.attend, model.decoder[0].self_attention.attend
     for attend in (back_0, across_0):
@@ -180,7 +181,7 @@ def read(model):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("kind", READERS)
 def test_the_lse_of_the_kernel_that_ran(kind, dtype):
-    """It is kept, is that of the queries and keys that are kept, and changes nothing that the model computes."""
+    """The lse is kept, belongs to the kept queries and keys, and changes nothing that the model computes."""
     model = filled(READERS[kind]()).to(dtype).eval()
     expected = read(model)
     with ts.watch(model, keep="queries-keys") as recording:
@@ -193,7 +194,7 @@ def test_the_lse_of_the_kernel_that_ran(kind, dtype):
         assert Tiles(one_head(call, 1, 1)).summed_fraction == 1.0  # so that a map of it is exact from the start
 
 
-def test_gradients_are_those_of_the_model_alone():
+def test_gradients_equal_those_without_watch():
     model = filled(READERS["llama"]())
     gradients = []
     for watching in (False, True):
@@ -204,7 +205,7 @@ def test_gradients_are_those_of_the_model_alone():
     assert all(map(torch.equal, *gradients))
 
 
-def test_an_lse_grows_with_what_is_written():
+def test_the_lse_grows_with_the_generated_text():
     model = filled(READERS["gpt2"]())
     with ts.watch(model, keep="queries-keys") as recording:
         cache = model.cache(batch=2, room=6)
@@ -216,8 +217,8 @@ def test_an_lse_grows_with_what_is_written():
 
 
 @pytest.mark.parametrize("hidden", ["window", "padding", "nan"])
-def test_no_lse_where_the_kernel_saw_something_else(hidden):
-    """It was shown the keys that a query without any may not see, or its answer was thrown away for a NaN in it."""
+def test_no_lse_is_kept_where_the_kernel_ran_on_something_else(hidden):
+    """The kernel got keys that a query without any may not see, or its result was computed again because of a NaN."""
     options = {"window": 2} if hidden == "window" else {}
     model = filled(GPT(GPTConfig(**EIGHT, **options)))
     if hidden == "nan":
@@ -228,8 +229,8 @@ def test_no_lse_where_the_kernel_saw_something_else(hidden):
 
 
 @pytest.mark.parametrize("problem", [ValueError, KeyboardInterrupt])
-def test_nothing_is_left_behind_by_what_went_wrong(problem):
-    """A hook hears of an error, not of an interrupt."""
+def test_an_error_leaves_nothing_behind(problem):
+    """Hooks run after an error, but not after an interrupt."""
 
     def fails(*_):
         raise problem("stop")

@@ -1,6 +1,7 @@
-"""Watching with the oldest transformers there is support for: `make test-oldest` runs this.
+"""Watching with the oldest transformers that is supported: `make test-oldest` runs this file.
 
-What goes through the attention interface is watched; what does not yet, is refused by name before anything runs.
+Models that use the attention interface are watched; models that do not use it yet are refused by name before
+anything runs.
 """
 
 import pytest
@@ -38,7 +39,7 @@ def test_family(family):
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt-oss"])
-def test_writing(family):
+def test_generation(family):
     model = FAMILIES[family].model()
     options = {"attention_mask": PADDED_LEFT, "max_new_tokens": 6, "do_sample": False}
     expected = model.generate(IDS, **options)

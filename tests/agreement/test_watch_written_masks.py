@@ -1,4 +1,4 @@
-"""Masks that somebody writes to while a model is watched: every call is recorded with the mask that it ran with."""
+"""Masks that are overwritten while a model is watched: every call is recorded with the mask that it ran with."""
 
 import pytest
 import torch
@@ -21,27 +21,27 @@ LOWEST = torch.finfo(torch.float32).min
 
 
 def causal(implementation):
-    """As each implementation takes it: True may attend, or what is added."""
+    """Return a causal mask as each implementation takes it: True may attend, or numbers that are added."""
     seen = torch.ones(1, 1, N, N, dtype=torch.bool).tril()
     return seen if implementation == "sdpa" else torch.zeros(seen.shape).masked_fill(~seen, LOWEST)
 
 
 def hide(mask):
-    """The last token sees itself alone from now on."""
+    """Overwrite the mask so that the last token sees itself alone."""
     mask[..., N - 1, : N - 1] = False if mask.dtype == torch.bool else LOWEST
 
 
 def past_its_version(mask):
-    """Through NumPy, which changes no version of the tensor."""
+    """Overwrite the mask through NumPy, which does not change the tensor's version."""
     hide(torch.from_numpy(mask.numpy()))
 
 
 def truth(family, masks):
-    """What the model's eager attention shows of each mask: received and entropy of every layer."""
+    """Return received and entropy of every layer for each mask, from the model's eager attention."""
     with torch.no_grad():
         model = MODELS[family].model("eager")
         answers = [model(IDS, attention_mask=mask, output_attentions=True).attentions for mask in masks]
-    return [[(it.sum(-2), -torch.xlogy(it, it).sum(-1)) for it in layers] for layers in answers]
+    return [[(weights.sum(-2), -torch.xlogy(weights, weights).sum(-1)) for weights in layers] for layers in answers]
 
 
 def assert_recorded(recording, expected):
@@ -56,7 +56,7 @@ def assert_recorded(recording, expected):
 @pytest.mark.parametrize("write", [hide, past_its_version])
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("family", MODELS)
-def test_between_two_calls(family, implementation, write, mode):
+def test_a_mask_overwritten_between_two_calls(family, implementation, write, mode):
     second = causal("eager")
     hide(second)
     expected = truth(family, [causal("eager"), second])
@@ -73,8 +73,8 @@ def test_between_two_calls(family, implementation, write, mode):
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("given", [True, False], ids=["of the caller", "of the model"])
 @pytest.mark.parametrize("copied", [True, False], ids=["copied", "in place"])
-def test_between_two_layers(copied, given, mode):
-    """By a hook that closes some pairs from the second layer on, as who knocks attention out does."""
+def test_a_mask_overwritten_between_two_layers(copied, given, mode):
+    """A hook masks some pairs from the second layer on, as in an ablation."""
     model = FAMILIES["llama"].model("sdpa")
 
     def knock_out(module, args, kwargs):
@@ -94,7 +94,7 @@ def test_between_two_layers(copied, given, mode):
     assert after < 1e-6
 
 
-def test_a_mask_of_the_model_that_is_copied_stays_as_it_is():
+def test_overwriting_a_copy_of_a_mask_leaves_the_mask():
     model, seen = FAMILIES["llama"].model("sdpa"), []
     model.model.layers[0].register_forward_pre_hook(
         lambda module, args, kwargs: seen.append(kwargs["attention_mask"]), with_kwargs=True
@@ -111,7 +111,7 @@ def test_a_mask_of_the_model_that_is_copied_stays_as_it_is():
     assert mask.overwritten
 
 
-def test_what_was_read_of_a_mask_goes_with_it():
+def test_translations_of_masks_are_freed_with_their_masks():
     """A model that is called with one mask after another keeps none of them."""
     model = FAMILIES["llama"].model("sdpa")
     with torch.no_grad(), ts.watch(model, layers=0):

@@ -1,5 +1,7 @@
-"""A real server and a real browser, of which each file of tests has one page. Whatever that page complains about, or
-asks of another machine, fails the test in which it does."""
+"""A real server and a real browser; each file of tests has one page.
+
+A complaint of the page, or a request to another machine, fails the test in which it happens.
+"""
 
 import pytest
 
@@ -10,7 +12,7 @@ try:
     from playwright import sync_api
 
     from browsing import CHROMIUM, SENTENCES, Page, Served
-except (ImportError, pytest.skip.Exception):  # every file that imports `browsing` is skipped, and says why
+except (ImportError, pytest.skip.Exception):  # every file that imports `browsing` is skipped, with the reason
     CHROMIUM = None
 
 
@@ -36,8 +38,10 @@ def served():
 
 @pytest.fixture(scope="session")
 def browser():
-    """No page of it is closed, nor it: Chromium does not always answer that, and whoever waits for it hangs. When
-    playwright ends, it ends, within half a minute."""
+    """Start Chromium. It is not closed, nor are its pages: it does not always answer that, and the tests would hang.
+
+    It ends with playwright, within half a minute.
+    """
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=CHROMIUM, chromium_sandbox=False, args=["--disable-gpu", "--no-first-run"]
@@ -55,4 +59,4 @@ def only_page(browser, served):
 @pytest.fixture
 def page(only_page):
     yield only_page
-    only_page.must_be_quiet()
+    only_page.assert_quiet()

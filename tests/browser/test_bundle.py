@@ -1,4 +1,4 @@
-"""The page that ships is what its source makes, and holds nothing that it should not."""
+"""The shipped page equals the build of its source, and holds nothing that it should not."""
 
 import re
 import shutil
@@ -12,7 +12,7 @@ WEB, PAGE = ROOT / "web", ROOT / "src/telescope/explorer/page"
 BUNDLE = {path.name: path.read_bytes() for path in PAGE.iterdir()}
 
 
-def test_it_is_what_the_source_makes(tmp_path):
+def test_the_page_equals_the_build_of_its_source(tmp_path):
     if not (WEB / "node_modules/esbuild").is_dir() or shutil.which("npm") is None:
         pytest.skip("the tools of the page are not installed: npm ci --prefix web")
     done = subprocess.run(
@@ -22,19 +22,19 @@ def test_it_is_what_the_source_makes(tmp_path):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == BUNDLE
 
 
-def test_it_is_small():
+def test_the_page_is_small():
     assert sum(map(len, BUNDLE.values())) <= 150_000
     assert set(BUNDLE) == {"explorer.css", "explorer.js", "index.html"}
 
 
 @pytest.mark.parametrize("never", [b"Math.random", b"sourceMappingURL", b"eval(", b"@import", b"url("])
-def test_it_never(never):
-    """No number by dice, nothing from elsewhere."""
+def test_the_page_never_uses(never):
+    """No random numbers, nothing from other machines."""
     assert not [name for name, body in BUNDLE.items() if never in body]
 
 
 def test_no_text_becomes_markup():
-    """Preact knows of innerHTML; nothing of ours asks it to."""
+    """Preact can set innerHTML; the page's own code never does."""
     sources = [path for path in WEB.rglob("*.js") if "node_modules" not in path.parts]
     assert len(sources) > 20
     assert not [
@@ -42,7 +42,7 @@ def test_no_text_becomes_markup():
     ]
 
 
-def test_it_names_no_other_machine():
-    """XML's names look like addresses, and are none."""
+def test_the_page_names_no_other_machine():
+    """The namespaces of XML look like addresses, but are none."""
     named = {name for body in BUNDLE.values() for name in re.findall(rb"https?://([\w.]+)", body)}
     assert named == {b"www.w3.org"}

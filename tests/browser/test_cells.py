@@ -1,4 +1,4 @@
-"""In a notebook many of them stand on one page, and ask the kernel by messages."""
+"""Several explorers on one page, as in a notebook, where they send their requests to the kernel."""
 
 import json
 
@@ -19,7 +19,7 @@ def test_twenty_maps_on_one_page(page, served):
     assert min(painted) > 20
 
 
-def test_a_key_is_for_the_cell_that_has_the_focus(page, served):
+def test_keys_go_to_the_focused_cell(page, served):
     tab = page.open("walk")
     tab.evaluate(WIDGETS, {"start": json.dumps({"run": served.run, "step": "scores"}), "many": 2})
     tab.wait_for_function("() => document.querySelectorAll('.walk').length === 2")
@@ -30,7 +30,7 @@ def test_a_key_is_for_the_cell_that_has_the_focus(page, served):
 
 
 def test_a_cell_keeps_its_keys_from_the_notebook(page, served):
-    """What one presses in it would otherwise delete or cut the cell; what saves and runs a notebook is still heard."""
+    """Otherwise keys would delete or cut the notebook's cell; shortcuts that save and run a notebook still reach it."""
     tab = page.open("walk")
     tab.evaluate(WIDGETS, {"start": json.dumps({"run": served.run, "step": "scores"}), "many": 1})
     tab.locator(".words button[aria-pressed=true]").focus()
@@ -45,8 +45,8 @@ def test_a_cell_keeps_its_keys_from_the_notebook(page, served):
     tab.get_by_role("heading", name="The whole matrix").wait_for()
 
 
-def test_a_cell_is_as_dark_as_its_notebook(page, served):
-    """Whatever the system says. A choice of one's own stays."""
+def test_a_cell_follows_the_theme_of_its_notebook(page, served):
+    """Whatever the theme of the system. A theme that the reader chose stays."""
     tab = page.open("walk")
     tab.evaluate("() => { document.body.style.background = '#111'; }")
     tab.evaluate(WIDGETS, {"start": json.dumps({"run": served.run}), "many": 1})
@@ -69,8 +69,8 @@ def test_a_page_is_saved_from_a_cell(page, served, tmp_path):
             tab.get_by_role("button", name=label).click()
         download.value.save_as(tmp_path / f"file.{ending}")
     best = served.api.ask(f"/runs/{served.run}/sharpest")
-    told = served.api.answer(
+    answer = served.api.answer(
         "GET", f"/runs/{served.run}/export", {"l": str(best["l"]), "h": str(best["h"]), "format": "html"}
     )
-    assert (tmp_path / "file.html").read_bytes() == told.body
+    assert (tmp_path / "file.html").read_bytes() == answer.body
     assert json.loads((tmp_path / "file.json").read_text())["start"].endswith(f"l={best['l']}&h={best['h']}&i=0")

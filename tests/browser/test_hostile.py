@@ -1,4 +1,4 @@
-"""Tokens that would like to be markup, or to turn the line around, are shown as the text that they are."""
+"""Tokens that hold markup or bidirectional control characters are shown as text."""
 
 import json
 from xml.etree import ElementTree
@@ -56,7 +56,7 @@ def must_be_text(tab):
 
 @pytest.mark.parametrize("screen", SCREENS)
 def test_text_stays_text(page, screen, tmp_path):
-    """In the page, in what is said when one points at it, and in a drawing of it."""
+    """In the page, in tooltips and in a drawing."""
     tab = page.open(screen, step="softmax", x=3, y=3, z=5.2)
     for target in tab.locator("main button, main [tabindex]").all()[:12]:
         target.hover(force=True)

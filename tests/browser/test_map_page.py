@@ -1,4 +1,4 @@
-"""The map: what it asks for, what it says about it, and the numbers it writes."""
+"""The map: its requests, its labels, and the numbers in its cells."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def long_map(page, served):
     return tab
 
 
-def test_colours_ask_for_nothing(page, long_map):
+def test_changing_colours_sends_no_request(page, long_map):
     pictures, asked = [long_map.evaluate(PIXELS)], len(page.asked)
     for change in (
         lambda: long_map.get_by_role("combobox", name="colours").select_option("magma"),
@@ -45,7 +45,7 @@ def test_colours_ask_for_nothing(page, long_map):
     long_map.keyboard.press("t")  # which theme it is, is remembered
 
 
-def test_max_is_another_tile(page, long_map):
+def test_max_requests_other_tiles(page, long_map):
     asked = len(page.asked)
     long_map.get_by_role("button", name="max").click()
     exact(page)
@@ -58,18 +58,18 @@ def test_go_to_a_cell(long_map, served):
     long_map.get_by_label("key", exact=True).fill("650")
     long_map.keyboard.press("Enter")
     long_map.locator("output", has_text="query 700").wait_for()
-    said = long_map.locator("output").inner_text()
+    output = long_map.locator("output").inner_text()
     call = served.library.run(served.long).views[0].call
     q, k = (tensor[0, 1].double() for tensor in (call.queries, call.keys))
     scores = (k[:701] @ q[700]) / q.shape[-1] ** 0.5
     weight = torch.softmax(scores, -1)[650].item()
-    assert "key 650" in said
-    assert float(said.split("weight ")[1].split(" ")[0]) == pytest.approx(weight, rel=1e-6)
+    assert "key 650" in output
+    assert float(output.split("weight ")[1].split(" ")[0]) == pytest.approx(weight, rel=1e-6)
     assert "y=700.5" in long_map.url
     assert "x=650.5" in long_map.url
 
 
-def test_masked_is_said(long_map):
+def test_masked_pairs_are_labelled(long_map):
     long_map.get_by_label("query", exact=True).fill("3")
     long_map.get_by_label("key", exact=True).fill("900")
     long_map.get_by_role("button", name="go", exact=True).click()
@@ -114,8 +114,8 @@ def test_wheel_and_drag_keep_what_is_under_the_pointer(long_map):
     assert len(long_map.evaluate("String(history.length)")) == length
 
 
-def test_the_overview_leads_anywhere(page, served):
-    """A small picture of all of it in the corner; a click there goes there."""
+def test_a_click_in_the_overview_moves_the_map(page, served):
+    """The overview is a small picture of the whole map in the corner."""
     tab = page.open("map", served.long, l=0, h=1, x=900, y=1000, z=4)
     exact(page)
     box = tab.locator(".viewer").bounding_box()
@@ -125,9 +125,9 @@ def test_the_overview_leads_anywhere(page, served):
     assert where == pytest.approx([16 / 116 * 1100, 56 / 116 * 1100], abs=25)
 
 
-def test_a_long_one_opens_and_pans(browser):
-    """What is shown is exact, or says that it is not; where one has gone, the place is the address. (A million tokens:
-    python -m benchmarks explore.)"""
+def test_a_long_map_opens_and_pans(browser):
+    """What is shown is exact or marked as sampled; the position is part of the address. (A million tokens: python -m
+    benchmarks explore.)"""
     served, n = Served(Library({})), 131_072
     served.run = served.library.add(recorded(n, heads=1, d=8), "long", "1").name
     page = Page(browser, served)
@@ -144,13 +144,13 @@ def test_a_long_one_opens_and_pans(browser):
         tab.keyboard.press(key)
     tab.locator(".quality[data-exact]:not([data-missing])").wait_for()
     assert f"y={n - 5}" in tab.url or f"y={n - 4}" in tab.url
-    page.must_be_quiet()
+    page.assert_quiet()
     page.leave()
     served.stop()
 
 
-def test_a_sample_is_never_taken_for_the_whole(page, served):
-    """The same tiles, told as a sample: it is said, and drawn differently."""
+def test_sampled_tiles_are_marked(page, served):
+    """The same tiles, marked as sampled: the page says so, and draws them differently."""
     tab = page.open("map", served.long, l=0, h=0)
     exact(page)
     whole = tab.evaluate(PIXELS)
@@ -172,7 +172,7 @@ def test_a_sample_is_never_taken_for_the_whole(page, served):
 
 
 def test_numbers_in_cells_are_the_weights(page, served):
-    """Close up, every row in sight was asked for in float64; from afar, none."""
+    """Zoomed in, the numbers of every visible row are requested in float64; zoomed out, none."""
     before = len(page.asked)
     tab = page.open("map", l=0, h=1, x=3.5, y=3.5, z=6.2)
     exact(page)

@@ -1,4 +1,4 @@
-"""What is saved: a drawing that is XML, a picture that is not blank, a page from disk with the same numbers."""
+"""Saved files: a drawing that is XML, a picture that is not blank, a page from disk with the same numbers."""
 
 import re
 from struct import unpack
@@ -18,7 +18,7 @@ def save(tab, label, to):
 
 
 def colours(png):
-    """Of the bytes behind every 97th pixel: enough to tell a picture from an empty one."""
+    """Count the different bytes at every 97th pixel: enough to tell a picture from an empty one."""
     assert png.startswith(b"\x89PNG\r\n\x1a\n")
     at, packed = 8, b""
     while at < len(png):
@@ -48,10 +48,10 @@ def test_a_page_from_disk_has_the_same_numbers(page, browser, served, tmp_path):
     numbers = tab.locator("td[title]").evaluate_all("all => all.map(one => one.title)")
     file = save(tab, "Page that opens", tmp_path / "saved.html")
     tab = browser.new_page(offline=True)
-    complaints, asked = [], []
+    complaints, requests = [], []
     tab.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
     tab.on("pageerror", lambda problem: complaints.append(str(problem)))
-    tab.on("request", lambda request: asked.append(request.url))
+    tab.on("request", lambda request: requests.append(request.url))
     tab.goto(file.as_uri())
     tab.locator(".walk").wait_for()
     tab.get_by_role("button", name=re.compile("softmax")).click()
@@ -76,11 +76,11 @@ def test_a_page_from_disk_has_the_same_numbers(page, browser, served, tmp_path):
     weight = served.api.ask(f"/runs/{run}/cell", l=1, h=1, i=2, j=1)["p"]
     assert f"weight {weight!r} " in tab.locator("output").inner_text()
     assert complaints == []
-    assert [url for url in asked if not url.startswith(("file:", "blob:", "data:"))] == []
+    assert [url for url in requests if not url.startswith(("file:", "blob:", "data:"))] == []
 
 
 def test_a_page_in_a_sandboxed_frame(browser, served, tmp_path):
-    """As a notebook without anywidget shows it: no address, no store, and it works."""
+    """As a notebook without anywidget shows it: without an address and without storage the page works."""
     still = StaticPage(served.api, served.runs["Good morning."], 0)._repr_html_()
     (tmp_path / "notebook.html").write_text(f"<!doctype html><title>notebook</title>{still}", encoding="utf-8")
     tab = browser.new_page()

@@ -1,4 +1,4 @@
-"""All five screens: nothing sticks out, everything can be reached, every address leads back to the same view."""
+"""All five screens: nothing overflows, everything can be reached, every address leads back to the same view."""
 
 import re
 from pathlib import Path
@@ -30,7 +30,7 @@ WIDE = "() => document.documentElement.scrollWidth"
 
 @pytest.fixture
 def sized(page):
-    """sized(320) makes the window so wide; afterwards it is as it was."""
+    """Return a function that sets the width of the window; it is restored afterwards."""
     yield lambda width: page.tab.set_viewport_size({"width": width, "height": 800})
     page.tab.set_viewport_size({"width": 1280, "height": 800})
 
@@ -45,14 +45,17 @@ def test_axe_finds_nothing(page, theme):
     for screen in SCREENS:
         tab = page.turn(screen, step="scores")
         found = tab.evaluate("axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa']})")
-        assert (screen, [(it["id"], [node["html"] for node in it["nodes"]]) for it in found["violations"]]) == (
+        assert (
+            screen,
+            [(violation["id"], [node["html"] for node in violation["nodes"]]) for violation in found["violations"]],
+        ) == (
             screen,
             [],
         )
 
 
-def test_nothing_sticks_out(page, sized):
-    """On a phone, a tablet and a desk; and whatever is to be hit is large enough for a finger."""
+def test_nothing_overflows(page, sized):
+    """On a phone, a tablet and a desktop; every control is large enough for a finger."""
     page.open("walk")
     for screen in SCREENS:
         tab = page.turn(screen, step="softmax")
@@ -62,7 +65,7 @@ def test_nothing_sticks_out(page, sized):
             assert (screen, width, tab.evaluate(WIDE) <= width, tab.evaluate(SMALL)) == (screen, width, True, [])
 
 
-def test_no_step_sticks_out_on_a_phone(page, sized):
+def test_no_step_overflows_on_a_phone(page, sized):
     sized(320)
     page.open("walk")
     for step in STEPS:
@@ -71,7 +74,7 @@ def test_no_step_sticks_out_on_a_phone(page, sized):
 
 @pytest.mark.parametrize("screen", SCREENS)
 def test_an_address_leads_back(page, screen):
-    """Loaded, and loaded again: the same address, the same words and drawings, the same pixels."""
+    """Loaded twice: the same address, the same words and drawings, the same pixels."""
     seen = []
     for _ in range(2):
         tab = page.open(screen, **SAME[screen])
@@ -94,7 +97,7 @@ def test_back_goes_back(page):
     tab.locator(".walk").wait_for()
 
 
-def test_numbers_are_screens(page):
+def test_number_keys_open_the_screens(page):
     tab = page.open("walk")
     for key, heading in (("2", "All heads"), ("3", "Before and after"), ("4", "Which"), ("5", "The whole matrix")):
         tab.keyboard.press(key)
@@ -115,20 +118,20 @@ def test_two_readings_are_the_rows_of_the_heads(page, served):
 
 
 def test_the_table_of_habits(page, served):
-    """A row for each head, by layer or by any of its columns."""
+    """A row for each head, sorted by layer or by any other column."""
     tab = page.open("heads", l=1, h=0)
-    told = [served.api.ask(f"/runs/{served.run}/heads", l=at)["habits"] for at in (1, 2)]
-    first = [one["first"] for layer in told for one in layer]
+    answer = [served.api.ask(f"/runs/{served.run}/heads", l=at)["habits"] for at in (1, 2)]
+    first = [one["first"] for layer in answer for one in layer]
     rows = tab.locator(".habits tbody tr")
     assert rows.count() == len(first) == 8
-    assert [rows.nth(at).locator("td").nth(1).inner_text() for at in range(4)] == [one["kind"] for one in told[0]]
+    assert [rows.nth(at).locator("td").nth(1).inner_text() for at in range(4)] == [one["kind"] for one in answer[0]]
     tab.get_by_role("button", name="first").click()
     column = 2 + ["itself", "previous", "first"].index("first")
     shown = [float(rows.nth(at).locator("td").nth(column).get_attribute("title")) for at in range(8)]
     assert shown == sorted(first, reverse=True)
 
 
-def test_cosines_are_those_of_whole_vectors(page, served):
+def test_cosines_are_those_of_the_full_vectors(page, served):
     tab = page.open("geometry", l=0, i=1)
     call = served.library.run(served.run).views[0].call
     before, after = (torch.nn.functional.normalize(x[0].double(), dim=-1) for x in (call.before, call.after))
@@ -139,7 +142,7 @@ def test_cosines_are_those_of_whole_vectors(page, served):
 
 
 def test_points_move_with_the_slider(page, served):
-    """From where each token was before attention to where it is after it, in a straight line."""
+    """From each token's position before attention to that after it, in a straight line."""
     places = "all => all.map(one => ['cx', 'cy'].map(name => Number(one.getAttribute(name))))"
     seen = {}
     for alpha in (0, 0.5, 1):
@@ -150,45 +153,46 @@ def test_points_move_with_the_slider(page, served):
     torch.testing.assert_close(seen[0.5], (seen[0] + seen[1]) / 2, atol=0.01, rtol=0)
 
 
-def test_a_words_fan_lights_by_hover_focus_and_tap(page):
+def test_the_links_of_a_word_light_up_by_hover_focus_and_tap(page):
     tab = page.open("alignment")
     word = tab.locator("svg [role=button]", has_text="Fernrohr")
-    said = tab.locator("output")
+    output = tab.locator("output")
     word.hover()
-    hovered = said.inner_text()
+    hovered = output.inner_text()
     tab.mouse.move(2, 2)
     word.focus()
-    focused = said.inner_text()
+    focused = output.inner_text()
     tab.locator("svg [role=button]").first.focus()
     word.tap()
-    assert hovered == focused == said.inner_text()
+    assert hovered == focused == output.inner_text()
     assert "Fernrohr" in hovered
     tab.wait_for_url("**word=*")
     assert not re.search(r"[?&]i=", tab.url)  # a word is no token, and chooses none on the other screens
 
 
-def test_an_alignment_opens_where_it_is_the_sharpest(page, served):
-    """And says so. What was chosen stays, with a way to the sharpest; the other screens begin at the first layer."""
+def test_the_alignment_opens_at_the_sharpest_layer(page, served):
+    """The page says so. A layer that the reader chose stays, with a link to the sharpest; other screens open the first
+    layer."""
     run = served.library.read("Good morning.", "translator").name
     best = served.api.ask(f"/runs/{run}/sharpest")
     assert (best["l"], best["h"]) == (4, 1)  # not the first of anything
     tab = page.open("alignment", run)
-    said, shown = tab.locator("[data-sharpest]"), tab.locator(".which label:not(:has-text('run')) select")
-    assert said.inner_text() == (
+    output, shown = tab.locator("[data-sharpest]"), tab.locator(".which label:not(:has-text('run')) select")
+    assert output.inner_text() == (
         f"Layer 1 is the sharpest of 2: a word’s largest share is on average {best['mean']:.4f} in the "
         f"mean of all heads, {best['head']:.4f} in head 1"
     )
     assert shown.evaluate_all("all => all.map(one => one.value)") == ["4", "1"]
     tab.get_by_role("button", name="head 1", exact=True).click()
     tab = page.turn("alignment", run, l=3)
-    assert said.count() == 0
+    assert output.count() == 0
     closed = "all => all.filter(one => one.disabled).map(one => one.value)"
     assert shown.first.locator("option").evaluate_all(closed) == ["0", "1", "2"]  # they are not between two texts
     tab.keyboard.press("{")  # nor is there one before
-    assert said.count() == 0
+    assert output.count() == 0
     assert "l=3" in tab.url
     tab.get_by_role("button", name="sharper: layer 1").click()
-    said.wait_for()
+    output.wait_for()
     assert "l=4&h=1" in tab.url
     page.turn("walk", run)
     assert shown.evaluate_all("all => all.map(one => one.value)") == ["0", "0"]
@@ -196,28 +200,28 @@ def test_an_alignment_opens_where_it_is_the_sharpest(page, served):
 
 def test_the_matrix_of_an_alignment_by_arrow_keys(page, served):
     tab = page.open("alignment", l=3)
-    told = served.api.ask(f"/runs/{served.run}/alignment", l=3, h="mean")
+    answer = served.api.ask(f"/runs/{served.run}/alignment", l=3, h="mean")
     matrix = tab.get_by_role("application", name="weights")
     matrix.focus()
     matrix.press("Home")
-    for _ in range(len(told["rows"])):
+    for _ in range(len(answer["rows"])):
         matrix.press("ArrowUp")
     matrix.press("ArrowDown")
     matrix.press("ArrowRight")
-    said = tab.locator("p.figures", has_text="→").inner_text()
-    assert said == f"{told['rows'][1]} → {told['columns'][1]} = {told['weights'][1][1]!r}"
+    output = tab.locator("p.figures", has_text="→").inner_text()
+    assert output == f"{answer['rows'][1]} → {answer['columns'][1]} = {answer['weights'][1][1]!r}"
 
 
 def test_markup_is_refused_by_the_browser_itself(page):
-    """Trusted Types: even a script of ours could not make markup of a text."""
+    """Trusted Types: not even the page's own script can turn a text into markup."""
     tab = page.open("walk")
     made = "() => { try { document.body.innerHTML = '<b>text</b>'; return 'made'; } catch (e) { return e.name; } }"
     assert tab.evaluate(made) == "TypeError"
     page.complaints.clear()  # the browser reports it too
 
 
-def test_another_run_is_chosen_from_all(page, served):
-    """What was chosen in one means nothing in another. Of a recording the field is empty, and says why."""
+def test_another_run_can_be_chosen(page, served):
+    """Choices in one run are not carried to another. For a recording the text field is empty, and says why."""
     tab = page.open("walk", l=1, h=2, i=3)
     run = tab.locator(".which").get_by_label("run")
     assert run.input_value() == served.run
@@ -239,7 +243,7 @@ def test_another_run_is_chosen_from_all(page, served):
 
 @pytest.mark.parametrize("screen", ["walk", "heads"])
 def test_every_query_of_a_long_text_can_be_reached(page, served, screen):
-    """Some of them stand in a list, in which the chosen one is in view; the rest is behind its ends."""
+    """Some queries are in a list, scrolled to the chosen one; the others follow beyond its ends."""
     tab = page.open(screen, served.long)
     chosen = tab.locator(".words [aria-pressed=true]")
     assert chosen.inner_text() == tab.locator(".words [tabindex='0']").inner_text() == "eee"  # 550, the middle
@@ -255,7 +259,7 @@ def test_every_query_of_a_long_text_can_be_reached(page, served, screen):
     tab.wait_for_url("**i=511")
 
 
-def test_the_rest_of_a_long_row_stands_in_its_column(page, served, sized):
+def test_the_sum_of_the_other_weights_is_aligned_with_the_total(page, served, sized):
     sized(320)
     tab = page.open("walk", served.long, step="softmax")
     assert tab.evaluate(WIDE) <= 320
@@ -264,7 +268,7 @@ def test_the_rest_of_a_long_row_stands_in_its_column(page, served, sized):
     assert right[0]["x"] == pytest.approx(right[1]["x"])
 
 
-def test_what_a_screen_lacks_is_not_asked_for(page, served):
+def test_data_that_a_run_lacks_are_not_requested(page, served):
     page.open("walk", served.long)
     page.asked.clear()
     tab = page.turn("alignment", served.long)

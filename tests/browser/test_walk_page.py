@@ -1,4 +1,4 @@
-"""Every number that the Walk shows, against the formula in float64."""
+"""Every number that the screen Walk shows, compared with the formula in float64."""
 
 import math
 from functools import cache
@@ -44,7 +44,7 @@ def traced(looked):
 
 
 def truth(looked, h, i):
-    """q·k, ÷ √d, masked, e^(s - max), weights, context of one query, in float64."""
+    """Return q·k, ÷ √d, masked, e^(s - max), weights and context of one query, in float64."""
     steps = traced(looked)
     q, k, v = (
         tensor[0, h].double() if tensor.shape[1] > h else tensor[0, 0].double()
@@ -100,23 +100,23 @@ def test_every_number_of_the_context_by_arrow_keys(page, served):
     strip.focus()
     shown = []
     for _ in range(len(context)):
-        said = strip.get_attribute("aria-valuetext")
-        assert said.removeprefix(f"number {len(shown)}: ") in tab.locator("output").inner_text()
-        shown.append(float(said.split(": ")[1].replace("−", "-")))
+        output = strip.get_attribute("aria-valuetext")
+        assert output.removeprefix(f"number {len(shown)}: ") in tab.locator("output").inner_text()
+        shown.append(float(output.split(": ")[1].replace("−", "-")))
         strip.press("ArrowRight")
     close(shown, context)
 
 
 def test_embedding_query_keys_and_values_by_arrow_keys(page, served):
-    """What is pointed at is written out: the vector that comes in, the query, and the first keys and values."""
+    """The selected vector is written out: the embedding, the query, and the first keys and values."""
     looked = served.library.run(served.run).views[0]
-    steps, said = traced(looked), page.tab.locator("output")
+    steps, output = traced(looked), page.tab.locator("output")
 
     def read(focused, keys):
         focused.focus()
         numbers = []
         for key in keys:
-            numbers.append(float(said.inner_text().split("= ")[1].replace("−", "-")))
+            numbers.append(float(output.inner_text().split("= ")[1].replace("−", "-")))
             focused.press(key)
         return numbers
 
@@ -132,17 +132,17 @@ def test_embedding_query_keys_and_values_by_arrow_keys(page, served):
         close(read(matrix, there_and_back), torch.cat([truth[0], truth[1].flip(0)]))
 
 
-def test_a_sum_says_its_products(page, served):
+def test_a_sum_shows_its_products(page, served):
     tab = page.open("walk", l=0, h=0, i=1, step="sum")
     tab.get_by_role("slider", name="context").focus()
-    said = tab.locator("output").inner_text()
-    assert said.startswith("feature 0")
-    assert said.count("×") == 5
+    output = tab.locator("output").inner_text()
+    assert output.startswith("feature 0")
+    assert output.count("×") == 5
     _, context, _ = truth(served.library.run(served.run).views[0], 0, 1)
-    assert float(said.rsplit("Σ = ", 1)[1].replace("−", "-")) == pytest.approx(context[0].item(), rel=1e-6)
+    assert float(output.rsplit("Σ = ", 1)[1].replace("−", "-")) == pytest.approx(context[0].item(), rel=1e-6)
 
 
-def test_what_is_masked_says_so(page, served):
+def test_masked_keys_are_labelled(page, served):
     decoder = next(at for at, looked in enumerate(served.library.run(served.run).views) if looked.kind == "decoder")
     tab = page.open("walk", l=decoder, h=0, i=1, step="mask")
     rows = tab.locator(".ledger tbody tr")
@@ -151,7 +151,7 @@ def test_what_is_masked_says_so(page, served):
 
 
 def test_words_and_formulas_are_those_of_the_definition(page, served):
-    """An attention of another score, scale and normaliser is not told as softmax(q·k / √d)."""
+    """An attention with another score, scale and normaliser is not described as softmax(q·k / √d)."""
     additive = ts.additive(torch.randn(16, 5), torch.randn(16, 5), torch.randn(5))
     other = recorded(6, attention=ts.Attention(score=additive, scale=0.3, normalize=ts.by_sum), keep="steps")
     run = served.library.add(other, "other", "1").name
@@ -213,8 +213,8 @@ def test_another_model_reads_the_sentence(page, served):
     assert tab.get_by_label("the model that reads the sentence").input_value() == "small"
 
 
-def test_what_takes_long_shows_that_it_does(page, served, monkeypatch):
-    """After half a second, and no sooner; then it is gone."""
+def test_a_slow_request_shows_progress(page, served, monkeypatch):
+    """After half a second and no sooner; then the sign disappears."""
     tab = page.open("walk", l=0, h=0, i=1, step="softmax")
 
     def late(*asked, trace=served.api.resources["trace"]):
@@ -229,7 +229,7 @@ def test_what_takes_long_shows_that_it_does(page, served, monkeypatch):
     assert waiting.count() == 0
 
 
-def test_what_cannot_be_read_is_said(page):
+def test_a_text_that_cannot_be_read_shows_the_error(page):
     tab = page.open("walk")
     tab.get_by_label("a sentence for the model").fill("word " * 200)
     tab.get_by_role("button", name="Run").click()

@@ -1,8 +1,9 @@
-"""Runs of training in processes of their own: python run.py RUNS, or under torchrun.
+"""Training runs in processes of their own: python run.py RUNS, or under torchrun.
 
-RUNS is JSON, a list of [OUT, SETTINGS] or [OUT, SETTINGS, DEATH]; each writes its losses to OUT/told, and saves
-OUT/model. DEATH is where it kills itself, as kill -9 would: "training 5", after that step's loss is told; "writing 6",
-when only some files of that checkpoint are there; "written 8", when it is, and the one before is there still.
+RUNS is JSON, a list of [OUT, SETTINGS] or [OUT, SETTINGS, DEATH]; each run writes its losses to OUT/losses and its
+model to OUT/model. DEATH is where the process kills itself, as kill -9 would: "training 5", after the loss of that
+step is reported; "writing 6", when only some files of that checkpoint are written; "written 8", when the checkpoint
+is complete, and the one before still exists.
 """
 
 import json
@@ -25,20 +26,20 @@ torch.set_num_threads(1)
 
 
 def run(out, settings, death=""):
-    """In float64: a bias of keys has no gradient but rounding, which AdamW makes as large as any other."""
+    """Train in float64: a bias of keys has no gradient except rounding, which AdamW makes as large as any other."""
     out, sharded = Path(out), []
     whole, step.shard = step.shard, lambda *given: sharded.append(whole(*given)) or sharded[0]
     prepare(*death.split())
     attention = learned() if settings.pop("learned", False) else ts.Attention()
     model = transformer(attention, dropout=settings.pop("dropout", 0.0)).double()
     data = training.Examples(*pairs(21))
-    said = training.Training(**{"tokens": 96, "lr": 3e-3, "warmup": 3, "clip": 1.0, "log_every": 1} | settings)
+    options = training.Training(**{"tokens": 96, "lr": 3e-3, "warmup": 3, "clip": 1.0, "log_every": 1} | settings)
 
     def validate(model):
-        return {"loss": training.mean_loss(model, data, training.translation, said)}
+        return {"loss": training.mean_loss(model, data, training.translation, options)}
 
-    def told(event):
-        with open(out / "told", "a") as file:
+    def report(event):
+        with open(out / "losses", "a") as file:
             if isinstance(event, training.Logged):
                 print("loss", event.step, repr(event.loss), file=file, flush=True)
             if isinstance(event, training.Validated):
@@ -52,7 +53,7 @@ def run(out, settings, death=""):
             die()
 
     out.mkdir(parents=True, exist_ok=True)
-    trained = training.train(model, data, training.translation, said, out, validate=validate, report=told)
+    trained = training.train(model, data, training.translation, options, out, validate=validate, report=report)
     if os.environ.get("RANK", "0") == "0":
         trained.save(out / "model")
 

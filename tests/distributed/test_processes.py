@@ -1,4 +1,4 @@
-"""Several processes are one; one that is killed is one that was not."""
+"""Several processes compute what one does; a run that was killed and resumed equals one that was not."""
 
 import json
 import os
@@ -28,8 +28,8 @@ def start(*jobs, launcher=()):
     return [int(line) for line in done.stdout.split()]
 
 
-def told(out):
-    found = re.findall(r"^(loss|validation) (\d+) (\S+)$", (out / "told").read_text(), re.MULTILINE)
+def losses_of(out):
+    found = re.findall(r"^(loss|validation) (\d+) (\S+)$", (out / "losses").read_text(), re.MULTILINE)
     return {(kind, int(step)): float(loss) for kind, step, loss in found}
 
 
@@ -38,14 +38,17 @@ def weights(out):
 
 
 def assert_same(actual, expected):
-    assert told(actual) == pytest.approx(told(expected), rel=1e-6)  # losses are added up in float32
+    assert losses_of(actual) == pytest.approx(losses_of(expected), rel=1e-6)  # losses are added up in float32
     for name, tensor in weights(actual).items():
         assert_close(tensor, weights(expected)[name], rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.usefixtures("on_cpu")
-def test_two_processes_are_one(tmp_path):
-    """By DDP and by FSDP: an odd number of rows, several batches a step, clipping. What they save one process loads."""
+def test_two_processes_equal_one(tmp_path):
+    """With DDP and with FSDP: an odd number of rows, several batches a step, clipping.
+
+    One process loads what they save.
+    """
     settings = {"steps": 5, "accumulate": 2, "save_every": 2}
     learned = settings | {"learned": True}
     start(
@@ -59,27 +62,29 @@ def test_two_processes_are_one(tmp_path):
     assert_same(tmp_path / "ddp", tmp_path / "alone")
     assert_same(tmp_path / "learned-ddp", tmp_path / "learned")
     assert_same(tmp_path / "fsdp", tmp_path / "alone")
-    sharded = [int(re.search(r"sharded (\d+)", (tmp_path / name / "told").read_text())[1]) for name in ("ddp", "fsdp")]
+    sharded = [
+        int(re.search(r"sharded (\d+)", (tmp_path / name / "losses").read_text())[1]) for name in ("ddp", "fsdp")
+    ]
     assert sharded == [0, len(weights(tmp_path / "alone"))]
 
     run.run(tmp_path / "fsdp" / "second", dict(settings))  # from its second step on, in one process
-    went_on = told(tmp_path / "fsdp" / "second")
+    went_on = losses_of(tmp_path / "fsdp" / "second")
     assert {step for _, step in went_on} == {3, 4, 5}
-    assert went_on == pytest.approx({key: told(tmp_path / "alone")[key] for key in went_on}, rel=1e-6)
+    assert went_on == pytest.approx({key: losses_of(tmp_path / "alone")[key] for key in went_on}, rel=1e-6)
 
 
-def test_what_is_killed_goes_on_with_the_same_losses(tmp_path):
+def test_a_killed_run_resumes_with_the_same_losses(tmp_path):
     settings = {"steps": 10, "save_every": 2, "dropout": 0.2, "average": 2, "validate_every": 3}
     whole, out = tmp_path / "whole", tmp_path / "out"
     deaths = "training 5", "writing 6", "written 8"
     ends = start((whole, settings), *((out, settings, death) for death in deaths), (out, settings))
     assert ends == [0, *[-signal.SIGKILL] * 3, 0]
 
-    steps = [int(step) for step in re.findall(r"^loss (\d+)", (out / "told").read_text(), re.MULTILINE)]
+    steps = [int(step) for step in re.findall(r"^loss (\d+)", (out / "losses").read_text(), re.MULTILINE)]
     assert steps == [*range(1, 6), *range(5, 7), *range(5, 9), *range(9, 11)]
-    assert told(out) == told(whole)  # the last telling of each step
-    lines = set((out / "told").read_text().splitlines())
-    assert lines == set((whole / "told").read_text().splitlines())  # and every other
+    assert losses_of(out) == losses_of(whole)  # the last telling of each step
+    lines = set((out / "losses").read_text().splitlines())
+    assert lines == set((whole / "losses").read_text().splitlines())  # and every other
     assert os.listdir(out / "checkpoints") == ["step-00000010"]
     for name, tensor in weights(out).items():
         assert torch.equal(tensor, weights(whole)[name])

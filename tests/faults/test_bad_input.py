@@ -1,4 +1,4 @@
-"""Bad input gives one clear sentence; a NaN passes through, and never turns up where there was none."""
+"""Bad input gives one clear sentence; a NaN passes through, and never appears where there was none."""
 
 from fractions import Fraction
 
@@ -17,7 +17,7 @@ nan, inf = torch.nan, torch.inf
 
 @pytest.fixture(autouse=True)
 def without_the_shape_checks_of_the_tests():
-    """Users run without them: what is shown here is what users see."""
+    """Users run without the shape checks of the tests: what is shown here is what users see."""
     config.update("jaxtyping_disable", True)
     yield
     config.update("jaxtyping_disable", False)
@@ -28,7 +28,7 @@ def t(*shape, dtype=torch.float32, device="cpu"):
 
 
 def attend(q=None, k=None, v=None, **choices):
-    """Batch 2, heads 4 over key heads 2, 3 queries, 5 keys, 8 features; what is not given fits."""
+    """Call attend, by default with batch 2, 4 heads over 2 key heads, 3 queries, 5 keys and 8 features."""
     q, k = t(2, 4, 3, 8) if q is None else q, t(2, 2, 5, 8) if k is None else k
     return ts.attend(q, k, t(2, 2, 5, 8) if v is None else v, ts.Attention(**choices))
 
@@ -293,7 +293,7 @@ def test_one_clear_sentence(call, kind, words):
     assert len(message) < 250
 
 
-def test_numbers_of_other_libraries_become_plain_ones():
+def test_numbers_of_other_libraries_become_python_numbers():
     size, half = np.int64(3), np.float32(0.5)
     attention = ts.Attention(scale=half, softcap=np.float64(2.0), sink=Fraction(1, 2), mask=ts.window(size))
     assert repr(attention) == "Attention(scale=0.5, softcap=2.0, sink=0.5, mask=window(3))"
@@ -302,7 +302,7 @@ def test_numbers_of_other_libraries_become_plain_ones():
     assert (ts.prefix(size), ts.alibi(size), ts.rotary(base=half)) == (ts.prefix(3), ts.alibi(3), ts.rotary(base=0.5))
 
 
-def test_what_is_nearly_a_fault_is_none():
+def test_edge_cases_that_are_no_errors():
     assert by_sum(0.1 + 0.2, -0.3 + 1e-6).isfinite().all()
     assert masked(ts.padding([0, 5]))[0].eq(0).all()
     assert ts.rotary(fraction=0.5)(t(1, 1, 2, 8)).isfinite().all()
@@ -328,7 +328,7 @@ breaks = pytest.mark.parametrize("broken", [nan, inf, -inf], ids=str)
 
 
 def numbers(last):
-    """Two sequences, four heads over two, the last queries of four; and which query sees which key."""
+    """Return two sequences, four heads over two, the last four queries, and which query sees which key."""
     torch.manual_seed(0)
     return torch.randn(2, 4, 4, 3)[:, :, -last:], torch.randn(2, 2, 4, 3), torch.randn(2, 2, 4, 3)
 
@@ -338,14 +338,14 @@ def seen_by(mask, last):
 
 
 def rows_of(mask, last):
-    """A mask given as a tensor is as long as its queries."""
+    """Restrict a mask given as a tensor to as many rows as there are queries."""
     return ts.from_tensor(mask.tensor[:, :, -last:]) if mask == SEEN["tensor"] else mask
 
 
 @sights
 @lasts
 @breaks
-def test_a_broken_value_reaches_those_who_see_it(mask, last, broken):
+def test_a_nan_in_a_value_reaches_the_queries_that_see_it(mask, last, broken):
     q, k, v = numbers(last)
     attention = ts.Attention(mask=rows_of(mask, last))
     whole = ts.attend(q, k, v, attention)
@@ -360,7 +360,7 @@ def test_a_broken_value_reaches_those_who_see_it(mask, last, broken):
 @sights
 @lasts
 @breaks
-def test_a_broken_key_reaches_those_who_see_it(mask, last, broken):
+def test_a_nan_in_a_key_reaches_the_queries_that_see_it(mask, last, broken):
     q, k, v = numbers(last)
     attention = ts.Attention(mask=rows_of(mask, last))
     whole = ts.attend(q, k, v, attention)
@@ -375,7 +375,7 @@ def test_a_broken_key_reaches_those_who_see_it(mask, last, broken):
 
 @sights
 @lasts
-def test_a_broken_query_reaches_its_own_row(mask, last):
+def test_a_nan_in_a_query_stays_in_its_row(mask, last):
     q, k, v = numbers(last)
     attention = ts.Attention(mask=rows_of(mask, last))
     whole = ts.attend(q, k, v, attention)
@@ -390,7 +390,7 @@ def test_a_broken_query_reaches_its_own_row(mask, last):
 @lasts
 @breaks
 @pytest.mark.parametrize("where", ["key", "value"])
-def test_what_a_bias_of_minus_infinity_forbids_is_not_seen(last, broken, where):
+def test_a_bias_of_minus_infinity_hides_a_key(last, broken, where):
     q, k, v = numbers(last)
     forbidden = torch.zeros(1, 1, 1, 4)
     forbidden[..., 2] = -inf
@@ -400,7 +400,7 @@ def test_what_a_bias_of_minus_infinity_forbids_is_not_seen(last, broken, where):
     assert_close(ts.attend(q, k, v, attention), whole)
 
 
-def test_a_visible_infinity_is_not_spoilt_by_a_hidden_nan():
+def test_a_hidden_nan_does_not_change_a_visible_infinity():
     zeros, values = torch.zeros(1, 1, 2, 1), torch.tensor([inf, nan])[None, None, :, None]
     context = ts.attend(zeros, zeros, values, ts.Attention(mask=ts.causal))
     assert context[0, 0, 0].item() == inf
@@ -409,7 +409,7 @@ def test_a_visible_infinity_is_not_spoilt_by_a_hidden_nan():
 
 @pytest.mark.parametrize("engine", ["sdpa", "reference"])
 @pytest.mark.parametrize("junk", [nan, inf, -inf])
-def test_what_is_hidden_stays_out_of_the_gradients(engine, junk):
+def test_hidden_keys_get_no_gradient(engine, junk):
     def slopes(*inputs):
         leaves = [tensor.clone().requires_grad_() for tensor in inputs]
         context = ts.attend(*leaves, ts.Attention(mask=ts.padding([3, 0])), engine=engine)
@@ -425,7 +425,7 @@ def test_what_is_hidden_stays_out_of_the_gradients(engine, junk):
         assert not got[1].any()
 
 
-def test_shapes_are_known_without_numbers():
+def test_meta_tensors_give_shapes():
     x = torch.empty(2, 4, 5, 8, device="meta")
     for attention in (ts.Attention(), ts.Attention(mask=ts.causal & ts.window(2), sink=1.0, bias=ts.alibi(4))):
         context = ts.attend(x, x, x, attention)

@@ -8,7 +8,7 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["explian"], "'explain'"),
         (["explain", "--exmple", "bank"], "--example"),
@@ -21,22 +21,22 @@ import pytest
         (["explain", "The cat sat", "--model", "no-such"], 'there is no model "no-such". Shipped: '),
     ],
 )
-def test_one_sentence(command, arguments, said):
+def test_one_sentence(command, arguments, message):
     code, printed, complaint = command(*arguments)
     assert (code, printed) == (2, "")
     assert complaint.startswith("telescope: ")
-    assert said in complaint
+    assert message in complaint
     assert len(complaint.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
     ("rest", "encoding", "begins"),
     [
-        ("| head -n 1", "utf-8", "Your journey starts with one step\n"),  # a reader who has seen enough
+        ("| head -n 1", "utf-8", "Your journey starts with one step\n"),  # the reader closes the pipe early
         ("", "ascii", "Your journey starts with one step\nthe numbers are"),  # a terminal that cannot write √
     ],
 )
-def test_no_complaint(rest, encoding, begins):
+def test_commands_that_print_no_error(rest, encoding, begins):
     line = f"{sys.executable} -m telescope.cli explain {rest}"
     environment = os.environ | {"PYTHONIOENCODING": encoding}
     done = subprocess.run(line, shell=True, capture_output=True, encoding=encoding, env=environment, check=False)

@@ -1,4 +1,4 @@
-"""`telescope watch`: from a folder and a text to a recording and a table of heads; and what it complains about."""
+"""`telescope watch`: from a folder and a text to a recording and a table of heads, and its errors."""
 
 import json
 
@@ -34,28 +34,28 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "layer"), [("ours", "blocks.1.self"), ("llama", "model.layers.1.self_attn")])
-def test_a_text_is_read(folder, command, name, layer):
+def test_watch_reads_a_text(folder, command, name, layer):
     out = folder / "run.telescope"
-    code, told, complaint = command(
+    code, printed, complaint = command(
         "watch", "--model", f"{folder / name}", "--text", f"{folder / 'text.txt'}", "--out", f"{out}"
     )
     assert (code, complaint) == (0, "")
-    assert told.splitlines()[0].endswith(f"saved as {out}")
-    assert "read 9 tokens" in told
-    assert layer in told
+    assert printed.splitlines()[0].endswith(f"saved as {out}")
+    assert "read 9 tokens" in printed
+    assert layer in printed
     recording = ts.open(out)
     assert recording[layer].call.size == (9, 9)
     assert recording.decode([2]) == "man"
     assert recording.heads()[0].punctuation >= 0
 
 
-def test_a_recording_is_not_replaced_unless_asked(folder, command):
+def test_a_recording_is_replaced_only_with_replace(folder, command):
     out = folder / "run.telescope"
     given = ("watch", "--model", f"{folder / 'ours'}", "--text", f"{folder / 'text.txt'}", "--out", f"{out}")
     assert command(*given)[0] == 0
     before = (out / "recording.json").read_bytes()
-    code, told, complaint = command(*given, "--keep", "steps")
-    assert (code, told) == (2, "")
+    code, printed, complaint = command(*given, "--keep", "steps")
+    assert (code, printed) == (2, "")
     assert complaint.count("\n") == 1
     assert "holds a recording already, of GPT" in complaint
     assert complaint.endswith("--replace replaces it\n")
@@ -64,23 +64,23 @@ def test_a_recording_is_not_replaced_unless_asked(folder, command):
     assert ts.open(out).keep == "steps"
 
 
-def test_it_goes_on_writing(folder, command):
-    code, told, _ = command(
+def test_watch_generates_after_the_text(folder, command):
+    code, printed, _ = command(
         "watch", "--model", f"{folder / 'llama'}", "--text", f"{folder / 'text.txt'}", "--write", "4", "--json"
     )
     assert code == 0
-    heads = json.loads(told)["heads"]
+    heads = json.loads(printed)["heads"]
     assert len(heads) == 8
     assert {"layer", "number", "kind", "induction", "spread"} <= heads[0].keys()
 
 
-def test_a_translator_writes(folder, command):
-    code, told, _ = command(
+def test_watch_records_a_translation(folder, command):
+    code, printed, _ = command(
         "watch", "--model", f"{folder / 'marian'}", "--text", f"{folder / 'text.txt'}", "--layers", "*encoder_attn"
     )
     assert code == 0
-    assert "it wrote:" in told
-    assert "model.decoder.layers.2.encoder_attn" in told
+    assert "it wrote:" in printed
+    assert "model.decoder.layers.2.encoder_attn" in printed
 
 
 COMPLAINTS = {
@@ -93,11 +93,11 @@ COMPLAINTS = {
 
 
 @pytest.mark.parametrize("name", COMPLAINTS)
-def test_complaints(folder, command, name):
+def test_errors_are_one_sentence(folder, command, name):
     options, word = COMPLAINTS[name]
     usual = {"--model": f"{folder / 'ours'}", "--text": f"{folder / 'text.txt'}"}
     given = usual | {options[0]: options[1]}
-    code, told, complaint = command("watch", *(part for pair in given.items() for part in pair))
-    assert (code, told) == (2, "")
+    code, printed, complaint = command("watch", *(part for pair in given.items() for part in pair))
+    assert (code, printed) == (2, "")
     assert word in complaint
     assert complaint.count("\n") == 1

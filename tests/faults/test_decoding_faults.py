@@ -1,4 +1,4 @@
-"""What is wrong with a wish is said before anything is computed, in one sentence."""
+"""Bad arguments of decoding are an error of one sentence, before anything is computed."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def translator():
 
 @pytest.mark.parametrize("write", [generate, beam])
 @pytest.mark.parametrize(
-    ("prompts", "said"),
+    ("prompts", "message"),
     [
         ([[1, 20]], "prompt 0 has the id 20; the vocabulary is 0 to 19"),
         ([[1], [-1, 3]], "prompt 1 has the id -1; the vocabulary is 0 to 19"),
@@ -37,19 +37,19 @@ def translator():
         ([list(range(13))], "at most max_new_tokens=4 fit"),
     ],
 )
-def test_prompts(gpt, write, prompts, said):
-    with pytest.raises(ValueError, match=said):
+def test_prompts(gpt, write, prompts, message):
+    with pytest.raises(ValueError, match=message):
         write(gpt, prompts, max_new_tokens=5)
 
 
 @pytest.mark.parametrize("prompts", [[[1.5]], [None], torch.tensor([[0.5]]), [[True]]])
-def test_what_is_no_prompt(gpt, prompts, unchecked):
+def test_prompts_of_a_wrong_type(gpt, prompts, unchecked):
     with pytest.raises(TypeError, match=r"prompt 0 is .*; a prompt is text, or whole numbers"):
         generate(gpt, prompts)
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "message"),
     [
         ({"max_new_tokens": -1}, "max_new_tokens=-1 must be a whole number, at least 0"),
         ({"max_new_tokens": 2.5}, "max_new_tokens=2.5 must be a whole number"),
@@ -67,14 +67,14 @@ def test_what_is_no_prompt(gpt, prompts, unchecked):
     ],
 )
 @pytest.mark.parametrize("write", [generate, stream])
-def test_sampling(gpt, write, how, said):
-    """A stream says so when it is asked for, not at its first token."""
-    with pytest.raises(ValueError, match=said):
+def test_sampling_options_out_of_range(gpt, write, how, message):
+    """A stream raises when it is made, not at its first token."""
+    with pytest.raises(ValueError, match=message):
         write(gpt, [1], **{"max_new_tokens": 4, **how})
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "message"),
     [
         ({"beams": 0}, "beams=0 must be a whole number, at least 1"),
         ({"n_best": 0}, "n_best=0 must be a whole number, at least 1"),
@@ -83,12 +83,12 @@ def test_sampling(gpt, write, how, said):
         ({"max_new_tokens": -3}, "max_new_tokens=-3"),
     ],
 )
-def test_searching(gpt, how, said):
-    with pytest.raises(ValueError, match=said):
+def test_beam_options_out_of_range(gpt, how, message):
+    with pytest.raises(ValueError, match=message):
         beam(gpt, [[1]], **{"max_new_tokens": 4, **how})
 
 
-def test_nothing_asked_nothing_written(gpt):
+def test_no_tokens_and_no_prompts_give_empty_results(gpt):
     (line,) = generate(gpt, [[1, 2]], max_new_tokens=0)
     assert (line.ids, line.text, line.why) == ([], None, "length")
     assert list(stream(gpt, [1, 2], max_new_tokens=0)) == []
@@ -96,23 +96,23 @@ def test_nothing_asked_nothing_written(gpt):
     assert generate(gpt, [], max_new_tokens=3) == beam(gpt, [], max_new_tokens=3) == []
 
 
-def test_as_many_as_fit(gpt):
+def test_a_prompt_and_its_continuation_that_just_fit(gpt):
     (line,) = generate(gpt, [list(range(13))], max_new_tokens=4)
     assert len(line.ids) == 4
 
 
-def test_a_stream_is_one(gpt):
+def test_stream_takes_one_prompt(gpt):
     for several in ([[1, 2], [3]], torch.tensor([[1], [2]]), ["a", "b"]):
         with pytest.raises(ValueError, match="stream takes one prompt"):
             stream(gpt, several)
 
 
-def test_models_that_do_not_write():
+def test_models_that_cannot_generate():
     with pytest.raises(TypeError, match="Encoder cannot generate text; GPT, Transformer, LuongTranslator can"):
         generate(Encoder(ts.models.EncoderConfig(vocabulary=V, d_model=8, heads=2)), [[1]])
 
 
-def test_a_translation_starts_somewhere(translator):
+def test_a_translator_needs_a_start_token(translator):
     assert all(0 <= token < 30 for token in generate(translator, [[1]], max_new_tokens=3)[0].ids)
     translator.special = Special()
     with pytest.raises(ValueError, match="the model has no start token"):
@@ -121,7 +121,7 @@ def test_a_translation_starts_somewhere(translator):
         generate(translator, [[25]])
 
 
-def test_a_synthesizer_ends_with_its_table():
+def test_a_synthesizer_generates_up_to_its_longest_length():
     config = GPTConfig(vocabulary=V, d_model=8, blocks=1, heads=2, attention="synthesizer", synthesizer_block=6)
     assert len(generate(GPT(config), [[1, 2, 3]], max_new_tokens=4)[0].ids) == 4
     with pytest.raises(ValueError, match="positions for 6; at most max_new_tokens=4 fit"):
@@ -129,7 +129,7 @@ def test_a_synthesizer_ends_with_its_table():
 
 
 def test_fewer_words_than_beams():
-    """As many texts as there are, no more."""
+    """The search returns as many texts as there are, no more."""
     model = GPT(GPTConfig(vocabulary=3, max_positions=8, d_model=8, blocks=1, heads=2))
     (best,) = beam(model, [[1]], beams=5, n_best=5, max_new_tokens=1, end=())
     assert sorted(found.ids for found in best) == [[0], [1], [2]]

@@ -1,4 +1,4 @@
-"""The doctor finds what is wrong with an engine, and says so by its exit code."""
+"""`telescope doctor` finds what is wrong with an engine, and says so by its exit code."""
 
 import json
 from dataclasses import replace
@@ -78,15 +78,15 @@ def test_an_lse_of_base_two_is_found():
     assert row_sums(masked(), natural * torch.nan) == "nan"
 
 
-def test_an_engine_that_tells_base_two_is_wrong():
+def test_an_engine_with_an_lse_of_base_two_is_wrong():
     check = next(doctor.engine_checks(CPU, every=False))
     natural = check.lse
     assert run_check(check, CPU).wrong == ""
-    told = run_check(replace(check, lse=lambda q, k, v: natural(q, k, v) / log(2.0)), CPU)
-    assert told.wrong == "rows of exp(score - lse) sum to 1 in base 2 only: multiply it by ln 2 in float32"
+    report = run_check(replace(check, lse=lambda q, k, v: natural(q, k, v) / log(2.0)), CPU)
+    assert report.wrong == "rows of exp(score - lse) sum to 1 in base 2 only: multiply it by ln 2 in float32"
 
 
-def test_what_keeps_an_engine_from_running_is_said(monkeypatch):
+def test_the_reason_why_an_engine_cannot_run_is_printed(monkeypatch):
     monkeypatch.setattr(flex, "cannot", lambda *_: None)
     found = {finding.name: finding for finding in doctor.check_engines(CPU).findings}
     assert "telescope doctor --all" in found["attend  flex"].missing

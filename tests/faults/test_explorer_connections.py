@@ -1,4 +1,4 @@
-"""Clients that stall, on real sockets: they hold nobody up, and they are let go."""
+"""Clients that stall, on real sockets: they delay no other client, and their connections are closed."""
 
 import json
 import socket
@@ -21,10 +21,10 @@ BODY = b'{"text": "Good morning."}'
 
 @contextmanager
 def served(body_seconds=10.0, wait=0.0, room=None):
-    """The port of a server in a thread of its own; its answers take `wait` seconds, and the system `room` of them."""
+    """Yield the port of a server in a thread; its answers take `wait` seconds, and the system holds `room` of them."""
     api, _ = serving(recorded(12))
     answer = api.answer
-    api.answer = lambda *asked: (sleep(wait), answer(*asked))[1]
+    api.answer = lambda *request: (sleep(wait), answer(*request))[1]
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         if room is not None:
@@ -59,36 +59,36 @@ def posted(port, length):
 
 
 def until_closed(line):
-    """All that comes before the server closes the line."""
+    """Return everything that arrives before the server closes the connection."""
     parts = []
     while part := line.recv(65536):
         parts.append(part)
     return b"".join(parts)
 
 
-def asked(port):
-    """The status of a request that is whole, and how long it took."""
+def request(port):
+    """Return the status of a complete request, and how long it took."""
     began = monotonic()
     with connected(port) as line:
         line.sendall(head(port, "GET", "/api/v1/runs", "Connection: close"))
         return int(until_closed(line).split()[1]), monotonic() - began
 
 
-def test_bodies_that_do_not_come_shut_nobody_out():
+def test_missing_bodies_do_not_block_other_clients():
     seconds = 4.0
     with served(body_seconds=seconds) as port, ExitStack() as open_lines:
         lines = [open_lines.enter_context(connected(port)) for _ in range(WAITING + 12)]
         began = monotonic()
         for line in lines:
             line.sendall(posted(port, len(BODY)) + BODY[:5])
-        status, took = asked(port)
+        status, took = request(port)
         assert status == 200
         assert monotonic() - began < seconds, took  # while all of them still wait
         answers = [until_closed(line) for line in lines]
         assert {int(answer.split()[1]) for answer in answers} == {408}
         error = json.loads(answers[0].partition(b"\r\n\r\n")[2])["error"]
         assert error == {"code": "slow", "message": "the body did not arrive within 4 seconds; send it without a pause"}
-        assert asked(port)[0] == 200
+        assert request(port)[0] == 200
 
 
 def test_a_body_in_pieces_is_read():
@@ -101,7 +101,7 @@ def test_a_body_in_pieces_is_read():
 
 
 @pytest.mark.parametrize("sent", ["nothing", "half a header", "a request", "without the token"])
-def test_idle_lines_are_closed(sent, monkeypatch):
+def test_idle_connections_are_closed(sent, monkeypatch):
     monkeypatch.setattr(connections, "IDLE", 1.0)
     with served() as port, connected(port) as line:
         line.sendall(
@@ -115,18 +115,18 @@ def test_idle_lines_are_closed(sent, monkeypatch):
         began = monotonic()
         until_closed(line)
         assert monotonic() - began < 10.0
-        assert asked(port)[0] == 200
+        assert request(port)[0] == 200
 
 
-def test_who_waits_for_an_answer_is_not_let_go(monkeypatch):
+def test_a_client_that_waits_for_an_answer_stays_connected(monkeypatch):
     monkeypatch.setattr(connections, "IDLE", 0.4)
     with served(wait=1.5) as port:
-        status, took = asked(port)
+        status, took = request(port)
         assert status == 200
         assert took > 1.4
 
 
-def test_an_answer_that_nobody_reads_is_let_go(monkeypatch):
+def test_an_answer_that_is_not_read_is_dropped(monkeypatch):
     monkeypatch.setattr(connections, "IDLE", 2.0)
     held = []
     made = connections.Connection.connection_made

@@ -1,4 +1,4 @@
-"""Who may ask the explorer, and what is answered to who may not, to the letter."""
+"""Which requests the explorer answers, and the exact answers to all others."""
 
 import json
 import re
@@ -9,9 +9,8 @@ import pytest
 import writers
 from exploring import HOSTILE, SENTENCES, api, got, read, recorded, serving
 from telescope.explorer.api import Api
-from telescope.explorer.export import html_page, json_for_html
+from telescope.explorer.export import html_page, json_for_html, page_files
 from telescope.explorer.library import Library
-from telescope.explorer.pages import page_files
 
 pytest.importorskip("httpx2", reason="starlette's test client needs httpx2, which is not installed")
 TestClient = pytest.importorskip("starlette.testclient", reason="the serve extra is not installed").TestClient
@@ -26,10 +25,10 @@ ONE = "/api/v1/runs/run"
 
 @pytest.fixture(scope="module")
 def client():
-    asked, _ = serving(recorded(300))
-    asked.library.models["learnt"] = writers.learnt()
+    explorer, _ = serving(recorded(300))
+    explorer.library.models["learnt"] = writers.learnt()
     guard = Guard.at(TOKEN, PORT, ("127.0.0.1", "localhost"))
-    with TestClient(app(asked, guard), base_url=f"http://{HOST}", follow_redirects=False) as client:
+    with TestClient(app(explorer, guard), base_url=f"http://{HOST}", follow_redirects=False) as client:
         yield client
 
 
@@ -37,7 +36,7 @@ def code(response):
     return response.json()["error"]["code"]
 
 
-# ----------------------------------------------------------------------------------------------------- who may ask
+# ------------------------------------------------------------------------------------- which requests are answered
 
 
 @pytest.mark.parametrize("path", ["/", "/s/run/walk", "/index.html", "/api/v1/runs", "/healthz", "/nothing"])
@@ -45,12 +44,12 @@ def code(response):
     "host", ["evil.example", f"evil.example:{PORT}", "127.0.0.1", "127.0.0.1:1", f"127.0.0.1:{PORT}.evil.example", "",
              f"localhost:{PORT}@evil.example", f"[::1]:{PORT}"]
 )  # fmt: skip
-def test_other_names_are_refused(client, path, host):
+def test_other_host_names_are_refused(client, path, host):
     response = client.get(path, headers=KEY | {"Host": host})
     assert (response.status_code, code(response)) == (403, "bad-host")
 
 
-def test_two_hosts_are_refused(client):
+def test_two_host_headers_are_refused(client):
     response = client.get("/healthz", headers=[("Host", HOST), ("Host", "evil.example")])
     assert response.status_code == 403
 
@@ -64,7 +63,7 @@ def test_other_origins_are_refused(client, origin, method):
     assert "access-control-allow-origin" not in response.headers
 
 
-def test_our_own_names_are_answered(client):
+def test_local_host_names_are_answered(client):
     for host in (HOST, f"localhost:{PORT}", f"LOCALHOST:{PORT}"):
         headers = KEY | {"Host": host, "Origin": f"http://{host}"}
         assert client.get("/api/v1/runs", headers=headers).status_code == 200
@@ -77,13 +76,13 @@ def test_our_own_names_are_answered(client):
      {"Cookie": f"telescope-{PORT}=wrong"}, {"Cookie": f"telescope-1={TOKEN}"}, {"Cookie": "=;;\x01"},
      {"Authorization": "Bearer é".encode()}],
 )  # fmt: skip
-def test_without_the_key_there_is_nothing(client, path, headers):
+def test_nothing_is_served_without_the_key(client, path, headers):
     response = client.get(path, headers=headers)
     assert (response.status_code, code(response)) == (401, "no-token")
     assert TOKEN not in response.text
 
 
-def test_a_link_leads_to_a_clean_address_and_a_cookie(client):
+def test_a_link_with_the_key_redirects_and_sets_a_cookie(client):
     response = client.get(f"/s/run/walk?l=0&token={TOKEN}&h=1")
     assert (response.status_code, response.headers["location"]) == (303, "/s/run/walk?l=0&h=1")
     cookie = response.headers["set-cookie"]
@@ -94,7 +93,7 @@ def test_a_link_leads_to_a_clean_address_and_a_cookie(client):
     client.cookies.clear()
 
 
-def test_a_wrong_link_leads_nowhere(client):
+def test_a_link_with_a_wrong_key_is_refused(client):
     for token in ("wrong", "", "é", TOKEN[:-1], TOKEN + "x"):
         response = client.get("/", params={"token": token})
         assert response.status_code == 401
@@ -103,14 +102,14 @@ def test_a_wrong_link_leads_nowhere(client):
 
 
 @pytest.mark.parametrize("path", ["//evil.example/", "/%2Fevil.example", "/\\evil.example", "//evil.example%0d%0aX: y"])
-def test_a_link_leads_nowhere_else(client, path):
+def test_a_link_does_not_redirect_to_other_sites(client, path):
     response = client.get(f"http://{HOST}{path}?token={TOKEN}")
     assert response.status_code == 303
     assert re.match(r"/(?![/\\])", response.headers["location"])
     assert not {"x"} & set(response.headers)
 
 
-def test_every_answer_has_its_policy(client):
+def test_every_answer_has_a_content_security_policy(client):
     for path, headers in (("/", KEY), ("/api/v1/runs", KEY), ("/nothing", KEY), ("/", {}), ("/", {"Host": "evil"})):
         sent = client.get(path, headers=headers).headers
         policy = dict(part.strip().partition(" ")[::2] for part in sent["content-security-policy"].split(";"))
@@ -134,7 +133,7 @@ def test_every_answer_has_its_policy(client):
      "/api/v1/../../etc/passwd", "/api/v1/runs/..%2f..%2fetc%2fpasswd", "/api/v1/", "/api/v1/runs/run/nothing",
      "/api/v1/runs/run/tiles/0/0", "/api/v1/runs/run/tiles/0/0/0/0", "/api/v1/runs/run/tokens/1"],
 )  # fmt: skip
-def test_nothing_else_is_served(client, path):
+def test_other_paths_are_not_served(client, path):
     response = client.get(path, headers=KEY)
     assert response.status_code == 404, response.text
     assert code(response) in ("unknown", "unknown-run")
@@ -178,7 +177,7 @@ ASKED = [
 
 
 @pytest.mark.parametrize(("path", "parameters", "status", "kind"), ASKED)
-def test_what_does_not_fit_is_said(client, path, parameters, status, kind):
+def test_bad_parameters_are_explained(client, path, parameters, status, kind):
     response = client.get(f"/api/v1{path}", params=parameters, headers=KEY)
     assert (response.status_code, code(response)) == (status, kind)
     message = response.json()["error"]["message"]
@@ -212,7 +211,7 @@ def test_bad_bodies(client, body, status, kind):
     assert (response.status_code, code(response)) == (status, kind)
 
 
-def test_a_post_is_json(client):
+def test_a_post_must_be_json(client):
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
         response = client.post("/api/v1/runs", content=b'{"text": "a"}', headers=KEY | {"Content-Type": kind})
         assert (response.status_code, code(response)) == (415, "not-json")
@@ -249,7 +248,7 @@ def test_a_sentence_is_read_and_answered(client):
     assert [run["kind"] for run in runs] == ["sentence", "recording"]
 
 
-def test_a_tile_says_how_it_was_made(client):
+def test_a_tile_has_headers_about_its_sampling(client):
     tile = client.get(f"{ONE}/tiles/1/0/1", params={"l": 0, "h": 1}, headers=KEY)
     assert len(tile.content) == 2 * 256 * 256
     assert (tile.headers["x-exact"], tile.headers["x-samples"]) == ("1", "1")
@@ -265,10 +264,10 @@ def test_a_tile_says_how_it_was_made(client):
     assert (again.status_code, again.content) == (304, b"")
 
 
-def test_a_sampled_tile_is_never_kept(client, monkeypatch):
+def test_a_sampled_tile_is_not_cached(client, monkeypatch):
     monkeypatch.setattr("telescope.explorer.maps.BUDGET", 1)
-    asked, _ = serving(recorded(600))
-    sampled = TestClient(app(asked, Guard.at(TOKEN, PORT, ("127.0.0.1",))), base_url=f"http://{HOST}")
+    explorer, _ = serving(recorded(600))
+    sampled = TestClient(app(explorer, Guard.at(TOKEN, PORT, ("127.0.0.1",))), base_url=f"http://{HOST}")
     tile = sampled.get(f"{ONE}/tiles/0/0/0", params={"l": 0, "h": 1}, headers=KEY)
     assert (tile.headers["x-exact"], tile.headers["x-samples"], tile.headers["cache-control"]) == (
         "0",
@@ -286,22 +285,22 @@ def test_health_needs_no_key(client):
 
 
 def test_hostile_tokens_are_data(client):
-    asked, run = serving(recorded(len(HOSTILE), keep="steps", tokens=list(HOSTILE)))
-    told = got(asked, f"/runs/{run}/tokens", l=0, axis="k")["tokens"]
-    assert told == [text.encode("utf-8", "replace").decode() for text in HOSTILE]
-    file = asked.answer("GET", f"/runs/{run}/export", {"l": "0", "h": "1"})
+    explorer, run = serving(recorded(len(HOSTILE), keep="steps", tokens=list(HOSTILE)))
+    tokens = got(explorer, f"/runs/{run}/tokens", l=0, axis="k")["tokens"]
+    assert tokens == [text.encode("utf-8", "replace").decode() for text in HOSTILE]
+    file = explorer.answer("GET", f"/runs/{run}/export", {"l": "0", "h": "1"})
     assert file.status == 200
     html = file.body.decode()
     assert html.count("<script") == html.count("</script>") == 2
     (data,) = re.findall(r'<script type="application/json" id="telescope-answers">(.*?)</script>', html, re.S)
     assert not set("<>&\u2028\u2029") & set(data)
     answers = json.loads(data)["answers"]
-    assert answers[f"/runs/{run}/tokens?axis=k&l=0"]["tokens"] == told
+    assert answers[f"/runs/{run}/tokens?axis=k&l=0"]["tokens"] == tokens
 
 
 def test_an_exported_file_runs_its_own_script_alone():
-    asked, run = api(), read(api(), SENTENCES[0])["run"]
-    html = asked.answer("GET", f"/runs/{run}/export", {}).body.decode()
+    explorer, run = api(), read(api(), SENTENCES[0])["run"]
+    html = explorer.answer("GET", f"/runs/{run}/export", {}).body.decode()
     policy = unescape(re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', html)[1])
     assert re.fullmatch(
         r"default-src 'none'; script-src 'sha256-[^']+'; style-src 'sha256-[^']+'; img-src data: blob:; "
@@ -312,15 +311,15 @@ def test_an_exported_file_runs_its_own_script_alone():
 
 
 def test_an_exported_file_has_the_same_answers():
-    asked, run = api(), read(api(), SENTENCES[1])["run"]
-    file = got(asked, f"/runs/{run}/export", l=1, h=2, i=1, format="json")
+    explorer, run = api(), read(api(), SENTENCES[1])["run"]
+    file = got(explorer, f"/runs/{run}/export", l=1, h=2, i=1, format="json")
     assert file["start"] == f"/s/{run}/walk?l=1&h=2&i=1"
     for path, answer in file["answers"].items():
         where, _, query = path.partition("?")
         if where == "/models":
             continue
         parameters = dict(part.split("=") for part in query.split("&")) if query else {}
-        again = asked.answer("GET", where, parameters)
+        again = explorer.answer("GET", where, parameters)
         if "base64" in answer:
             assert answer["exact"] == 1
         elif where != "/runs":
@@ -336,16 +335,16 @@ def test_json_in_a_page_cannot_end_its_element():
     assert html_page(title).decode().count("<script") == 2
 
 
-def test_the_page_is_a_fixed_list():
+def test_the_files_of_the_page_are_a_fixed_list():
     assert "index.html" in page_files()
     assert all(name.rpartition(".")[2] in ("html", "js", "css", "svg") for name in page_files())
 
 
-def test_no_model_no_sentence():
-    asked = Api(Library({}))
-    answer = asked.answer("POST", "/runs", {}, b'{"text": "hi"}')
+def test_a_sentence_needs_a_model():
+    explorer = Api(Library({}))
+    answer = explorer.answer("POST", "/runs", {}, b'{"text": "hi"}')
     assert (answer.status, json.loads(answer.body)["error"]["code"]) == (422, "text")
-    assert json.loads(asked.answer("GET", "/models", {}).body) == {"models": [], "default": None, "longest": 4096}
+    assert json.loads(explorer.answer("GET", "/models", {}).body) == {"models": [], "default": None, "longest": 4096}
 
 
 HALVES = {
@@ -357,7 +356,7 @@ HALVES = {
 
 @pytest.mark.parametrize("case", HALVES)
 @pytest.mark.parametrize("raw", [False, True], ids=["escaped", "raw"])
-def test_half_of_a_character_is_no_text(client, case, raw):
+def test_a_lone_surrogate_is_refused_as_a_text(client, case, raw):
     body = json.dumps(HALVES[case], ensure_ascii=not raw).encode("utf-8", "surrogatepass")
     headers = KEY | {"Content-Type": "application/json"}
     response = client.post("/api/v1/runs", headers=headers, content=body)
@@ -368,26 +367,26 @@ def test_half_of_a_character_is_no_text(client, case, raw):
 
 
 @pytest.mark.parametrize("place", ["/runs?x={}", "/runs/{}", "/runs/run/tokens?l={}", "/runs/run/tokens?l=0&axis={}"])
-def test_half_of_a_character_in_an_address(client, place):
+def test_a_lone_surrogate_in_an_address(client, place):
     response = client.get("/api/v1" + place.format("%ED%A0%80"), headers=KEY)
     assert response.status_code in (200, 400, 404)
     response.json()
 
 
-def test_half_of_a_character_as_a_name_of_a_model(client):
+def test_a_lone_surrogate_as_a_model_name(client):
     headers, body = KEY | {"Content-Type": "application/json"}, json.dumps({"text": "hi", "model": "\ud800"})
     response = client.post("/api/v1/runs", headers=headers, content=body)
     assert (response.status_code, code(response)) == (404, "unknown")
 
 
-def test_half_of_a_character_as_a_token_is_saved_and_shown(tmp_path):
+def test_a_lone_surrogate_as_a_token_is_saved_and_shown(tmp_path):
     recorded(12, tokens=["\ud800", "a"]).save(tmp_path / "run.telescope")
     library = Library({})
     run = library.open(tmp_path / "run.telescope")
     assert run.views[0].tokens("q", 0, [0, 1]) == ["\ud800", "a"]
-    asked = Api(library)
-    assert got(asked, f"/runs/{run.name}/tokens", l=0, axis="q")["tokens"][:2] == ["?", "a"]
+    explorer = Api(library)
+    assert got(explorer, f"/runs/{run.name}/tokens", l=0, axis="q")["tokens"][:2] == ["?", "a"]
     for how in ("html", "json"):
-        answer = asked.answer("GET", f"/runs/{run.name}/export", {"l": "0", "h": "0", "i": "0", "format": how})
+        answer = explorer.answer("GET", f"/runs/{run.name}/export", {"l": "0", "h": "0", "i": "0", "format": how})
         assert answer.status == 200
         answer.body.decode("utf-8")

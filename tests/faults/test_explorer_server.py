@@ -1,4 +1,4 @@
-"""`telescope serve` as a process: it says its link, holds many clients, and ends at Ctrl-C."""
+"""`telescope serve` as a process: it prints its link, serves many clients, and ends at Ctrl-C."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ pytest.importorskip("uvicorn", reason="the serve extra is not installed")
 
 @pytest.fixture
 def bench(monkeypatch):
-    """The benchmark serves and asks as these tests do, for a minute."""
+    """Import the benchmark, which starts the server and sends requests as these tests do."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
     from benchmarks import explore
 
@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 def test_64_clients_at_once(folder, bench):
-    """Nothing is lost, every answer is right, and memory stays where it is."""
+    """No request is lost, every answer is right, and memory does not grow."""
 
     def paths(dice):
         z = dice.randint(0, 4)
@@ -50,11 +50,11 @@ def test_64_clients_at_once(folder, bench):
         )
 
     with bench.serving(folder) as server:
-        told = bench.load(server, 4.0, paths)
+        printed = bench.load(server, 4.0, paths)
         assert server.process.poll() is None
-    assert told.problems == []
-    assert len(told.times) > bench.CLIENTS
-    assert told.mib[1] - told.mib[0] < 100
+    assert printed.problems == []
+    assert len(printed.times) > bench.CLIENTS
+    assert printed.mib[1] - printed.mib[0] < 100
 
 
 def test_ctrl_c_frees_the_port(folder, bench):
@@ -94,24 +94,24 @@ def test_a_broken_recording_is_named_and_the_others_are_served(tmp_path, command
     (tmp_path / "broken.telescope" / "0.safetensors").unlink()
     (tmp_path / ".one.new-0123abcd.telescope" / "0.safetensors").unlink()
     monkeypatch.setattr("telescope.explorer.server.serve", lambda library, **_: print(list(library.recordings)))
-    code, told, said = command("serve", str(tmp_path))
-    assert (code, told) == (0, "['one']\n")
-    assert said.count("\n") == 1
-    assert "broken.telescope/0.safetensors does not exist" in said
-    code, told, said = command("serve", str(tmp_path / "broken.telescope"))
-    assert (code, told) == (2, "")
-    assert "broken.telescope/0.safetensors does not exist" in said
+    code, printed, complaint = command("serve", str(tmp_path))
+    assert (code, printed) == (0, "['one']\n")
+    assert complaint.count("\n") == 1
+    assert "broken.telescope/0.safetensors does not exist" in complaint
+    code, printed, complaint = command("serve", str(tmp_path / "broken.telescope"))
+    assert (code, printed) == (2, "")
+    assert "broken.telescope/0.safetensors does not exist" in complaint
 
 
 def test_a_port_that_is_taken(folder, command):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        code, _, said = command("serve", str(folder), "--port", str(other.getsockname()[1]))
+        code, _, complaint = command("serve", str(folder), "--port", str(other.getsockname()[1]))
     assert code == 2
-    assert "cannot be used" in said
-    assert "--port 0" in said
-    assert said.count("\n") == 1
+    assert "cannot be used" in complaint
+    assert "--port 0" in complaint
+    assert complaint.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -123,29 +123,29 @@ def test_a_port_that_is_taken(folder, command):
         ([], None),
     ],
 )
-def test_what_cannot_be_served_is_said(arguments, part, command, tmp_path, monkeypatch):
+def test_paths_that_cannot_be_served_are_named(arguments, part, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("telescope.explorer.server.serve", lambda library, **_: print(list(library.models)))
-    code, _, said = command("serve", *arguments)
+    code, _, complaint = command("serve", *arguments)
     if part is None:
-        assert (code, said) == (0, "")
+        assert (code, complaint) == (0, "")
     else:
         assert code == 2
-        assert part in said
-        assert said.startswith("telescope: ")
+        assert part in complaint
+        assert complaint.startswith("telescope: ")
 
 
-def test_a_network_is_opened_with_a_warning(folder, monkeypatch, capsys):
+def test_serving_to_the_network_prints_a_warning(folder, monkeypatch, capsys):
     from telescope.explorer import server
 
     monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: None)
     monkeypatch.setattr("torch.set_num_threads", lambda count: None)
-    said = []
-    server.serve(server.Library({}), host="0.0.0.0", say=said.append)
+    complaint = []
+    server.serve(server.Library({}), host="0.0.0.0", say=complaint.append)
     assert "open to the network" in capsys.readouterr().err
-    server.serve(server.Library({}), say=said.append)
+    server.serve(server.Library({}), say=complaint.append)
     assert capsys.readouterr().err == ""
-    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{32}", said[1])  # 192 bits
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{32}", complaint[1])  # 192 bits
 
 
 def test_a_sentence_is_opened_in_a_browser(command, monkeypatch, tmp_path):
@@ -154,23 +154,25 @@ def test_a_sentence_is_opened_in_a_browser(command, monkeypatch, tmp_path):
     monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: None)
     monkeypatch.setattr("torch.set_num_threads", lambda count: None)
     monkeypatch.setattr("webbrowser.open", opened.append)
-    code, out, said = command("explain", writers.NOTES, "--model", str(tmp_path / "learnt"), "--open", "--query", "saw")
-    assert (code, said) == (0, "")
+    code, out, complaint = command(
+        "explain", writers.NOTES, "--model", str(tmp_path / "learnt"), "--open", "--query", "saw"
+    )
+    assert (code, complaint) == (0, "")
     assert opened == [out.strip()]
     assert re.search(r"/s/s[0-9a-f]{12}/walk\?i=3&token=", out)  # layer and head are left to each screen
     code, out, _ = command("explain", writers.NOTES, "--model", str(tmp_path / "learnt"), "--open", "--head", "1")
     assert code == 0
     assert re.search(r"/walk\?h=1&i=\d+&token=", out)
-    code, _, said = command("explain", "--open")
+    code, _, complaint = command("explain", "--open")
     assert code == 2
-    assert "a sentence of your own" in said
-    code, _, said = command("explain", "Good", "--model", str(tmp_path / "learnt"), "--open", "--query", "bad")
+    assert "a sentence of your own" in complaint
+    code, _, complaint = command("explain", "Good", "--model", str(tmp_path / "learnt"), "--open", "--query", "bad")
     assert code == 2
-    assert 'no word is "bad"' in said
+    assert 'no word is "bad"' in complaint
 
 
-def test_the_logging_of_others_is_left_alone(monkeypatch):
-    """absl's handler, which rouge-score brings, would close the stream that it was made with."""
+def test_logging_handlers_of_other_libraries_are_kept(monkeypatch):
+    """absl's handler, which rouge-score installs, would close the stream that it was made with."""
     from telescope.explorer import server
 
     class Handler(logging.Handler):

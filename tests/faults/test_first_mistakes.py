@@ -1,4 +1,4 @@
-"""The mistakes a newcomer makes first are answered with the call that was probably intended, in one sentence."""
+"""The most common mistakes of a newcomer are answered in one sentence with the call that was probably intended."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ import telescope as ts
 
 @pytest.fixture(autouse=True)
 def without_the_shape_checks_of_the_tests():
-    """Users run without them: what is shown here is what users see."""
+    """Users run without the shape checks of the tests: what is shown here is what users see."""
     config.update("jaxtyping_disable", True)
     yield
     config.update("jaxtyping_disable", False)
@@ -136,8 +136,8 @@ def test_the_error_names_the_call_that_was_intended(name):
     assert not message.endswith(".")
 
 
-def test_what_the_errors_offer_runs():
-    """Each fix that an error names, done."""
+def test_the_calls_that_errors_suggest_run():
+    """Each suggested call is run."""
     expected = ts.attend(Q, K, K)
     torch.testing.assert_close(ts.attend(*(x.transpose(1, 2) for x in (*SWAPPED, SWAPPED[1]))), expected)
     torch.testing.assert_close(ts.attend(*map(torch.from_numpy, (Q.numpy(), K.numpy(), K.numpy()))), expected)

@@ -1,4 +1,4 @@
-"""A folder of Hugging Face's that ours cannot be the same as: refused by name, never loaded as something else."""
+"""Folders of Hugging Face that Telescope cannot reproduce are refused by name, never loaded as something else."""
 
 import json
 
@@ -62,10 +62,10 @@ def says(path, *parts):
 
 
 def configure(folder, **fields):
-    """Change fields of config.json; `...` takes one out."""
+    """Change fields of config.json; `...` removes a field."""
     config = json.loads((folder / "config.json").read_text()) | fields
-    said = {name: value for name, value in config.items() if value is not ...}
-    (folder / "config.json").write_text(json.dumps(said))
+    contents = {name: value for name, value in config.items() if value is not ...}
+    (folder / "config.json").write_text(json.dumps(contents))
     return folder
 
 
@@ -77,7 +77,7 @@ def change(folder, **tensors):
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_untouched_it_loads(folder, family):
+def test_an_unchanged_folder_loads(folder, family):
     assert ts.load(folder(family)).state_dict().keys() == MODELS[family].state_dict().keys()
 
 
@@ -97,12 +97,12 @@ def test_untouched_it_loads(folder, family):
         ("is_decoder", True),
     ],
 )
-def test_option_that_is_not_known_is_refused_by_name(folder, family, field, value):
+def test_an_unknown_option_is_refused_by_name(folder, family, field, value):
     says(configure(folder(family), **{field: value}), "config.json", field, f"{family}")
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_option_that_is_off_and_notes_of_tools_are_fine(folder, family):
+def test_options_that_are_off_and_fields_of_tools_are_ignored(folder, family):
     configure(folder(family), quantization_config=None, use_qk_norm=False, pruned_heads={}, _commit="a", use_cache=True)
     ts.load(configure(folder(family), **{"transformers.js_config": {"dtype": "q4"}}))
 
@@ -159,7 +159,7 @@ def test_option_that_is_off_and_notes_of_tools_are_fine(folder, family):
         ("marian", {"d_model": 7, "encoder_attention_heads": 7, "decoder_attention_heads": 7}, ["d_model=7"]),
     ],
 )
-def test_option_that_ours_does_not_have_is_refused_by_name(folder, family, fields, parts):
+def test_an_unsupported_option_is_refused_by_name(folder, family, fields, parts):
     says(configure(folder(family), **fields), "config.json", *parts)
 
 
@@ -218,11 +218,11 @@ def test_option_that_ours_does_not_have_is_refused_by_name(folder, family, field
         ),
     ],
 )
-def test_tensor_that_does_not_fit(folder, family, tensors, parts):
+def test_a_tensor_that_does_not_fit(folder, family, tensors, parts):
     says(change(folder(family), **tensors), "model.safetensors", *parts)
 
 
-def test_missing_tensor_says_where_it_was_looked_for(folder):
+def test_the_error_about_a_missing_tensor_names_the_files(folder):
     place = configure(folder("gpt2"), n_layer=3)
     says(place, 'model.safetensors: tensor "transformer.h.2.ln_1.weight" is missing')
 
@@ -236,7 +236,7 @@ def logits(model):
         return model(ids, ids) if isinstance(model, Transformer) else model(ids)
 
 
-def test_tied_head_may_be_written_twice_if_it_is_the_same(folder):
+def test_a_tied_head_may_be_stored_twice_if_both_are_equal(folder):
     place = folder("gpt2")
     embedding = load_file(place / "model.safetensors")["transformer.wte.weight"]
     assert torch.equal(logits(ts.load(change(place, lm_head__weight=embedding.clone()))), logits(MODELS["gpt2"]))
@@ -271,20 +271,20 @@ def test_prefix_of_the_model_may_be_missing(folder):
         assert torch.equal(ts.load(place).embedding.weight, MODELS[family].embedding.weight)
 
 
-def test_buffers_of_old_files_are_not_missed(folder):
+def test_buffers_of_old_files_are_ignored(folder):
     mask = torch.ones(1, 1, 8, 8, dtype=torch.bool).tril()
     ts.load(change(folder("gpt2"), transformer__h__0__attn__bias=mask, transformer__h__0__attn__masked_bias=~mask))
     ts.load(change(folder("llama"), model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(2)))
 
 
-def test_dtypes_are_mixed_only_on_demand(folder):
+def test_mixed_dtypes_are_converted_to_the_given_dtype(folder):
     place = change(folder("llama"), model__norm__weight=torch.ones(8).bfloat16())
     model = ts.load(place, dtype=torch.float64)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
     assert torch.equal(model.norm.weight, torch.ones(8).double())
 
 
-def test_special_ids_outside_the_vocabulary_stand_for_nothing(folder):
+def test_special_ids_outside_the_vocabulary_are_ignored(folder):
     place = configure(folder("gpt2"), bos_token_id=50256, eos_token_id=[4, 50256], pad_token_id=-1)
     assert ts.load(place).special == Special(end=(4,))
     (place / "generation_config.json").write_text('{"eos_token_id": 5, "bos_token_id": 2}')
@@ -292,7 +292,7 @@ def test_special_ids_outside_the_vocabulary_stand_for_nothing(folder):
 
 
 @pytest.mark.parametrize(
-    ("said", "pooling"),
+    ("contents", "pooling"),
     [
         ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
         ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, "mean"),
@@ -303,25 +303,25 @@ def test_special_ids_outside_the_vocabulary_stand_for_nothing(folder):
         ({}, None),
     ],
 )
-def test_pooling_is_what_sentence_transformers_says(folder, said, pooling):
+def test_pooling_is_read_from_sentence_transformers(folder, contents, pooling):
     place = folder("bert")
     (place / "1_Pooling").mkdir()
-    (place / "1_Pooling" / "config.json").write_text(json.dumps(said))
+    (place / "1_Pooling" / "config.json").write_text(json.dumps(contents))
     if pooling is None:
         says(place, "1_Pooling/config.json: pooling by", "is not supported")
     else:
         assert ts.load(place).config.pooling == pooling
 
 
-def test_older_ways_to_say_rope(folder):
+def test_older_spellings_of_rope_scaling(folder):
     place = folder("llama")
-    said = ts.load(configure(place, rope_theta=77.0, rope_scaling=None)).config
-    assert (said.rotary_base, said.rotary_scaling) == (77.0, None)
-    said = ts.load(configure(place, rope_theta=77.0, rope_scaling={"type": "linear", "factor": 3})).config
-    assert (said.rotary_base, said.rotary_scaling, said.rotary_factor) == (77.0, "linear", 3.0)
+    contents = ts.load(configure(place, rope_theta=77.0, rope_scaling=None)).config
+    assert (contents.rotary_base, contents.rotary_scaling) == (77.0, None)
+    contents = ts.load(configure(place, rope_theta=77.0, rope_scaling={"type": "linear", "factor": 3})).config
+    assert (contents.rotary_base, contents.rotary_scaling, contents.rotary_factor) == (77.0, "linear", 3.0)
     now = {"rope_type": "linear", "factor": 3.0, "rope_theta": 5.0}
-    said = ts.load(configure(place, rope_theta=..., rope_scaling=..., rope_parameters=now)).config
-    assert (said.rotary_base, said.rotary_scaling, said.rotary_factor) == (5.0, "linear", 3.0)
+    contents = ts.load(configure(place, rope_theta=..., rope_scaling=..., rope_parameters=now)).config
+    assert (contents.rotary_base, contents.rotary_scaling, contents.rotary_factor) == (5.0, "linear", 3.0)
 
 
 # ------------------------------------------------------------------------------------------------------------- export
@@ -381,7 +381,7 @@ def test_transformer_without_a_counterpart_is_not_exported(tmp_path, options, pa
     assert part in str(caught.value)
 
 
-def test_marian_needs_to_know_where_to_start(tmp_path):
+def test_marian_needs_a_start_token(tmp_path):
     model = Transformer(TransformerConfig(positions="sinusoidal_halves"))
     with pytest.raises(ValueError, match=r"model.special = ts.models.Special\(start=...\)"):
         ts.export(model, tmp_path / "exported")
@@ -392,6 +392,6 @@ def test_lstm_has_no_counterpart(tmp_path):
         ts.export(LuongTranslator(), tmp_path / "exported")
 
 
-def test_what_is_no_model_is_not_exported(tmp_path):
+def test_other_modules_are_not_exported(tmp_path):
     with pytest.raises(TypeError, match="Linear is not a model"):
         ts.export(nn.Linear(2, 2), tmp_path / "exported")

@@ -1,4 +1,4 @@
-"""Whoever makes a mistake with a layer reads one sentence: the argument, what came, what fits."""
+"""A mistake in the use of a layer is answered in one sentence: the argument, what came, what fits."""
 
 import jaxtyping
 import pytest
@@ -26,7 +26,7 @@ from telescope.layers import (
 
 @pytest.fixture(autouse=True)
 def as_users_run_it(monkeypatch):
-    """The shapes of the signatures are checked in tests alone: here the layers speak for themselves."""
+    """Switch off the checks of signatures, which only tests have: the layers' own errors are tested here."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
@@ -149,7 +149,7 @@ def test_a_memory_that_does_not_fit():
     says(lambda: cross(x, torch.zeros(2, 7, 13)), "memory has shape (2, 7, 13)", "d_memory=4")
 
 
-def test_luong_names_its_states_and_its_memory():
+def test_errors_of_luong_name_its_states_and_its_memory():
     layer = LuongAttention("general", 6, 4)
     states, memory = torch.zeros(2, 5, 6), torch.zeros(2, 7, 4)
     says(lambda: layer(memory, states), "states has shape (2, 7, 4); LuongAttention with d_query=6 takes")
@@ -212,5 +212,5 @@ class Mine(nn.MultiheadAttention):
         (lambda: "attention", ("not str",)),
     ],
 )
-def test_what_has_no_counterpart(make, parts):
+def test_torch_modules_without_a_counterpart(make, parts):
     says(lambda: from_torch(make()), *parts)

@@ -1,4 +1,4 @@
-"""Files of llama2.c: read to the last byte, or said what is wrong with them."""
+"""Files of llama2.c are read to the last byte, or refused with the reason."""
 
 import struct
 
@@ -53,7 +53,7 @@ def test_a_file_of_another_size(tmp_path):
 
 
 @pytest.mark.parametrize("changed", [{"dim": 0}, {"n_layers": -1}, {"vocab_size": 0}, {"n_heads": -(2**31)}])
-def test_header_that_is_none(tmp_path, changed):
+def test_a_header_that_is_not_valid(tmp_path, changed):
     header(llama2c.write(tmp_path)[0], **changed)
     ((name, value),) = changed.items()
     says(tmp_path, "is not a model of llama2.c", f"{name}={value}")
@@ -86,7 +86,7 @@ def test_several_files(tmp_path):
 # ---------------------------------------------------------------------------------------------------------- tokenizer
 
 
-def test_tokenizer_lies_beside(tmp_path):
+def test_the_tokenizer_is_read_from_the_same_folder(tmp_path):
     file, _ = llama2c.write(tmp_path)
     assert ts.load(file).tokenizer is None
     llama2c.write_tokenizer(tmp_path)
@@ -95,7 +95,7 @@ def test_tokenizer_lies_beside(tmp_path):
     assert ts.load(file).tokenizer.encode("b b").ids == [1, 261, 261]
 
 
-def test_tokenizer_of_another_model_is_not_taken(tmp_path):
+def test_a_tokenizer_of_another_size_is_ignored(tmp_path):
     file, _ = llama2c.write(tmp_path)
     llama2c.write_tokenizer(tmp_path, learned=(" ", "a"))
     assert ts.load(file).tokenizer is None

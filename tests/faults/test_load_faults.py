@@ -1,4 +1,4 @@
-"""A folder that is not right: one sentence with the file and the tensor, nothing executed, nothing half-loaded."""
+"""A folder that is broken gives one sentence with the file and the tensor; nothing is executed, nothing half-loaded."""
 
 import json
 import os
@@ -19,7 +19,7 @@ SHAPE = {"vocabulary": 11, "max_positions": 8, "d_model": 8, "blocks": 2, "heads
 
 @pytest.fixture(autouse=True)
 def as_users_run_it(monkeypatch):
-    """Types are checked in tests alone: here the configs speak for themselves."""
+    """Switch off the checks of types, which only tests have: the configs' own errors are tested here."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
@@ -33,12 +33,12 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def saved(whole, tmp_path):
-    """A folder of ours, to be broken."""
+    """Return the folder of a saved model, for a test to break."""
     return shutil.copytree(whole, tmp_path / "saved")
 
 
 def says(path, *parts, **how):
-    """ts.load(path) fails with one sentence that has all the parts."""
+    """Check that ts.load(path) fails with one sentence that has all the parts."""
     with pytest.raises(ts.LoadError) as caught:
         ts.load(path, **how)
     message = str(caught.value)
@@ -82,7 +82,7 @@ def test_links(saved, tmp_path):
     says(tmp_path / "link", "has no config.json")
 
 
-def test_pipe_is_not_waited_for(saved):
+def test_a_pipe_is_refused_at_once(saved):
     (saved / "config.json").unlink()
     os.mkfifo(saved / "config.json")
     says(saved, "config.json is not a file")
@@ -96,7 +96,7 @@ def test_folder_in_place_of_a_file(saved):
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
 def test_no_permission(saved, name, monkeypatch):
-    """Said by the system; whoever runs the tests may be allowed everything."""
+    """The operating system raises the error; a root user may be allowed everything."""
     (saved / "tokenizer.json").write_text("{}")
     opened = type(saved).open
 
@@ -174,7 +174,7 @@ def test_config_that_does_not_fit(saved, fields, parts):
 
 
 def change(saved, **tensors):
-    """The weights with some of them replaced, or left out if None."""
+    """Write the weights with some of them replaced, or removed where None."""
     file = saved / "model.safetensors"
     weights = load_file(file) | {name.replace("__", "."): tensor for name, tensor in tensors.items()}
     save_file({name: tensor for name, tensor in weights.items() if tensor is not None}, file)
@@ -185,7 +185,7 @@ def test_tensor_that_is_missing(saved):
     says(saved, 'model.safetensors: tensor "norm.weight" is missing')
 
 
-def test_tensor_too_many(saved):
+def test_an_unexpected_tensor(saved):
     change(saved, norm__more=torch.zeros(3))
     says(saved, 'model.safetensors: tensor "norm.more" has no place in the model')
 
@@ -208,7 +208,7 @@ def test_no_weights(saved):
     says(saved, "has no model.safetensors")
 
 
-# ------------------------------------------------------------------------------------------- what the file says it is
+# ----------------------------------------------------------------------------------------------------- headers of files
 
 
 def rewrite(saved, header, numbers=b""):
@@ -224,7 +224,7 @@ def test_truncated_file(saved, size):
     says(saved, "model.safetensors", "truncated")
 
 
-def test_file_with_more_behind_it(saved):
+def test_a_file_with_trailing_bytes(saved):
     with (saved / "model.safetensors").open("ab") as file:
         file.write(b"more")
     says(saved, "model.safetensors has 4 bytes after its last tensor")
@@ -237,7 +237,7 @@ def test_header_that_is_longer_than_the_file(saved, length):
     says(saved, "model.safetensors is truncated", f"{length:,}")
 
 
-def test_header_too_long_to_be_one(saved):
+def test_a_header_of_absurd_length(saved):
     with (saved / "model.safetensors").open("r+b") as file:
         file.write(struct.pack("<Q", 200_000_000))
         file.truncate(300_000_000)  # which takes no room on the disk
@@ -266,7 +266,7 @@ def test_header_too_long_to_be_one(saved):
         (["F32", [2], [0, 8]], ["not described"]),
     ],
 )
-def test_header_that_is_wrong_about_a_tensor(saved, entry, parts):
+def test_a_header_with_a_wrong_tensor_entry(saved, entry, parts):
     rewrite(saved, {"norm.weight": entry}, b"\0" * 8)
     says(saved, 'model.safetensors: tensor "norm.weight"', *parts)
 
@@ -297,7 +297,7 @@ def test_header_that_cannot_be_read(saved, header, parts):
 
 @pytest.fixture
 def sharded(saved):
-    """The same model in two files."""
+    """Return the folder of the same model in two files."""
     weights = load_file(saved / "model.safetensors")
     names = sorted(weights)
     shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
@@ -407,6 +407,6 @@ def test_tokenizer_that_cannot_be_read(saved, contents):
 # ------------------------------------------------------------------------------------------------------------ arguments
 
 
-def test_dtype_that_is_none_of_weights(saved):
+def test_a_dtype_that_weights_cannot_have(saved):
     with pytest.raises(ValueError, match=r"dtype=torch.int64 is not a dtype of weights"):
         ts.load(saved, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Whoever makes a mistake with a model reads one sentence: the argument, what came, what fits."""
+"""A mistake in the use of a model is answered in one sentence: the argument, what came, what fits."""
 
 import pickle
 from copy import deepcopy
@@ -126,6 +126,7 @@ IDS = torch.tensor([[1, 2, 3]])
         (lambda: translator().cache(torch.zeros(1, 3, 16), beams=0), ("beams=0",)),
         (lambda: LuongTranslator()(IDS, IDS, ts.padding([0])), ("at least one token",)),
         (lambda: LuongTranslator()(IDS, IDS, ts.padding(left=[1])), ("pad on the right",)),
+        (lambda: LuongTranslator()(IDS, IDS, target_mask=ts.padding(left=[1])), ("pad on the right",)),
         (lambda: LuongTranslator().decode(IDS), ("memory", "cache")),
         (lambda: Encoder(EncoderConfig(types=0))(IDS, types=IDS), ("types=0",)),
         (lambda: Encoder(EncoderConfig(max_positions=2))(IDS), ("3 positions", "max_positions=2")),

@@ -1,4 +1,4 @@
-"""Files of every kind, spoilt at random: each opens, or is refused in one sentence. See mutations.py."""
+"""Files of every kind, corrupted at random: each opens, or is refused in one sentence. See mutations.py."""
 
 import os
 
@@ -8,17 +8,17 @@ import mutations
 
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes, and limits of memory")
-def test_two_thousand_spoilt_files():
-    said = []
-    told = mutations.supervise(2000, seed=0, say=said.append)
-    assert told["raw"] == [], said
-    assert sum(told["counts"].values()) == 2000
-    assert told["counts"].keys() == {kind.name for kind in mutations.KINDS}
-    assert all(told["opened"].values())  # of each kind some still open, so that what comes after is tried too
+def test_two_thousand_corrupted_files():
+    lines = []
+    report = mutations.supervise(2000, seed=0, say=lines.append)
+    assert report["raw"] == [], lines
+    assert sum(report["counts"].values()) == 2000
+    assert report["counts"].keys() == {kind.name for kind in mutations.KINDS}
+    assert all(report["opened"].values())  # of each kind some still open, so that what comes after is tried too
 
 
-def test_what_is_not_spoilt_opens(tmp_path):
-    """Otherwise nothing would have been shown."""
+def test_unchanged_files_open(tmp_path):
+    """The premise of the test above."""
     dice = mutations.Random(0)
     whole = [(kind, files) for kind in mutations.KINDS for files in kind.made()]
     for number, (kind, files) in enumerate(whole):

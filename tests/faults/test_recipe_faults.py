@@ -1,4 +1,4 @@
-"""A recipe, data or a folder that does not fit is one sentence that says what, where, and the way out."""
+"""A recipe, data or a folder that does not fit is an error of one sentence: what, where, and the way out."""
 
 import gzip
 import json
@@ -17,17 +17,17 @@ from telescope.text.tokenizer import bpe_from_merges, train_bpe
 TINY = next(file for file in FILES if file.stem == "multi30k-tiny")
 
 
-def refused(call, *said):
+def refused(call, *message):
     with pytest.raises(ValueError, match=r".") as problem:
         call()
     sentence = str(problem.value)
     assert "\n" not in sentence
-    for words in said:
+    for words in message:
         assert words in sentence
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ('task = "translate"', 'task = "tranlate"', "there is no task='tranlate'; did you mean \"translate\"?"),
         ('task = "translate"', "", "there is no task=None"),
@@ -67,12 +67,12 @@ def refused(call, *said):
         ("lr = 0.004", f"lr = {'[' * 5000}", "is not a recipe that can be read"),
     ],
 )
-def test_a_recipe(tmp_path, old, new, said):
+def test_recipes_with_errors(tmp_path, old, new, message):
     text = TINY.read_text()
     assert old in text
     file = tmp_path / "mine.toml"
     file.write_text(text.replace(old, new))
-    refused(lambda: read(file), "mine", said)
+    refused(lambda: read(file), "mine", message)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no pipes in folders")
@@ -113,7 +113,7 @@ def test_data_that_are_missing(tmp_path, name, folder):
 
 
 @pytest.mark.parametrize(
-    ("name", "file", "contents", "said"),
+    ("name", "file", "contents", "message"),
     [
         ("tatoeba", "tatoeba_de_en/deu.txt", b"Hi.\tHallo!\nRun!\n", "line 2: has 1 columns separated by tabs, not 2"),
         ("tatoeba", "tatoeba_de_en/deu.txt", b"Hi.\tHallo!\nRun!\tL\xffuf!\n", "line 2: is not UTF-8"),
@@ -131,13 +131,13 @@ def test_data_that_are_missing(tmp_path, name, folder):
         ("samsum", "samsum/val.json", b'[{"dialogue": 3, "summary": ""}]', "record 1: is not an object with the texts"),
     ],
 )
-def test_data_that_are_broken(tmp_path, name, file, contents, said):
+def test_data_that_are_broken(tmp_path, name, file, contents, message):
     corpora.make(tmp_path)
     (tmp_path / f"{file}.gz").unlink(missing_ok=True)
     (tmp_path / file).write_bytes(contents)
     languages = ("en", "de") if name in TRANSLATIONS else ()
     read = (TRANSLATIONS | SUMMARIES)[name]
-    refused(lambda: read(tmp_path, "train", *languages), file.removesuffix(".gz"), said)
+    refused(lambda: read(tmp_path, "train", *languages), file.removesuffix(".gz"), message)
 
 
 def test_a_packed_file_that_unpacks_to_gigabytes(tmp_path, monkeypatch):
@@ -154,7 +154,7 @@ def test_a_file_that_is_missing(tmp_path):
     refused(lambda: TRANSLATIONS["multi30k"](tmp_path, "train", "en", "de"), "train.en, and no train.en.gz beside it")
 
 
-def test_one_language_is_no_translation(tmp_path):
+def test_source_and_target_must_differ(tmp_path):
     corpora.make(tmp_path)
     refused(lambda: TRANSLATIONS["tatoeba"](tmp_path, "train", "en", "en"), 'source and target are both "en"')
 
@@ -180,7 +180,7 @@ def test_folders_that_hold_something_else(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["train", "recipes/none.toml", "--out", "x"], "there is no recipe recipes/none.toml"),
         (["train", str(TINY)], "--out"),
@@ -191,11 +191,11 @@ def test_folders_that_hold_something_else(tmp_path):
         (["evaluate", "nowhere", "--recipe", str(TINY)], "nowhere is no folder in which answers can be kept; --out"),
     ],
 )
-def test_commands(command, tmp_path, monkeypatch, arguments, said):
+def test_commands(command, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     code, printed, complaint = command(*arguments)
     assert (code, printed) == (2, "")
-    assert said in complaint
+    assert message in complaint
     assert len(complaint.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []  # nothing was begun
 
@@ -220,7 +220,7 @@ def test_commands_that_fit(command, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "answer", "said"),
+    ("recipe", "answer", "message"),
     [
         ("multi30k-tiny", {"prediction": 3, "references": ["a"]}, 'answer 1 says "prediction": 3'),
         ("multi30k-tiny", {"prediction": "a", "references": [3]}, '"references" holds something else than texts'),
@@ -231,7 +231,7 @@ def test_commands_that_fit(command, tmp_path, monkeypatch):
         ("shakespeare-char", [], "line 1: is not an object"),
     ],
 )
-def test_answers_that_are_none(tmp_path, recipe, answer, said):
+def test_answers_of_a_wrong_form(tmp_path, recipe, answer, message):
     (tmp_path / "evaluation").mkdir()
     (tmp_path / "evaluation/test.jsonl").write_text(json.dumps(answer) + "\n")
-    refused(lambda: score(tmp_path, recipe=TINY.with_stem(recipe)), said)
+    refused(lambda: score(tmp_path, recipe=TINY.with_stem(recipe)), message)

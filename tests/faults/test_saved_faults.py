@@ -1,4 +1,4 @@
-"""Recordings that are of another version, cut short, or that lie: one clear sentence, and nothing is read wrong."""
+"""Recordings of another version, truncated or inconsistent: one clear sentence, and nothing is read wrong."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def saved(folder, **options):
 @pytest.mark.parametrize("keep", KEEPS)
 @pytest.mark.parametrize("make", [Translator, Museum])
 @pytest.mark.parametrize("options", [{}, {"heads": [0]}, {"queries": [0, -1]}], ids=str)
-def test_there_and_back(tmp_path, keep, make, options):
+def test_a_saved_recording_opens_with_the_same_numbers(tmp_path, keep, make, options):
     recording = run(keep, make, **options)
     recording.save(tmp_path / "run.telescope")
     opened = ts.open(tmp_path / "run.telescope")
@@ -65,7 +65,7 @@ def test_a_map_is_saved_too(tmp_path):
     assert torch.equal(opened["encoder.0"].survey().map(2, 2), run(map=(2, 2))["encoder.0.self"].survey().map(2, 2))
 
 
-def test_numbers_are_read_when_they_are_asked_for(tmp_path):
+def test_tensors_are_read_on_first_use(tmp_path):
     folder = saved(tmp_path)
     opened = ts.open(folder)
     before = opened["encoder.0"].survey().entropy
@@ -90,7 +90,7 @@ def test_a_function_is_saved_by_its_name(tmp_path):
 # ------------------------------------------------------------------------------------------------- whole or not at all
 
 
-def test_saving_is_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_saving_is_atomic(tmp_path, monkeypatch):
     folder = saved(tmp_path)
     before = sorted(os.listdir(folder))
     monkeypatch.setattr(save, "write_json", lambda *_: 1 / 0)
@@ -104,7 +104,7 @@ def test_saving_is_whole_or_not_at_all(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["run.telescope"]
 
 
-def test_a_recording_takes_the_place_of_a_recording_alone(tmp_path):
+def test_saving_replaces_recordings_and_nothing_else(tmp_path):
     folder = saved(tmp_path)
     run(keep="steps").save(folder, replace=True)
     assert ts.open(folder).keep == "steps"
@@ -120,7 +120,7 @@ def test_a_recording_takes_the_place_of_a_recording_alone(tmp_path):
         run().save(folder, replace=True)
 
 
-def test_a_recording_is_replaced_only_if_somebody_says_so(tmp_path):
+def test_a_recording_is_replaced_only_with_replace(tmp_path):
     folder = saved(tmp_path, keep="steps")
     with pytest.raises(ValueError, match=r"holds a recording already, of Translator, keep='steps'.*replace=True"):
         run().save(folder)
@@ -162,7 +162,7 @@ def everything(recording):
     return {name: [part.tensor for part in watched.call.parts.values()] for name, watched in recording.items()}
 
 
-def test_what_nobody_asks_for_is_not_read(tmp_path):
+def test_unused_tensors_are_not_read(tmp_path):
     """Opening checks the manifest alone; a tensor is compared with its checksum when it is read."""
     folder = saved(tmp_path, keep="queries-keys")
     flipped(folder / "1.safetensors", -1)
@@ -173,9 +173,9 @@ def test_what_nobody_asks_for_is_not_read(tmp_path):
 
 
 def test_a_recording_without_checksums_still_opens(tmp_path):
-    """Those that earlier versions wrote."""
+    """Earlier versions wrote such recordings."""
     folder = saved(tmp_path)
-    manifest(lambda said: None)(folder)
+    manifest(lambda contents: None)(folder)
     assert "crc32" not in (folder / "recording.json").read_text()
     assert len(everything(ts.open(folder))) == 6
 
@@ -189,7 +189,7 @@ def test_a_head_is_surveyed_alone(tmp_path, monkeypatch):
         heads.append(queries.shape[1])
         return ts.survey(queries, *rest, **options)
 
-    monkeypatch.setattr("telescope.recording.kept.survey", counted)
+    monkeypatch.setattr("telescope.recording.queries_keys_call.survey", counted)
     for name, watched in opened.items():
         for number in watched.call.heads:
             one, of_all = watched.head(number), other[name].survey().head(number)
@@ -206,24 +206,24 @@ def test_a_head_is_surveyed_alone(tmp_path, monkeypatch):
 
 
 def manifest(change):
-    """Change recording.json; as it has no checksums then, the change itself is what is found."""
+    """Change recording.json and remove its checksums, so that the change itself is found."""
 
-    def spoil(folder):
-        said = json.loads((folder / "recording.json").read_text())
-        for part in (said, *(call for attention in said["attentions"] for call in attention["calls"])):
+    def corrupt(folder):
+        contents = json.loads((folder / "recording.json").read_text())
+        for part in (contents, *(call for attention in contents["attentions"] for call in attention["calls"])):
             part.pop("crc32", None)
-        change(said)
-        (folder / "recording.json").write_text(json.dumps(said))
+        change(contents)
+        (folder / "recording.json").write_text(json.dumps(contents))
 
-    return spoil
+    return corrupt
 
 
-def call_of(said):
-    return said["attentions"][0]["calls"][0]
+def call_of(contents):
+    return contents["attentions"][0]["calls"][0]
 
 
 def setting(name, value):
-    return manifest(lambda said: call_of(said).__setitem__(name, value))
+    return manifest(lambda contents: call_of(contents).__setitem__(name, value))
 
 
 def cut(folder):
@@ -238,18 +238,18 @@ def reshaped(folder):
 
 
 def without(name):
-    def spoil(folder):
+    def corrupt(folder):
         tensors = load_file(folder / "0.safetensors")
         del tensors[name]
         save_file(tensors, folder / "0.safetensors")
 
-    return spoil
+    return corrupt
 
 
-SPOILT = {
-    "a newer version": (manifest(lambda said: said.update(version=2)), "version 2", "reads version 1"),
-    "no version": (manifest(lambda said: said.pop("version")), "version None"),
-    "something else": (manifest(lambda said: said.update({"is": "a model"})), "is not of a recording"),
+CORRUPTED = {
+    "a newer version": (manifest(lambda contents: contents.update(version=2)), "version 2", "reads version 1"),
+    "no version": (manifest(lambda contents: contents.pop("version")), "version None"),
+    "something else": (manifest(lambda contents: contents.update({"is": "a model"})), "is not of a recording"),
     "no JSON": (lambda folder: (folder / "recording.json").write_text("{"), "is not JSON"),
     "no manifest": (lambda folder: (folder / "recording.json").unlink(), "is no recording"),
     "cut short": (cut, "truncated"),
@@ -270,9 +270,12 @@ SPOILT = {
         "hides every key",
     ),
     "no definition": (setting("attention", {"is": "Causal"}), "has no definition"),
-    "an attention without a name": (manifest(lambda said: said["attentions"][0].pop("name")), "without a name"),
-    "two of one name": (manifest(lambda said: said["attentions"].append(said["attentions"][0])), "two attentions"),
-    "keep that is none": (manifest(lambda said: said.update(keep="all")), "lacks its model, keep"),
+    "an attention without a name": (manifest(lambda contents: contents["attentions"][0].pop("name")), "without a name"),
+    "two of one name": (
+        manifest(lambda contents: contents["attentions"].append(contents["attentions"][0])),
+        "two attentions",
+    ),
+    "keep that is none": (manifest(lambda contents: contents.update(keep="all")), "lacks its model, keep"),
 }
 
 
@@ -296,10 +299,10 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_definition_is_of_the_types_that_its_classes_declare(name, tmp_path):
+def test_fields_of_a_definition_must_have_their_declared_types(name, tmp_path):
     field, value, word = HOSTILE[name]
     folder = saved(tmp_path)
-    manifest(lambda said: call_of(said)["attention"].__setitem__(field, value))(folder)
+    manifest(lambda contents: call_of(contents)["attention"].__setitem__(field, value))(folder)
     with pytest.raises(ts.LoadError) as problem:
         ts.open(folder)
     assert word in str(problem.value)
@@ -308,8 +311,8 @@ def test_a_definition_is_of_the_types_that_its_classes_declare(name, tmp_path):
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_every_definition_comes_back(data):
-    """As it was, whatever it is made of; of some heads, some sequences and later keys, too."""
+def test_every_definition_survives_a_round_trip(data):
+    """Also definitions restricted to heads, sequences and later keys."""
     shape = data.draw(shapes())
     attention = data.draw(definitions(shape))
     for part in (
@@ -319,12 +322,12 @@ def test_every_definition_comes_back(data):
         drop_first_keys(attention, 3),
     ):
         tensors = {}
-        said = json.loads(json.dumps(to_json(part, tensors)))
-        assert from_json(said, tensors, "here") == part or "untold" in str(said)
+        contents = json.loads(json.dumps(to_json(part, tensors)))
+        assert from_json(contents, tensors, "here") == part or "untold" in str(contents)
 
 
 @pytest.mark.parametrize("name", ["recording.json", "0.safetensors"])
-def test_a_file_of_a_recording_is_no_link_out_of_it(name, tmp_path):
+def test_links_out_of_a_recording_are_refused(name, tmp_path):
     folder = saved(tmp_path)
     (folder / name).rename(tmp_path / "secret")
     (folder / name).symlink_to(tmp_path / "secret")
@@ -336,9 +339,9 @@ def test_a_file_of_a_recording_is_no_link_out_of_it(name, tmp_path):
         ts.open(folder)
 
 
-def test_keys_that_are_none_are_refused_when_they_are_read(tmp_path):
+def test_top_keys_out_of_range_are_refused_when_they_are_read(tmp_path):
     folder = saved(tmp_path)
-    manifest(lambda said: None)(folder)
+    manifest(lambda contents: None)(folder)
     tensors = load_file(folder / "0.safetensors")
     tensors["top_keys"][0, 0, 0, 0] = 10**6
     save_file(tensors, folder / "0.safetensors")
@@ -346,11 +349,11 @@ def test_keys_that_are_none_are_refused_when_they_are_read(tmp_path):
         ts.open(folder).heads()
 
 
-@pytest.mark.parametrize("name", SPOILT)
-def test_what_is_spoilt_is_refused(name, tmp_path):
-    spoil, *words = SPOILT[name]
+@pytest.mark.parametrize("name", CORRUPTED)
+def test_corrupted_recordings_are_refused(name, tmp_path):
+    corrupt, *words = CORRUPTED[name]
     folder = saved(tmp_path)
-    spoil(folder)
+    corrupt(folder)
     with pytest.raises(ts.LoadError) as problem:
         ts.open(folder)
     for word in words:
@@ -358,6 +361,6 @@ def test_what_is_spoilt_is_refused(name, tmp_path):
     assert "\n" not in str(problem.value)
 
 
-def test_what_is_not_there():
+def test_a_missing_recording():
     with pytest.raises(ts.LoadError, match="does not exist"):
         ts.open("no/such.telescope")

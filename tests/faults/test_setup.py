@@ -1,4 +1,4 @@
-"""What `make explain` prints while it sets up: that it is alive, and pip's own words only if pip fails."""
+"""The output of `make explain` during setup: a sign of life, and pip's own output only if pip fails."""
 
 import os
 import pty
@@ -20,12 +20,12 @@ def quietly(code, **how):
     return subprocess.run(command, timeout=60, **how)
 
 
-def test_what_works_is_quiet():
+def test_a_command_that_works_prints_nothing_of_its_own():
     done = quietly(0, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "installing\n", "")
 
 
-def test_what_fails_says_all_and_passes_its_exit_code_on():
+def test_a_command_that_fails_prints_its_output_and_its_exit_code_is_returned():
     done = quietly(7, capture_output=True, text=True)
     assert done.returncode == 7
     assert done.stdout == "installing\n"
@@ -46,7 +46,7 @@ def test_a_terminal_shows_the_seconds():
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_make_stops_where_pip_fails(tmp_path, code):
-    """With a pip that complains, and an environment that is there."""
+    """With a pip that fails, and an environment that exists."""
     if shutil.which("make") is None:
         pytest.skip("needs make")
     for name in ("Makefile", "quietly.sh", "pyproject.toml"):

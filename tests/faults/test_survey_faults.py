@@ -1,4 +1,4 @@
-"""Bad input to `survey` gives one clear sentence; odd but sound input gives numbers, and nothing is printed."""
+"""Bad input to `survey` gives one clear sentence; unusual valid input gives numbers, and nothing is printed."""
 
 from math import log
 
@@ -15,7 +15,7 @@ on_every_engine = pytest.mark.parametrize("engine", [name for name in ENGINES if
 
 @pytest.fixture(autouse=True)
 def without_the_shape_checks_of_the_tests():
-    """Users run without them: what is shown here is what users see."""
+    """Users run without the shape checks of the tests: what is shown here is what users see."""
     config.update("jaxtyping_disable", True)
     yield
     config.update("jaxtyping_disable", False)
@@ -102,7 +102,7 @@ FAULTS = {
         ValueError,
         "lse is defined for softmax only",
     ),
-    # what is asked of it
+    # arguments of the methods
     "map without a size": (lambda: seen().map(), ValueError, "map(rows, cols)", "segments="),
     "map without columns": (lambda: seen().map(3), ValueError, "map(rows, cols)"),
     "map too wide": (lambda: seen().map(2, 9), ValueError, "map(cols=9)", "6 keys", "1 to 6"),
@@ -121,11 +121,11 @@ FAULTS = {
     "segments of another batch": (lambda: seen().map(segments=torch.zeros(3, 6).long()), ValueError, "batch of 2"),
     "segments of floats": (lambda: seen().map(segments=[0.0] * 6), ValueError, "whole numbers", "torch.float32"),
     "segments below zero": (lambda: seen().map(segments=[-1] * 6), ValueError, "the id -1", "count from 0"),
-    "no such row": (lambda: seen().rows(6), ValueError, "rows: there is no 6 among 6 queries"),
+    "no such row": (lambda: seen().rows(6), ValueError, "there is no query 6; there are 6, counted from 0 to 5"),
     "rows of floats": (lambda: seen().rows([0.5]), TypeError, "rows takes whole numbers", "torch.float32"),
     "rows of bools": (lambda: seen().rows(torch.ones(6) > 0), TypeError, "rows takes whole numbers", "torch.bool"),
-    "no such cell": (lambda: seen().cell(0, -7), ValueError, "there is no -7 among 6 keys"),
-    "no such query": (lambda: seen().cell(9, 0), ValueError, "there is no 9 among 6 queries"),
+    "no such cell": (lambda: seen().cell(0, -7), ValueError, "there is no key -7; there are 6, counted from 0 to 5"),
+    "no such query": (lambda: seen().cell(9, 0), ValueError, "there is no query 9; there are 6, counted from 0 to 5"),
     # going on
     "other heads": (lambda: seen().extend(t(2, 2, 1, 8), t(2, 2, 1, 8)), ValueError, "queries have shape (2, 2, 1, 8)"),
     "another batch": (lambda: seen().extend(t(1, 4, 1, 8), t(1, 2, 1, 8)), ValueError, "after (2, 4, 6, 8)"),
@@ -159,24 +159,24 @@ FAULTS = {
 def test_one_clear_sentence(call, kind, words):
     with pytest.raises(kind) as problem:
         call()
-    said = str(problem.value)
-    assert "\n" not in said
+    message = str(problem.value)
+    assert "\n" not in message
     for word in words:
-        assert word in said, said
+        assert word in message, message
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("scale", [None, 50.0, -3.0])
-def test_a_sound_lse_is_taken_whatever_its_dtype(dtype, scale):
-    """Kernels round their scores and their lse; that is no fault."""
+def test_a_correct_lse_of_any_dtype_is_accepted(dtype, scale):
+    """Kernels round their scores and their lse; that is no error."""
     attention = ts.Attention(mask=ts.causal, scale=scale)
     truth = ts.survey(q.to(dtype).double(), k.to(dtype).double(), attention)
     given = truth.lse.float() if dtype != torch.float16 else truth.lse.half()
     assert_close(survey(q.to(dtype), k.to(dtype), attention, lse=given).peak.key, truth.peak.key)
 
 
-def test_an_lse_is_checked_where_something_is_seen():
-    """The first rows stand before the first key."""
+def test_an_lse_is_checked_in_rows_that_see_a_key():
+    """The first rows come before the first key."""
     short = k[:, :, :2]
     known = survey(k=short).lse
     assert known[0, 0].isinf().tolist() == [True] * 4 + [False] * 2
@@ -190,7 +190,7 @@ def test_an_lse_is_checked_where_something_is_seen():
 
 @on_every_engine
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_nobody_sees_anything(engine, dtype):
+def test_a_mask_that_hides_every_key(engine, dtype):
     blind = survey(q.to(dtype), k.to(dtype), ts.Attention(mask=~ts.everyone), engine=engine, map=(2, 3))
     assert (blind.lse == -torch.inf).all()
     for zeros in (blind.received, blind.entropy, blind.top.weights, blind.map(2, 3), blind.map(2, 3, "max")):
@@ -211,7 +211,7 @@ def test_scores_of_ten_thousand_stay_finite(engine):
 
 
 @on_every_engine
-def test_more_top_than_keys(engine):
+def test_top_larger_than_the_number_of_keys(engine):
     wide = survey(engine=engine, top=20)
     assert wide.top.keys.shape == (2, 4, 6, 20)
     assert (wide.top.keys[..., 6:] == -1).all()
@@ -220,7 +220,7 @@ def test_more_top_than_keys(engine):
 
 
 @on_every_engine
-def test_a_nan_stays_with_those_who_see_it(engine):
+def test_a_nan_reaches_only_the_queries_that_see_it(engine):
     broken = k.clone()
     broken[0, 0, 4] = torch.nan
     got, clean = survey(k=broken, engine=engine), survey(engine=engine)
@@ -230,7 +230,7 @@ def test_a_nan_stays_with_those_who_see_it(engine):
     assert_close(got.top.keys[1], clean.top.keys[1])
 
 
-def test_by_sum_says_where_the_scores_cancel(monkeypatch):
+def test_the_error_of_by_sum_names_the_row_that_sums_to_zero(monkeypatch):
     monkeypatch.setitem(chunked.SCORES, "cpu", 2)
     keys = torch.tensor([[1.0, 0.0], [-1.0, 1.0]]).expand(1, 2, 2, 2)
     queries = torch.ones(1, 2, 3, 2)
@@ -249,7 +249,7 @@ def test_nothing_is_printed(capfd):
 # ------------------------------------------------------------------------------------------------------ out of memory
 
 
-def test_where_memory_runs_out_blocks_get_smaller(monkeypatch):
+def test_blocks_get_smaller_where_memory_runs_out(monkeypatch):
     tried, honest = [], chunked._summarize
 
     def tight(*arguments):
@@ -265,15 +265,15 @@ def test_where_memory_runs_out_blocks_get_smaller(monkeypatch):
     assert tried == [1000, 500, 250, 125, 62]
 
 
-def test_where_not_even_a_row_fits_it_says_so(monkeypatch):
+def test_the_error_where_a_single_row_does_not_fit(monkeypatch):
     def full(*arguments):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.\nMore advice.")
 
     monkeypatch.setattr(chunked, "_summarize", full)
     with pytest.raises(torch.OutOfMemoryError) as problem:
         survey()
-    said = str(problem.value)
-    assert said.startswith("survey of 6 queries and 6 keys: cpu has no memory left")
-    assert "survey fewer heads" in said
-    assert "\n" not in said
+    message = str(problem.value)
+    assert message.startswith("survey of 6 queries and 6 keys: cpu has no memory left")
+    assert "survey fewer heads" in message
+    assert "\n" not in message
     assert problem.value.__context__ is None or problem.value.__suppress_context__

@@ -1,4 +1,4 @@
-"""What goes wrong while training is one sentence, and the last good checkpoint is kept."""
+"""Errors in training are one sentence, and the last good checkpoint is kept."""
 
 import os
 import re
@@ -61,7 +61,7 @@ def test_settings_that_do_not_fit(fields, words):
         ([[[1, 2.5]]], ["texts are torch.float32", "whole numbers"]),
     ],
 )
-def test_examples_that_are_none(columns, words, unchecked):
+def test_examples_of_a_wrong_form(columns, words, unchecked):
     with pytest.raises((TypeError, ValueError), match=says(*words)):
         Examples(*columns)
 
@@ -81,12 +81,12 @@ def test_texts_without_windows(ids, block, words, unchecked):
         Windows(ids, block)
 
 
-def test_an_id_that_the_model_does_not_know(tmp_path):
+def test_an_id_outside_of_the_vocabulary(tmp_path):
     with pytest.raises(ValueError, match=says("the data has the id 20", "0 to 19")):
         learn(transformer(), Examples([[20]], [[1, 2]]), tmp_path)
 
 
-def test_what_is_better_must_be_said():
+def test_a_criterion_must_name_its_direction():
     assert Criterion.parse("highest bleu") == Criterion("bleu", lower=False)
     with pytest.raises(ValueError, match=says('better="bleu"', '"highest bleu" does')):
         Criterion.parse("bleu")
@@ -102,7 +102,7 @@ def test_a_validation_without_the_figure_that_decides(tmp_path):
 
 @pytest.fixture
 def learning(monkeypatch):
-    """The models that learn, which are copies of those that were given."""
+    """Return the list of models that are trained, which are copies of the given ones."""
     models = []
 
     def learner(model, *rest):
@@ -113,7 +113,7 @@ def learning(monkeypatch):
     return models
 
 
-def test_a_loss_that_is_no_number_keeps_the_last_good_checkpoint(learning, tmp_path):
+def test_a_loss_of_nan_keeps_the_last_good_checkpoint(learning, tmp_path):
     data = Examples(pairs()[1])
 
     def poison(event):
@@ -122,13 +122,13 @@ def test_a_loss_that_is_no_number_keeps_the_last_good_checkpoint(learning, tmp_p
                 learning[0].norm.weight.fill_(torch.nan)
 
     with pytest.raises(TrainingError, match=says("at step 5 the loss is nan", "of step 4 is kept", "lower lr")):
-        learn(gpt(), data, tmp_path, save_every=2, steps=8, tell=poison)
+        learn(gpt(), data, tmp_path, save_every=2, steps=8, on_event=poison)
     _, events = learn(gpt(), data, tmp_path, save_every=2, steps=8)
     assert set(losses(events)) == {5, 6, 7, 8}
 
 
-def test_weights_that_are_no_numbers_are_not_saved(learning, tmp_path):
-    """Told when they are to be saved, though no loss was looked at in between."""
+def test_weights_of_nan_are_not_saved(learning, tmp_path):
+    """The error comes when they are to be saved, though no loss was logged in between."""
 
     def poison(event):
         if isinstance(event, Saved) and event.step == 2:
@@ -136,7 +136,7 @@ def test_weights_that_are_no_numbers_are_not_saved(learning, tmp_path):
                 learning[0].embedding.weight[0, 0] = torch.inf
 
     with pytest.raises(TrainingError, match=says("at step 3 weights are no longer numbers", "step 2 is kept")):
-        learn(gpt(), Examples(pairs()[1]), tmp_path, save_every=1, log_every=2, steps=8, tell=poison)
+        learn(gpt(), Examples(pairs()[1]), tmp_path, save_every=1, log_every=2, steps=8, on_event=poison)
     assert os.listdir(tmp_path / "checkpoints") == ["step-00000002"]
 
 
@@ -152,7 +152,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path):
 
     try:
         with pytest.raises(TrainingError, match=says("step-00000004 cannot be", "file too large", "step 2 is kept")):
-            learn(transformer(), data, tmp_path, save_every=2, tell=fill)
+            learn(transformer(), data, tmp_path, save_every=2, on_event=fill)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert os.listdir(tmp_path / "checkpoints") == ["step-00000002"]
@@ -179,7 +179,7 @@ def test_the_checkpoint_of_another_run_is_refused(change, words, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_how_often_it_is_looked_at_may_change(tmp_path):
+def test_a_resumed_run_may_log_and_save_at_other_intervals(tmp_path):
     data = Examples(*pairs())
 
     def stop(event):
@@ -187,7 +187,7 @@ def test_how_often_it_is_looked_at_may_change(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        learn(transformer(), data, tmp_path, save_every=2, log_every=3, tell=stop)
+        learn(transformer(), data, tmp_path, save_every=2, log_every=3, on_event=stop)
     _, events = learn(transformer(), data, tmp_path, save_every=5, log_every=4, watch_every=3)
     assert set(losses(events)) == {4, 8}
 
@@ -201,7 +201,7 @@ def test_a_damaged_checkpoint_is_named(file, tmp_path):
         learn(transformer(), Examples(*pairs()), tmp_path, steps=2)
 
 
-def test_what_a_killed_run_left_is_cleared(tmp_path):
+def test_leftovers_of_a_killed_run_are_removed(tmp_path):
     left = tmp_path / "checkpoints" / ".step-00000002.new-0123abcd"
     left.mkdir(parents=True)
     (left / "weights.safetensors").write_bytes(b"half")
@@ -213,7 +213,7 @@ def test_what_a_killed_run_left_is_cleared(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["accelerate", "tensorboard"])
-def test_a_library_that_is_not_there_is_named(name, monkeypatch, tmp_path):
+def test_a_missing_library_is_named(name, monkeypatch, tmp_path):
     run = gpt(), Windows([1, 2, 3], 1), training.language, Training(steps=1, rows=1), tmp_path
     needs = {"accelerate": lambda: training.train(*run), "tensorboard": lambda: tensorboard(tmp_path)}[name]
     monkeypatch.setitem(sys.modules, name, None)
@@ -227,7 +227,7 @@ def test_an_lstm_is_not_sharded():
 
 
 def test_settings_are_frozen():
-    said = Training(steps=1, rows=1)
+    message = Training(steps=1, rows=1)
     with pytest.raises(AttributeError):
-        said.steps = 2
-    assert replace(said, steps=2).steps == 2
+        message.steps = 2
+    assert replace(message, steps=2).steps == 2

@@ -1,4 +1,4 @@
-"""A text that cannot be read and a model that cannot write it: one sentence on standard error, exit code 2."""
+"""A text that cannot be read, or a model that cannot write: one sentence on standard error, exit code 2."""
 
 import io
 import os
@@ -59,11 +59,11 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_one_sentence(command, folders, monkeypatch, case):
     monkeypatch.chdir(folders)
-    arguments, said = CASES[case]
+    arguments, message = CASES[case]
     code, printed, complaint = command(*arguments)
     assert (code, printed) == (2, "")
     assert complaint.startswith("telescope: ")
-    assert said in complaint
+    assert message in complaint
     assert len(complaint.splitlines()) == 1
     assert len(complaint) < 240
 
@@ -75,7 +75,7 @@ def test_no_gpu(command, folders):
     assert printed == ""
 
 
-def test_bytes_that_are_no_text(command, folders, tmp_path, monkeypatch):
+def test_bytes_that_are_not_utf8(command, folders, tmp_path, monkeypatch):
     (tmp_path / "latin").write_bytes("Müller".encode("latin-1"))
     code, printed, complaint = command("translate", str(tmp_path / "latin"), "--model", str(folders / "translator"))
     assert (code, printed) == (2, "")
@@ -102,15 +102,15 @@ def test_nothing_to_read_at_a_terminal(command, folders, monkeypatch):
     assert "there is nothing to read; give a text in quotes, a file" in complaint
 
 
-def test_a_text_that_no_file_could_be_called(command, folders):
-    """Longer than a name can be, with a character that none has: it is a text."""
+def test_a_text_that_cannot_be_a_file_name(command, folders):
+    """Longer than a file name may be, with a character that none may have: the argument is a text."""
     for text in ("tired " * 50, "a\0b"):
         code, _, complaint = command("translate", text, "--model", str(folders / "translator"), "--beams", "1")
         assert (code, complaint) == (0, "")
 
 
 def test_interrupted(command, folders, monkeypatch):
-    """^C while it waits for a line: no traceback."""
+    """Ctrl-C while the command waits for a line: no traceback."""
 
     class Waiting(io.StringIO):
         def __next__(self):
@@ -121,7 +121,7 @@ def test_interrupted(command, folders, monkeypatch):
     assert (code, printed, complaint.strip()) == (130, "", "")
 
 
-def test_words_of_a_special_token_only():
+def test_a_text_of_a_special_token_alone():
     model = writers.translator()
     written = ts.decoding.Written([writers.END], "", "end")
     encoder, decoder, cross = watch_translation(model, "I", written)

@@ -1,4 +1,4 @@
-"""Bad input to `watch` and to a recording gives one clear sentence, before anything runs where that can be."""
+"""Bad input to `watch` and to a recording gives one clear sentence, before anything runs where possible."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from watching import D, Museum, Translator, filled, hooks_of, sequence
 
 @pytest.fixture(autouse=True)
 def without_the_shape_checks_of_the_tests():
-    """Users run without them: what is shown here is what users see."""
+    """Users run without the shape checks of the tests: what is shown here is what users see."""
     config.update("jaxtyping_disable", True)
     yield
     config.update("jaxtyping_disable", False)
@@ -72,7 +72,7 @@ def test_refused_before_anything_runs(name, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_head_that_one_attention_does_not_have():
+def test_a_head_number_that_one_attention_lacks():
     with pytest.raises(ValueError, match=r'heads=\[0, 3\]: "decoder.0.cross" has 2'), ts.watch(model, heads=[0, 3]):
         model(*inputs)
     assert hooks_of(model) == []
@@ -142,12 +142,12 @@ ASKED = {
 }
 
 
-def test_a_head_by_a_text_is_told_apart_from_one_that_was_not_kept(unchecked):
+def test_a_head_number_of_another_type_is_an_error(unchecked):
     with pytest.raises(TypeError, match="head='1' is str; it takes a whole number"):
         watched()["encoder.0.self"].head("1")
 
 
-def test_heads_are_any_librarys_whole_numbers():
+def test_head_numbers_may_be_integers_of_any_library():
     numbers = np.arange(2)
     one, other = watched(heads=numbers, layers="encoder.*"), watched(heads=torch.arange(2), layers="encoder.*")
     assert one["encoder.0.self"].call.heads == other["encoder.0.self"].call.heads == (0, 1)
@@ -155,7 +155,7 @@ def test_heads_are_any_librarys_whole_numbers():
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_what_was_not_kept_is_refused_with_what_keeps_it(name):
+def test_the_error_about_missing_data_names_the_option_that_keeps_it(name):
     ask, kind, *words = ASKED[name]
     with pytest.raises(kind) as problem:
         ask()
@@ -172,13 +172,13 @@ def test_an_attention_outside_of_any_residual_stream():
         _ = recording["attention"].before
 
 
-def test_a_map_is_recorded_as_far_as_it_fits():
+def test_a_map_is_at_most_as_large_as_the_matrix():
     recording = watched(map=(64, 3))
     assert recording["decoder.0.cross"].survey().recorded == (4, 3)
     assert recording["decoder.0.cross"].survey().map(4, 3).shape == (2, 2, 4, 3)
 
 
-def test_a_map_ends_where_decoding_goes_on():
+def test_the_map_is_dropped_when_decoding_continues():
     attend = Attend()
     q = torch.ones(1, 1, 3, 2)
     with ts.watch(attend, map=(2, 2)) as recording:
@@ -189,7 +189,7 @@ def test_a_map_ends_where_decoding_goes_on():
         recording["attention"].survey().map(2, 2)
 
 
-def test_keyword_arguments_are_seen():
+def test_keyword_arguments_are_recorded():
     attend, q = Attend(), torch.ones(1, 1, 2, 2)
     with ts.watch(attend, keep="steps") as recording:
         attend(q, q, attention=ts.Attention(), values=2 * q)
@@ -198,7 +198,7 @@ def test_keyword_arguments_are_seen():
 
 @pytest.mark.parametrize("shape", [(0, 1, 3, 2), (1, 1, 0, 2), (2, 2, 3, 0)], ids=str)
 @pytest.mark.parametrize("keep", ["summaries", "queries-keys", "steps"])
-def test_nothing_to_see(shape, keep):
+def test_empty_calls(shape, keep):
     """An empty batch, no queries, no features: numbers of the right shape."""
     attend, q = Attend(), torch.ones(shape)
     k = torch.ones(*shape[:2], 3, shape[3])
@@ -209,7 +209,7 @@ def test_nothing_to_see(shape, keep):
     assert "attention" in repr(recording)
 
 
-def test_a_custom_score_that_holds_tensors_has_no_heads_apart():
+def test_a_custom_score_with_tensors_cannot_be_restricted_to_heads():
     class Learned(ts.Score):
         formula = "q·W·k"
 

@@ -1,4 +1,4 @@
-"""What cannot be watched of transformers is refused with its name and the reason; what is not its own is not shown."""
+"""Models of transformers that cannot be watched are refused with their name and the reason."""
 
 from re import escape
 from threading import Thread
@@ -20,7 +20,7 @@ def without_gradients():
         yield
 
 
-def test_a_model_past_the_interface_is_refused_by_name():
+def test_a_model_that_bypasses_the_interface_is_refused_by_name():
     config = transformers.MambaConfig(vocab_size=61, hidden_size=16, num_hidden_layers=1, state_size=4)
     model = transformers.MambaForCausalLM(config)
     with pytest.raises(ValueError, match="MambaForCausalLM does not go through") as problem, ts.watch(model):
@@ -29,7 +29,7 @@ def test_a_model_past_the_interface_is_refused_by_name():
     assert "\n" not in str(problem.value)
 
 
-def test_an_implementation_nobody_knows_is_refused():
+def test_an_unknown_implementation_is_refused():
     model = FAMILIES["llama"].model()
     transformers.AttentionInterface.register("of my own", lambda *_, **__: None)
     model.set_attn_implementation("of my own")
@@ -37,8 +37,8 @@ def test_an_implementation_nobody_knows_is_refused():
         pytest.fail("the block was entered")
 
 
-def test_what_its_arguments_do_not_say_is_found_out(monkeypatch):
-    """An attention that doubles its queries behind everybody's back."""
+def test_a_model_that_computes_something_else_is_refused(monkeypatch):
+    """An attention function that doubles its queries."""
     from transformers.models.llama import modeling_llama
 
     own = modeling_llama.eager_attention_forward
@@ -71,7 +71,7 @@ def test_names_and_heads_are_checked():
     assert type(model.config._attn_implementation) is str
 
 
-def test_weights_are_written_for_short_texts_alone(monkeypatch):
+def test_output_attentions_is_refused_for_long_texts(monkeypatch):
     monkeypatch.setattr(weights, "MAX_WEIGHT_BYTES", 1000)
     model = FAMILIES["llama"].model()
     with ts.watch(model), pytest.raises(ValueError, match=r"output_attentions=True would write 2\.0 KiB") as problem:
@@ -80,15 +80,15 @@ def test_weights_are_written_for_short_texts_alone(monkeypatch):
 
 
 @pytest.mark.parametrize("keep", ["summaries", "queries-keys"])
-def test_what_has_no_room_is_refused_before_it_is_kept(keep, monkeypatch):
+def test_a_recording_that_exceeds_the_memory_is_refused_before_it_begins(keep, monkeypatch):
     monkeypatch.setattr(stores, "_available", lambda: 1000)
     model = FAMILIES["llama"].model()
     with ts.watch(model, keep=keep) as recording, pytest.raises(ValueError, match="are free") as problem:
         model(IDS)
-    told = str(problem.value)
-    assert f'keep="{keep}" of 2 attentions, 8 queries x 8 keys, takes' in told
-    assert "1.0 KiB of RAM are free" in told
-    assert 'store="disk" has room' in told
+    message = str(problem.value)
+    assert f'keep="{keep}" of 2 attentions, 8 queries x 8 keys, takes' in message
+    assert "1.0 KiB of RAM are free" in message
+    assert 'store="disk" has room' in message
     assert not recording["model.layers.0"].calls
     with ts.watch(model, keep=keep, store="disk") as recording:
         model(IDS)
@@ -144,8 +144,8 @@ def sam():
         (sam, [f"vision_encoder.layers.{i}.attn" for i in (0, 1)]),
     ],
 )
-def test_attentions_past_the_interface_are_named(make, names):
-    """In a warning when the block is entered, in the print, and to whoever asks for them; the others are watched."""
+def test_attentions_that_bypass_the_interface_are_named(make, names):
+    """In a warning when the block is entered, in the printed table, and in the error; the others are watched."""
     model = numbered(make()).eval()
     given = (
         {"pixel_values": torch.randn(1, 3, 32, 32), "input_points": torch.tensor([[[[3.0, 4.0], [9.0, 9.0]]]])}
@@ -153,9 +153,9 @@ def test_attentions_past_the_interface_are_named(make, names):
         else FAMILIES["bart"].inputs
     )
     expected = model(**given)[0]
-    with pytest.warns(UserWarning, match=escape(", ".join(names))) as said, ts.watch(model) as recording:
+    with pytest.warns(UserWarning, match=escape(", ".join(names))) as shown, ts.watch(model) as recording:
         assert torch.equal(model(**given)[0], expected)
-    assert len(said) == 1
+    assert len(shown) == 1
     assert recording.left_out == tuple(names)
     assert all(watched.calls for watched in recording.values())
     assert repr(recording).count("not watched") == 2
@@ -164,26 +164,26 @@ def test_attentions_past_the_interface_are_named(make, names):
     pattern = f"{names[0].split('.0.')[0]}.*"
     with pytest.raises(ValueError, match=escape(f'layers="{pattern}": 2 attentions')), ts.watch(model, layers=pattern):
         pytest.fail("the block was entered")
-    with ts.watch(model, layers=recording.names[0]):  # whoever chooses is told nothing
+    with ts.watch(model, layers=recording.names[0]):  # no warning where layers are given
         pass
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_of_a_family_that_is_watched_nothing_is_left_out(family):
+def test_every_attention_of_a_supported_family_is_watched(family):
     with ts.watch(FAMILIES[family].model()) as recording:
         pass
     assert not recording.left_out
 
 
 @pytest.mark.parametrize("part", ["q_proj", "k_proj", "v_proj"])
-def test_activations_that_are_nan_are_not_blamed_on_the_definition(part):
+def test_nan_activations_are_not_taken_for_a_wrong_definition(part):
     model = FAMILIES["llama"].model()
     getattr(model.model.layers[1].self_attn, part).weight[0, 0] = torch.nan
     with pytest.raises(ValueError, match=r'the activations of "model\.layers\.1\.self_attn" are NaN'), ts.watch(model):
         model(IDS)
 
 
-def test_a_map_that_cannot_grow_is_not_dropped_silently():
+def test_dropping_a_map_that_cannot_grow_warns():
     model = FAMILIES["llama"].model()
     with (
         ts.watch(model, map=(4, 4)) as recording,

@@ -1,4 +1,4 @@
-"""The colours of weights, in the terminal and on the page: those of the palettes that they are named for."""
+"""The colours of weights, in the terminal and on the page, are those of the palettes that they are named after."""
 
 import re
 from itertools import pairwise
@@ -47,19 +47,19 @@ def on_the_page(name):
     return [tuple(bytes.fromhex(stop)) for stop in stops]
 
 
-def test_viridis_is_viridis():
+def test_viridis_equals_that_of_matplotlib():
     assert [background(place / 8) for place in range(9)] == [bytes_of(colour) for colour in VIRIDIS]
     assert on_the_page("viridis") == [bytes_of(colour) for colour in VIRIDIS]
 
 
-def test_what_lies_outside_takes_the_nearest_end():
+def test_values_out_of_range_take_the_nearest_end():
     assert background(-1.0) == background(float("nan")) == background(0.0)
     assert background(7.0) == background(1.0)
 
 
 @pytest.mark.parametrize("name", ["viridis", "magma", "cividis"])
-def test_more_is_lighter(name):
-    """Also in grey, and to eyes that tell few hues apart."""
+def test_larger_weights_are_lighter(name):
+    """Also in grey, and with colour blindness."""
     steps = [luminance(colour) for colour in on_the_page(name)]
     assert len(steps) == 9
     assert steps == sorted(steps)
@@ -68,14 +68,14 @@ def test_more_is_lighter(name):
 
 @pytest.mark.parametrize("kind", SEEN)
 @pytest.mark.parametrize("name", ["viridis", "magma", "cividis"])
-def test_more_is_lighter_to_every_eye(name, kind):
+def test_larger_weights_are_lighter_with_colour_blindness(name, kind):
     seen = [luminance(as_seen(colour, SEEN[kind])) for colour in on_the_page(name)]
     assert seen == sorted(seen)
     assert min(b - a for a, b in pairwise(seen)) > 0.003
 
 
-def test_below_and_above_zero_differ_to_every_eye():
-    """Signed numbers are blue and red, not green and red: apart in hue or lightness for all."""
+def test_negative_and_positive_numbers_differ_with_colour_blindness():
+    """Signed numbers are blue and red, not green and red: they differ in hue or lightness for everyone."""
     for theme in ("light", "dark"):
         blue, _, red = on_the_page(theme)
         for matrix in SEEN.values():
@@ -84,7 +84,7 @@ def test_below_and_above_zero_differ_to_every_eye():
 
 
 def test_every_number_can_be_read_on_its_colour():
-    """Contrast as WCAG has it; black on white is 21 : 1."""
+    """Contrast as WCAG defines it; black on white is 21 : 1."""
     assert luminance((255, 255, 255)) == pytest.approx(1.0)
     for place in range(101):
         paper = background(place / 100)

@@ -1,4 +1,4 @@
-"""What the readers make of small files, line by line, and of the real ones, by number."""
+"""The output of the readers for small files, line by line, and for the real ones, by their counts."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def made(tmp_path_factory):
     return corpora.make(tmp_path_factory.mktemp("data"))
 
 
-def test_captions_in_either_direction(made):
+def test_captions_in_both_directions(made):
     read = TRANSLATIONS["multi30k"]
     assert read(made, "test", "en", "de")[1] == TextPair("A dog runs in the grass.", ("Ein Hund läuft im Gras.",))
     assert read(made, "test", "de", "en")[1] == TextPair("Ein Hund läuft im Gras.", ("A dog runs in the grass.",))
@@ -29,7 +29,7 @@ def test_a_sentence_with_all_its_translations(made):
     assert len(found) == 301
 
 
-def test_the_words_of_the_english_side_say_the_split(made):
+def test_the_english_text_determines_the_split(made):
     assert tatoeba_split("Run!") == tatoeba_split("run.")
     everything = [tatoeba_split(f"I see {i} dogs.") for i in range(3000)]
     assert [everything.count(split) for split in ("validation", "test", "train")] == [28, 57, 2915]  # of 1, 2 and 97 %
@@ -46,14 +46,14 @@ def test_descriptions_and_synopses(made):
     assert SUMMARIES["debian-synopsis"](made, "validation")[0] == TextPair(document, ("grep for trees",))
 
 
-def test_chats_of_other_splits_are_not_learnt_from(made):
+def test_chats_of_other_splits_are_left_out_of_training(made):
     read = SUMMARIES["samsum"]
     chat = "Amanda: I baked  cookies. Do you want some?\nJerry: Sure!"
     assert read(made, "train")[0] == TextPair(chat, ("Amanda baked cookies. Jerry wants some.",))
     assert [len(read(made, split)) for split in ("train", "validation", "test")] == [3, 1, 1]
 
 
-def test_people_get_other_names():
+def test_names_of_people_are_replaced():
     pairs = [
         TextPair(f"{name}: hi {name}ed", (f"{name} says hi.",)) for name in ("Anna", "Bert", "Carl") for _ in range(3)
     ]
@@ -70,7 +70,7 @@ def test_running_text(made):
     assert TEXTS["wikitext2"](made, "train") == " = <unk> = \n\n a b c \n"
 
 
-def test_where_data_are(monkeypatch, tmp_path):
+def test_where_data_are_looked_for(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TELESCOPE_DATA", raising=False)
     assert str(data_folder()) == "data"
@@ -92,7 +92,7 @@ def test_where_data_are(monkeypatch, tmp_path):
         ("samsum", "samsum", [14638, 818, 819]),
     ],
 )
-def test_the_real_ones(name, where, counts):
+def test_counts_of_the_real_corpora(name, where, counts):
     folder(where)
     languages = ("en", "de") if name in TRANSLATIONS else ()
     read = (TRANSLATIONS | SUMMARIES)[name]

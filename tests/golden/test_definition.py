@@ -1,4 +1,4 @@
-"""A definition is a value: it reads as its formula, is equal by content, and never changes."""
+"""A definition is a value: its repr is its formula, it is equal by content, and it never changes."""
 
 from dataclasses import FrozenInstanceError, replace
 
@@ -64,7 +64,7 @@ WRITTEN = [
 
 
 @pytest.mark.parametrize(("attention", "formula", "written"), WRITTEN, ids=[written for *_, written in WRITTEN])
-def test_a_definition_reads_as_its_formula(attention, formula, written):
+def test_the_repr_of_a_definition_is_its_formula(attention, formula, written):
     assert attention.formula(64) == formula
     assert repr(attention) == written
 
@@ -77,7 +77,7 @@ def test_str_leaves_d_k_open_and_names_the_mask():
 
 
 def definition(**choices):
-    """Built anew on each call, tensors included."""
+    """Return a definition that is built anew on each call, tensors included."""
     parts = {
         "score": ts.general(torch.eye(3)),
         "scale": 0.5,
@@ -114,7 +114,7 @@ def test_definitions_are_equal_and_hash_by_content():
     ],
     ids=str,
 )
-def test_one_other_part_makes_another_definition(other):
+def test_definitions_that_differ_in_one_part_are_not_equal(other):
     assert definition(**other) != definition()
 
 
@@ -143,7 +143,7 @@ def test_no_mask_is_everyone():
     assert ts.Attention(mask=ts.everyone) == ts.Attention() == ts.Attention(mask=ts.everyone & ts.everyone)
 
 
-def test_seeing_lets_one_more_mask_decide():
+def test_with_extra_mask_combines_both_masks():
     attention = ts.Attention(scale=0.5, mask=ts.causal)
     assert attention.with_extra_mask(ts.padding([1])) == ts.Attention(scale=0.5, mask=ts.causal & ts.padding([1]))
     assert ts.Attention().with_extra_mask(ts.causal) == ts.Attention(mask=ts.causal)
@@ -158,13 +158,13 @@ def test_a_plain_function_of_positions_is_a_bias():
     assert ts.Attention(bias=towards_the_start) != ts.Attention(bias=lambda query, key: -key)
 
 
-def test_a_plain_function_counts_from_the_last_query_at_the_last_key():
+def test_positions_of_a_plain_function_end_with_the_last_query_at_the_last_key():
     queries, keys = torch.zeros(1, 1, 2, 1), torch.zeros(1, 1, 3, 1)
     biased = ts.trace(queries, keys, keys, ts.Attention(bias=lambda query, key: 10.0 * query + key)).biased
     assert biased[0, 0].tolist() == [[10, 11, 12], [20, 21, 22]]
 
 
-def test_plan_says_the_engine_and_why():
+def test_plan_names_the_engine_and_the_reason():
     x = torch.zeros(1, 2, 6, 64)
     fast = ts.plan(x, x, x, ts.Attention(mask=ts.causal))
     assert (fast.engine, str(fast)) == (
@@ -179,7 +179,7 @@ def test_plan_says_the_engine_and_why():
     assert "q·k · 1e-170" in ts.plan(x, x, x, ts.Attention(scale=1e-170)).why
 
 
-def test_plan_says_what_kept_the_faster_engines_from_running(monkeypatch):
+def test_plan_names_why_faster_engines_cannot_run(monkeypatch):
     monkeypatch.setitem(flex.MISSING_REQUIREMENTS, "cpu", None)
     x = torch.zeros(1, 2, 2048, 64)
     big = ts.plan(x, x, x, ts.Attention(softcap=5.0))

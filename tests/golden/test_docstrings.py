@@ -1,4 +1,4 @@
-"""Every public name has a docstring, and every example in a docstring gives what it says."""
+"""Every public name has a docstring, and every example in a docstring prints what it shows."""
 
 import ast
 from doctest import ELLIPSIS, DocTestParser, DocTestRunner
@@ -62,7 +62,7 @@ def examples():
 
 
 @pytest.mark.parametrize("example", [*examples()], ids=lambda example: example.name)
-def test_example_gives_what_it_says(example, tmp_path, monkeypatch):
+def test_example_prints_what_it_shows(example, tmp_path, monkeypatch):
     """Run in an empty namespace and an empty folder: an example imports what it uses."""
     monkeypatch.chdir(tmp_path)
     report = []

@@ -1,4 +1,4 @@
-"""`telescope explain`: the notes' five examples, as printed, as JSON and as data."""
+"""`telescope explain`: the five examples of the notes, printed, as JSON and as data."""
 
 import json
 
@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 import telescope as ts
 from telescope.tasks.explaining.examples import EXAMPLES, draw_example
-from telescope.trace.terminal import render_text
+from telescope.trace.render import render_text
 
 
 def test_journey_ends_in_the_contexts_of_the_notes():
@@ -37,7 +37,7 @@ def test_bank_is_pulled_towards_its_neighbour():
     assert river[1] > river[0]  # the same word, another context
 
 
-def test_telescope_is_read_both_ways():
+def test_the_heads_of_telescope_attend_to_man_and_astronomer():
     first, second = EXAMPLES["telescope"](ts.softmax).scenes[0].trace.weights[0, :, 7]
     assert first.argmax() == 1  # man
     assert second.argmax() == 4  # astronomer
@@ -53,7 +53,7 @@ def test_turn_is_the_sum_of_its_weighted_values():
 
 @pytest.mark.parametrize("name", EXAMPLES)
 @pytest.mark.parametrize("normalize", [ts.softmax, ts.by_sum])
-def test_every_example_walks_through_all_its_steps(name, normalize):
+def test_every_example_shows_all_its_steps(name, normalize):
     example = EXAMPLES[name](normalize)
     printed = render_text(draw_example(example))
     assert printed.startswith(example.sentence)

@@ -1,4 +1,4 @@
-"""`telescope explain "..."`: what is printed of a sentence is what the translator computed."""
+"""`telescope explain "..."` prints what the translator computed for a sentence."""
 
 import json
 import re
@@ -12,7 +12,7 @@ import writers
 from telescope.tasks.explaining.explain_sentence import draw
 from telescope.tasks.explaining.sentence import explain_sentence
 from telescope.tasks.explaining.show import percent_table
-from telescope.trace.terminal import render_text
+from telescope.trace.render import render_text
 
 TITLES = ("Encoder self-attention", "Decoder masked self-attention", "Encoder-decoder attention")
 
@@ -28,14 +28,14 @@ def notes(model):
 
 
 def weights_of(model, name):
-    """Straight from the model, for the sentence of the notes and its translation."""
+    """Return the weights straight from the model, for the sentence of the notes and its translation."""
     source, target = (model.tokenizer.encode(said).ids for said in (writers.NOTES, writers.PAIRS[writers.NOTES]))
     with ts.watch(model, layers=name, keep="steps") as recording, torch.no_grad():
         model(torch.tensor([source]), torch.tensor([[writers.START, *target[:-1]]]))
     return recording[name].trace().weights[0]
 
 
-def test_the_sentence_is_translated_and_its_attentions_are_the_models(model, notes):
+def test_the_attentions_shown_are_those_of_the_model(model, notes):
     assert notes.translation == writers.PAIRS[writers.NOTES]
     assert tuple(scene.title for scene in notes.scenes) == TITLES
     encoder, decoder, cross = notes.scenes
@@ -46,8 +46,9 @@ def test_the_sentence_is_translated_and_its_attentions_are_the_models(model, not
             assert_close(scene.attention.trace(layer, head).weights[0, 0], weights_of(model, name)[head])
 
 
-def test_which_heads_read_which_by_hand(model, notes):
-    """A head reads a word if it gives it more than its share of the pieces; of two, the one that it gives more so."""
+def test_which_heads_prefer_which_word_by_hand(model, notes):
+    """A head prefers a word if it gives it more than its share of the tokens; of two words, the one with the larger
+    excess."""
     words = notes.scenes[0].attention.columns
     telescope, man, astronomer = (words.positions(words.find(word)) for word in ("telescope", "man", "astronomer"))
     even = [len(man) / len(words.word_ids), len(astronomer) / len(words.word_ids)]
@@ -61,20 +62,20 @@ def test_which_heads_read_which_by_hand(model, notes):
         assert reading.reads == (None if max(times) <= 1 else 0 if times[0] >= times[1] else 1)
 
 
-def test_every_head_is_told_of_once(notes):
+def test_every_head_is_listed_once(notes):
     printed = render_text(draw(notes), width=300)
-    told = printed[printed.index("which heads read which") :]
-    lines = {word: told[told.index(f"telescope → {word}") :].splitlines()[0] for word in ("man", "astronomer")}
+    section = printed[printed.index("which heads read which") :]
+    lines = {word: section[section.index(f"telescope → {word}") :].splitlines()[0] for word in ("man", "astronomer")}
     for reading in notes.readings:
         for number, word in enumerate(("man", "astronomer")):
             shown = f"{reading.head} ({reading.weights[number]:.4f})"
             assert (shown in lines[word]) == (reading.reads == number)
     neither = sum(reading.reads is None for reading in notes.readings)
-    assert f"{neither} of {len(notes.readings)} heads" in told
+    assert f"{neither} of {len(notes.readings)} heads" in section
 
 
 @pytest.mark.parametrize("width", [72, 120])
-def test_what_is_printed(notes, width):
+def test_printed_output(notes, width):
     printed = render_text(draw(notes), width=width)
     assert printed.startswith(f"{writers.NOTES}\n{writers.PAIRS[writers.NOTES]}\n")
     assert "its row is the mean over them, its column their sum" in " ".join(printed.split())
@@ -92,7 +93,7 @@ def test_numbers_of_a_row_are_hundredths_of_the_weights(notes):
     assert line.split()[2:] == [f"{100 * weight:.0f}" for weight in row.tolist()]
 
 
-def test_what_does_not_fit_is_a_list_of_what_is_given_most():
+def test_a_table_too_wide_becomes_a_list_of_the_largest_weights():
     rows, columns = ["hier", "dort"], [f"word{j}" for j in range(30)]
     weights = torch.full((2, 30), 0.01)
     weights[0, 7], weights[1, 3], weights[1, 29] = 0.71, 0.41, 0.31
@@ -103,13 +104,13 @@ def test_what_does_not_fit_is_a_list_of_what_is_given_most():
     assert len(render_text(percent_table(rows, columns, weights), width=400).splitlines()) == 3  # there all of it fits
 
 
-def test_the_future_is_not_looked_at(notes):
+def test_later_words_have_no_weight(notes):
     weights = notes.scenes[1].attention.weights
     assert weights.triu(1).abs().max() == 0
     assert weights.tril().sum(-1).allclose(torch.ones(1))
 
 
-def test_steps_and_every_head_on_demand(notes):
+def test_options_steps_and_every_head(notes):
     options = ({}, {"steps": True}, {"every_head": True})
     short, steps, every = (render_text(draw(notes, **option), width=120) for option in options)
     assert "product by product" not in short
@@ -125,9 +126,12 @@ def test_a_head_can_be_chosen(model):
     assert all((scene.layer, scene.head) == (0, 2) for scene in chosen.scenes)
     deep = explain_sentence(model, "I am tired.", name="learnt", layer=1)  # the encoder has one layer, the decoder two
     assert [scene.layer for scene in deep.scenes] == [0, 1, 1]
+    last = explain_sentence(model, "I am tired.", name="learnt", layer=-1, head=-1)
+    assert [scene.layer for scene in last.scenes] == [0, 1, 1]
+    assert {scene.head for scene in last.scenes} == {last.scenes[0].attention.weights.shape[1] - 1}
 
 
-def test_the_head_that_is_shown_looks_at_one_word_most(model):
+def test_the_default_head_has_the_largest_weight_on_one_word(model):
     first = explain_sentence(model, "I am tired.", name="learnt").scenes[0]
     assert first.word == "tired"  # the last word, not the full stop
     weights = first.attention.weights[:, :, first.row].clone()
@@ -135,12 +139,12 @@ def test_the_head_that_is_shown_looks_at_one_word_most(model):
     assert weights[first.layer, first.head].max() == weights.max()
 
 
-def test_a_word_of_the_translation_can_be_asked_for(model):
-    asked = explain_sentence(model, "I am tired.", name="learnt", query="ICH")
-    assert [scene.word for scene in asked.scenes[1:]] == ["Ich", "Ich"]
+def test_the_query_may_be_a_word_of_the_translation(model):
+    explained = explain_sentence(model, "I am tired.", name="learnt", query="ICH")
+    assert [scene.word for scene in explained.scenes[1:]] == ["Ich", "Ich"]
 
 
-def test_command_prints_it(command, model, tmp_path):
+def test_the_command_prints_the_explanation(command, model, tmp_path):
     model.save(tmp_path / "learnt")
     code, printed, complaint = command("explain", *writers.NOTES.split(), "--model", str(tmp_path / "learnt"))
     assert (code, complaint) == (0, "")

@@ -1,4 +1,4 @@
-"""The explorer in a notebook: a cell asks the kernel, and gets what a browser gets."""
+"""The explorer in a notebook: a cell sends requests to the kernel, and gets the answers that a browser gets."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from telescope.explorer import notebook, show
 needs_anywidget = pytest.mark.skipif(find_spec("anywidget") is None, reason="the notebook extra is not installed")
 
 
-def asked(widget, monkeypatch, **message):
+def send_message(widget, monkeypatch, **message):
     sent = []
     monkeypatch.setattr(widget, "send", lambda content, buffers=(): sent.append((content, list(buffers))))
     widget._handle_custom_msg(message, [])
@@ -24,61 +24,61 @@ def asked(widget, monkeypatch, **message):
 
 
 @needs_anywidget
-def test_a_cell_is_answered_as_a_browser_is(monkeypatch):
+def test_a_cell_gets_the_answers_of_the_server(monkeypatch):
     widget = show(writers.learnt(), writers.NOTES)
     start = json.loads(widget.start)
     assert start["screen"] == "walk"
     query = {"l": "2", "h": "1", "i": "3"}
     path = f"runs/{start['run']}/trace"
-    ((told, buffers),) = asked(widget, monkeypatch, id=7, method="GET", path=path, query=query)
+    ((reply, buffers),) = send_message(widget, monkeypatch, id=7, method="GET", path=path, query=query)
     run = read(api(), writers.NOTES)["run"]
-    assert (told["id"], told["body"]) == (7, got(api(), f"/runs/{run}/trace", **query))
+    assert (reply["id"], reply["body"]) == (7, got(api(), f"/runs/{run}/trace", **query))
     assert not buffers
-    ((told, (tile,)),) = asked(
+    ((reply, (tile,)),) = send_message(
         widget, monkeypatch, id=8, method="GET", path=f"runs/{start['run']}/tiles/0/0/0", query={"l": "0", "h": "0"}
     )
-    assert told == {"id": 8, "exact": True, "samples": 1.0}
+    assert reply == {"id": 8, "exact": True, "samples": 1.0}
     assert tile == got(api(), f"/runs/{run}/tiles/0/0/0", l=0, h=0).body
     query = {"l": "0", "h": "1", "format": "html"}
-    ((told, (file,)),) = asked(
+    ((reply, (file,)),) = send_message(
         widget, monkeypatch, id=11, method="GET", path=f"runs/{start['run']}/export", query=query
     )
-    assert told["id"] == 11
+    assert reply["id"] == 11
     assert file.startswith(b"<!doctype html>")
     assert f"/s/{start['run']}/walk?l=0".encode() in file
-    ((told, _),) = asked(widget, monkeypatch, id=9, method="POST", path="runs", body={"text": "Good morning."})
-    assert told["body"]["written"] == "Guten Morgen."
-    ((told, _),) = asked(widget, monkeypatch, id=10, method="GET", path="runs/nobody")
-    assert told["error"]["code"] == "unknown-run"
-    assert asked(widget, monkeypatch, nothing=1) == []
+    ((reply, _),) = send_message(widget, monkeypatch, id=9, method="POST", path="runs", body={"text": "Good morning."})
+    assert reply["body"]["written"] == "Guten Morgen."
+    ((reply, _),) = send_message(widget, monkeypatch, id=10, method="GET", path="runs/nobody")
+    assert reply["error"]["code"] == "unknown-run"
+    assert send_message(widget, monkeypatch, nothing=1) == []
 
 
 @needs_anywidget
-def test_what_a_notebook_without_a_kernel_has_of_it():
-    """The widget, and in words what it would be: that is all that an export to HTML shows, and says how to get more."""
+def test_a_notebook_without_a_kernel_shows_a_text():
+    """An export to HTML shows the text alone, which says how to get more."""
     bundle, *_ = show(writers.learnt(), writers.NOTES)._repr_mimebundle_()
     assert "model_id" in bundle["application/vnd.jupyter.widget-view+json"]
     assert bundle["text/plain"].startswith(f"Telescope: {writers.NOTES}. Run this cell")
 
 
 @needs_anywidget
-def test_many_cells_do_not_know_of_each_other(monkeypatch):
+def test_cells_are_independent(monkeypatch):
     cells = [show(recorded(n)) for n in (5, 9)]
     sizes = []
     for cell in cells:
-        ((told, _),) = asked(cell, monkeypatch, id=1, method="GET", path="runs")
-        sizes.append(told["body"]["runs"][0]["attentions"][0]["n_q"])
+        ((reply, _),) = send_message(cell, monkeypatch, id=1, method="GET", path="runs")
+        sizes.append(reply["body"]["runs"][0]["attentions"][0]["n_q"])
     assert sizes == [5, 9]
 
 
 @needs_anywidget
-def test_a_recording_that_was_saved(tmp_path, monkeypatch):
+def test_show_takes_the_folder_of_a_recording(tmp_path, monkeypatch):
     recorded(5).save(tmp_path / "five.telescope")
     widget = show(tmp_path / "five.telescope", screen="map")
     assert json.loads(widget.start) == {"run": "five", "screen": "map", "l": 0}
 
 
-def test_without_anywidget_it_is_a_frame_with_everything_inside(monkeypatch):
+def test_without_anywidget_show_returns_a_static_page(monkeypatch):
     def missing(name):
         raise ImportError(name)
 
@@ -99,11 +99,12 @@ def test_without_anywidget_it_is_a_frame_with_everything_inside(monkeypatch):
         (lambda: show(writers.learnt(), " "), "no word"),
         (lambda: show(recorded(5), "text"), "has its text"),
         (lambda: show(3), "not int"),
+        (lambda: show(recorded(5), layer=-9), "there is no layer -9"),
         (lambda: show("nowhere"), "does not exist"),
         (lambda: show(torch.nn.Linear(1, 1), "text"), "has its text"),
     ],
 )
-def test_what_cannot_be_shown(what, part):
+def test_arguments_that_cannot_be_shown(what, part):
     with pytest.raises((TypeError, ValueError), match=part):
         what()
 
@@ -114,5 +115,7 @@ def test_a_recording_that_still_grows(monkeypatch):
     with ts.watch(model, keep="steps") as recording, torch.no_grad():
         model(torch.tensor([[1, 2, 3]]))
     widget = show(recording)
-    ((told, _),) = asked(widget, monkeypatch, id=1, method="GET", path="runs/GPT/tokens", query={"l": "0", "axis": "k"})
-    assert told["body"]["tokens"] == [model.tokenizer.decode([i]) for i in (1, 2, 3)]
+    ((reply, _),) = send_message(
+        widget, monkeypatch, id=1, method="GET", path="runs/GPT/tokens", query={"l": "0", "axis": "k"}
+    )
+    assert reply["body"]["tokens"] == [model.tokenizer.decode([i]) for i in (1, 2, 3)]

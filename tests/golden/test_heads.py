@@ -18,7 +18,7 @@ TEXT = {5: "The", 6: " man", 7: ",", 8: " saw"}
 
 
 class Made(nn.Module):
-    """Heads whose weights are what a matrix says: query i is row i of it, key j is the unit vector of j."""
+    """Heads with given weights: query i is row i of a matrix, key j is the unit vector of j."""
 
     def __init__(self, *matrices: Tensor, mask: ts.Mask = ts.causal, vocabulary: int = 9) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Made(nn.Module):
 
 
 def looks_at(where, n: int = N) -> Tensor:
-    """The scores of a head that looks from i at where(i)."""
+    """Return the scores of a head that attends from i to where(i)."""
     scores = torch.zeros(n, n)
     for i in range(n):
         scores[i, where(i)] = STRONG
@@ -88,7 +88,7 @@ def test_punctuation():
 @pytest.mark.parametrize("keep", ["summaries", "queries-keys"])
 @pytest.mark.parametrize("top", [0, 8])
 def test_small_weights_add_up(keep, top):
-    """A head that looks at all alike: no weight is large, and together they are far away."""
+    """A head with equal weights: none is large, and together most of the weight goes far away."""
     n = 300
     ids = torch.arange(n)[None] % 7
     model = Made(torch.zeros(n, n), looks_at(lambda i: 0, n))
@@ -106,7 +106,7 @@ def test_small_weights_add_up(keep, top):
     assert first.kind == "first"
 
 
-def test_induction_is_of_the_queries_that_saw_their_token_before():
+def test_induction_counts_queries_whose_token_occurred_before():
     """A first token, 64 others, and the same 64 again: the usual test, in which the first half has nothing to copy."""
     once = torch.randperm(500, generator=torch.Generator().manual_seed(0))[:64] + 1
     ids = torch.cat([torch.zeros(1, dtype=torch.long), once, once])[None]
@@ -119,7 +119,7 @@ def test_induction_is_of_the_queries_that_saw_their_token_before():
     assert head.kind == "induction"
 
 
-def test_another_sink_than_the_first_token():
+def test_a_sink_besides_the_first_token():
     head = recorded("third").heads()[0]
     assert head.kind == "sink"
     assert head.sink == pytest.approx(10 / 12)  # all but the two queries that do not see it
@@ -127,8 +127,8 @@ def test_another_sink_than_the_first_token():
     assert recorded("first").heads()[0].sink == pytest.approx(0.0)
 
 
-def test_the_first_token_is_not_the_first_of_a_window():
-    """In a layer that looks two tokens back, the last queries see nothing of the first token."""
+def test_first_is_the_first_token_of_the_text_not_of_the_window():
+    """In a layer with a window of two tokens, the last queries do not see the first token."""
     model = Made(MADE["itself"], MADE["mixed"], mask=ts.causal & ts.window(3))
     with ts.watch(model, queries=range(6, N)) as recording:
         model(IDS)
@@ -152,8 +152,8 @@ def test_without_tokens_and_without_top():
     assert head.kind == "previous"
 
 
-def test_a_recording_in_which_nothing_was_summed_up(tmp_path):
-    """As an earlier Telescope saved it: what only a sum could tell is not known."""
+def test_an_old_recording_without_sums(tmp_path):
+    """As an earlier version saved it: habits that need the sums are not known."""
     recording = recorded("previous", "mixed")
     del recording["attention"].call.parts["shares"]
     recording.save(tmp_path / "old")
@@ -217,7 +217,7 @@ def test_more_than_ten_layers():
     assert len(heads.where(kind="mixed", layer=1).where(layer=11)) == 0  # a part of a table still knows its layers
 
 
-def test_choosing():
+def test_where_selects_heads():
     assert len(TABLE.where(kind="previous")) == 2
     assert len(TABLE.where(kind=["previous", "mixed"])) == 3
     assert len(TABLE.where(previous=0.6)) == 1
@@ -230,25 +230,25 @@ def test_choosing():
     assert len(TABLE.where(lambda one: one.number == 1)) == 1
     assert TABLE[:2][1].number == 1
     assert TABLE.to_dict()[1]["previous"] is None
-    for asked, said in {
+    for options, message in {
         "lookback": ({"lookback": 0.5}, 'there is no habit "lookback"'),
         "no kind": ({"kind": "foo"}, 'there is no kind "foo"; there are itself, .*, mixed'),
         "misspelt": ({"kind": "inductoin"}, 'did you mean "induction"'),
         "no layer": ({"layer": 7}, "layer=7 is no layer of this model; they count from 0 to 1"),
         "no name": ({"layer": "block.0"}, 'layer="block.0" is no attention of this model'),
     }.values():
-        with pytest.raises(ValueError, match=said):
-            TABLE.where(**asked)
+        with pytest.raises(ValueError, match=message):
+            TABLE.where(**options)
 
 
-def test_it_prints_as_a_table():
+def test_heads_print_as_a_table():
     assert repr(TABLE[:1]).splitlines() == [
         "layer          head  kind      itself  previous  first  sink  same  induction  punctuation  far  spread",
         "blocks.0.self     0  previous      0%       50%     0%    0%    0%         0%           0%   0%     1.0",
     ]
 
 
-def test_a_picture_is_drawn(tmp_path):
+def test_plot_draws_a_picture(tmp_path):
     matplotlib = pytest.importorskip("matplotlib", reason="plots are drawn by matplotlib")
     matplotlib.use("Agg")
     from matplotlib import pyplot

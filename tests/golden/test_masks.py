@@ -95,7 +95,7 @@ def ranges(size):
 
 
 @every_mask
-def test_an_attention_sees_the_whole_mask(mask, size, pictures):
+def test_an_attention_applies_the_whole_mask(mask, size, pictures):
     queries, keys = torch.zeros(2, 2, size[0], 1), torch.zeros(2, 2, size[1], 1)
     masked = ts.trace(queries, keys, keys, ts.Attention(mask=mask)).masked
     assert torch.equal(masked == 0, mask.block(*size, batch=2, heads=2).expand(2, 2, -1, -1))
@@ -119,7 +119,7 @@ def test_an_attention_sees_the_whole_mask(mask, size, pictures):
         (ts.causal & ts.everyone, "causal"),
     ],
 )
-def test_a_mask_is_written_as_it_was_made(mask, written):
+def test_the_repr_of_a_mask_is_the_call_that_makes_it(mask, written):
     assert repr(mask) == written
 
 
@@ -142,14 +142,14 @@ def test_a_mask_is_written_as_it_was_made(mask, written):
     ],
     ids=repr,
 )
-def test_masks_of_keys_alone_are_one_row_for_all_queries(mask, alone):
+def test_masks_that_are_the_same_for_all_queries_have_one_row(mask, alone):
     assert mask.same_for_all_queries is alone
     if alone:
         whole = mask.block(5, 4, batch=2)
         assert torch.equal(whole, whole[:, :, :1].expand_as(whole))
 
 
-def test_a_mask_of_ones_own_needs_only_sees():
+def test_a_custom_mask_needs_only_sees():
     class EvenKeys(ts.Mask):
         def sees(self, at):
             return at.key % 2 == 0

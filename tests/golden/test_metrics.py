@@ -1,4 +1,4 @@
-"""Figures that a hand can check."""
+"""Metrics with numbers that a hand can check."""
 
 from math import exp, log
 
@@ -10,13 +10,13 @@ CAT = "the cat sat on the mat"
 
 
 def test_bleu_by_hand():
-    """6 words: 5/6 are right, 3/5 pairs, 2/4 triples and 1/3 of four."""
+    """6 words: 5/6 of the words match, 3/5 of the pairs, 2/4 of the triples and 1/3 of the quadruples."""
     found = bleu(["the cat sat on a mat"], [[CAT]], tokens="none")
     assert found["bleu"] == pytest.approx(100 * exp(sum(map(log, (5 / 6, 3 / 5, 2 / 4, 1 / 3))) / 4))
     assert found["brevity"] == 1.0
 
 
-def test_a_short_text_is_punished():
+def test_the_brevity_penalty():
     found = bleu(["the cat sat on"], [[CAT]], tokens="none")
     assert found["bleu"] == pytest.approx(100 * exp(1 - 6 / 4))
 

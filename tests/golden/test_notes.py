@@ -1,4 +1,4 @@
-"""The numbers of the notes, as printed: thirty of "LLMs from scratch", chapter 3, then those a hand can check."""
+"""The numbers of the notes, as printed: thirty of "LLMs from scratch", chapter 3, then others that a hand can check."""
 
 import json
 import math
@@ -24,7 +24,7 @@ causal = ts.Attention(mask=ts.causal)
 
 
 def project(*names, x=x):
-    """Queries, keys and values by the listed matrices; several names are several heads."""
+    """Return queries, keys and values by the listed matrices; several names are several heads."""
     return [torch.cat([x @ torch.tensor(FIGURES[name][role]) for name in names], dim=1) for role in ROLES]
 
 
@@ -39,7 +39,7 @@ def dropped(queries, keys, values, attention):
 
 
 def multi_head():
-    """d_out = 2 is split into two heads of one feature, and put together by an output projection with a bias."""
+    """Split d_out = 2 into two heads of one feature, joined by an output projection with a bias."""
     q, k, v = (tensor.transpose(1, -1) for tensor in project("linear_123", x=twice))
     together = ts.attend(q, k, v, causal).transpose(1, 2).flatten(2)
     out = FIGURES["out_projection"]
@@ -124,7 +124,7 @@ def test_thinking_machines():
     assert steps.weights[0, 0, 0].tolist() == pytest.approx(figures["float64"], abs=1e-15)
 
 
-def test_softmax_of_zero_and_one_is_one_and_e_by_their_sum():
+def test_softmax_of_zero_and_one():
     assert weights_of(0.0, 1.0) == pytest.approx([1 / (1 + math.e), math.e / (1 + math.e)])
 
 
@@ -174,7 +174,7 @@ def test_luong_concat_is_v_tanh_of_a_sum():
 
 
 def alibi_slopes(heads):
-    """What a key one step back loses, head by head."""
+    """Return what a key one position back loses, head by head."""
     q, k = torch.zeros(1, heads, 1, 1), torch.zeros(1, heads, 2, 1)
     return (-ts.trace(q, k, k, ts.Attention(bias=ts.alibi(heads))).biased[0, :, 0, 0]).tolist()
 
@@ -187,7 +187,7 @@ def test_alibi_slopes_of_12_heads_go_on_with_every_other_of_16():
     assert alibi_slopes(12) == pytest.approx([*alibi_slopes(8), 2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5])
 
 
-def test_alibi_is_as_exact_as_the_scores():
+def test_alibi_has_the_precision_of_the_scores():
     zeros = torch.zeros(1, 12, 1000, 1, dtype=torch.float64)
     biased = ts.trace(zeros[:, :, :1], zeros, zeros, ts.Attention(bias=ts.alibi(12))).biased[0, :, 0, 0]
     assert biased[8:].tolist() == pytest.approx([-999 * 2 ** (-0.5 - i) for i in range(4)], rel=1e-15)
@@ -199,7 +199,7 @@ def test_alibi_counts_the_distance():
     assert biased.tolist() == [[0, -1, -2], [-1, 0, -1], [-2, -1, 0]]
 
 
-def test_relative_looks_up_the_distance_and_holds_the_last_one():
+def test_relative_looks_up_the_distance_and_clamps_it():
     zeros = torch.zeros(1, 1, 4, 1)
     biased = ts.trace(zeros, zeros, zeros, ts.Attention(bias=ts.relative(torch.tensor([[-1.0, 0.0, 5.0]])))).biased
     assert biased[0, 0].tolist() == [[0, 5, 5, 5], [-1, 0, 5, 5], [-1, -1, 0, 5], [-1, -1, -1, 0]]
@@ -219,25 +219,25 @@ def turn(a, b, angle):
     return a * math.cos(angle) - b * math.sin(angle), a * math.sin(angle) + b * math.cos(angle)
 
 
-def test_rotary_turns_a_feature_with_the_one_half_a_width_on():
+def test_rotary_pairs_halves():
     features = torch.tensor([1.0, 2.0, 3.0, 4.0])[None, None, None]
     (a, c), (b, d) = turn(1, 3, 5.0), turn(2, 4, 0.05)  # base^(-2/4) = 0.01 turns per step in the second pair
     assert ts.rotary()(features, 5).flatten().tolist() == pytest.approx([a, b, c, d])
 
 
-def test_rotary_turns_neighbours():
+def test_rotary_pairs_neighbours():
     features = torch.tensor([1.0, 2.0, 3.0, 4.0])[None, None, None]
     (a, b), (c, d) = turn(1, 2, 5.0), turn(3, 4, 0.05)
     assert ts.rotary(pairs="neighbours")(features, 5).flatten().tolist() == pytest.approx([a, b, c, d])
 
 
-def test_rotary_turns_a_fraction_and_lets_the_rest_pass():
+def test_rotary_rotates_a_fraction_of_the_features():
     features = torch.tensor([1.0, 2.0, 3.0, 4.0])[None, None, None]
     assert ts.rotary(fraction=0.5)(features, 5).flatten().tolist() == pytest.approx([*turn(1, 2, 5.0), 3, 4])
 
 
 def test_rotary_of_a_longer_text():
-    """Half the speed for every pair; or, as Llama 3.1 does, only for those that hardly turn in the original length."""
+    """Half the speed for every pair; or, as in Llama 3.1, for those that rotate little within the original length."""
     features = torch.tensor([1.0, 2.0, 3.0, 4.0])[None, None, None]
     linear = ts.rotary(pairs="neighbours", scaling=LinearScaling(2.0))
     assert linear(features, 6).flatten().tolist() == pytest.approx([*turn(1, 2, 3.0), *turn(3, 4, 0.03)])

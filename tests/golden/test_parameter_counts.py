@@ -1,4 +1,4 @@
-"""How many numbers layers and models learn, by the notes' formulas. The sizes are unequal primes: none is another."""
+"""The number of parameters of layers and models, by the formulas of the notes. All sizes are different primes."""
 
 import pytest
 import torch
@@ -130,7 +130,7 @@ def test_stanford_assignment_5(attention, whole_model):
 
 
 def meta(kind, config):
-    """Without memory for its weights: only their shapes count here."""
+    """Build a model on the meta device: only the shapes of its weights count here."""
     with torch.device("meta"):
         return kind(config)
 

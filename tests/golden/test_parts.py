@@ -1,4 +1,4 @@
-"""Long texts in parts: sentences where they end, and pieces that fit."""
+"""Long texts are cut into sentences, and sentences into parts that fit the model."""
 
 import pytest
 from hypothesis import given
@@ -26,8 +26,8 @@ from telescope.tasks.writing.rewrite import find_sentences, split_by_length, spl
     ],
 )
 def test_where_sentences_end(text):
-    said = text.replace("|", " ") if "。" not in text else text.replace("|", "")
-    assert find_sentences(said) == [part.strip() for part in text.split("|") if part.strip()]
+    expected = text.replace("|", " ") if "。" not in text else text.replace("|", "")
+    assert find_sentences(expected) == [part.strip() for part in text.split("|") if part.strip()]
 
 
 def test_a_long_sentence_is_cut_behind_a_comma_or_between_words():

@@ -1,4 +1,4 @@
-"""The config.json of models that people use, as published: read as it should be, with as many parameters as is said."""
+"""The config.json of published models is read correctly, and gives the published number of parameters."""
 
 from pathlib import Path
 
@@ -205,7 +205,7 @@ OPUS_MT = {
 
 
 def made(config):
-    """The model without its numbers. What is asked of a file is that it has many tensors, and these two among them."""
+    """Return the model on the meta device, from a file with many tensors, these two among them."""
     family = FAMILIES[config["model_type"]]
     names = ["final_logits_bias", "bert.pooler.dense.weight", *map(str, range(99))]
     there = StoredTensors(Path(__file__), dict.fromkeys(names))

@@ -1,4 +1,4 @@
-"""Nothing in the README that does not work: its Python and its table run, its picture and its map are true."""
+"""Everything in the README works: its Python and its table run, its picture and its map are true."""
 
 import re
 import runpy
@@ -64,7 +64,7 @@ def test_picture_is_what_the_code_draws():
 
 
 @pytest.mark.parametrize(
-    "page", [HOME / "CONTRIBUTING.md", *sorted((HOME / "docs").rglob("*.md"))], ids=lambda it: it.name
+    "page", [HOME / "CONTRIBUTING.md", *sorted((HOME / "docs").rglob("*.md"))], ids=lambda path: path.name
 )
 def test_files_that_a_page_names_exist(page):
     """As a path from the repository, from src/telescope or from the page itself."""

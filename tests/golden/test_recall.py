@@ -1,4 +1,4 @@
-"""The recall task as its hand-out states it: characters, spans, questions, and how many there are of each."""
+"""The recall task as its hand-out states it: characters, spans, questions, and the count of each."""
 
 from pathlib import Path
 
@@ -22,14 +22,14 @@ def text(ids):
     return "".join("□" if i == IGNORE else TOKENS.id_to_token(i) for i in ids.tolist())
 
 
-def test_characters_come_after_the_two_that_are_none():
+def test_characters_come_after_the_two_special_tokens():
     tokens = vocabulary(["bad", "cab"])
     assert tokens.get_vocab() == {"□": 0, "⁇": 1, "\n": 2, "a": 3, "b": 4, "c": 5, "d": 6}
     assert encode(tokens, ["cab⁇\n□"]) == [[5, 3, 4, 1, 2, 0]]
     assert tokens.decode([5, 3, 4, 1, 2, 0]) == "cab\n"  # the two stand for no character
 
 
-def test_a_span_goes_to_the_end():
+def test_a_span_is_moved_to_the_end():
     line = torch.tensor(encode(TOKENS, ["Khatchig Mouradian is"]))
 
     def cut(kept, taken, start):
@@ -43,7 +43,7 @@ def test_a_span_goes_to_the_end():
     assert cut(4, 1, 3) == "Kha⁇⁇t" + 20 * "□"
 
 
-def test_three_chances_decide():
+def test_three_random_numbers_determine_a_span():
     lengths, half = torch.tensor([300, 60, 300, 300]), 0.5
     chances = torch.tensor([[0.0, 1.0, half, 1.0], [0.0, 0.0, half, 1.0], [0.0, 1.0, half, 1.0]]).double()
     kept, taken, start = draw_spans(lengths, chances.clamp(max=1 - 1e-9), longest=112)
@@ -52,7 +52,7 @@ def test_three_chances_decide():
     assert start.tolist() == [0, 59, 22, 57]
 
 
-def test_of_a_question_the_answer_is_to_be_guessed():
+def test_the_targets_of_a_question_are_its_answer():
     pairs = [TextPair("Where was Moura born?", ("Lebanon",)), TextPair("Where was Khatchig born?", ("Lebanon",))]
     (batch,) = encode_questions(TOKENS, pairs).batches(Training(epochs=1, rows=3), None)
     assert [text(row) for row in batch.ids[:2]] == [
@@ -66,16 +66,16 @@ def test_of_a_question_the_answer_is_to_be_guessed():
     ]
 
 
-def test_of_a_line_everything_is_to_be_guessed():
+def test_the_targets_of_a_line_are_all_its_characters():
     (batch,) = Lines(encode(TOKENS, PEOPLE), block=64).batches(Training(epochs=1, rows=2), 7)
     assert batch.ids.shape == batch.targets.shape == (2, 63)
     for ids, targets in zip(batch.ids, batch.targets, strict=True):
         assert text(ids)[1:] == text(targets)[:-1]
 
 
-def test_only_the_letter_counts():
-    said = [("Paris", "Paris"), ("paris", "Paris"), ("Paris ", "Paris"), ("", "Paris")]
-    answers = [{"question": "?", "answer": answer, "places": [place]} for answer, place in said]
+def test_answers_must_match_exactly():
+    answered = [("Paris", "Paris"), ("paris", "Paris"), ("Paris ", "Paris"), ("", "Paris")]
+    answers = [{"question": "?", "answer": answer, "places": [place]} for answer, place in answered]
     assert score(None, answers) == {"accuracy": 25.0}
 
 
@@ -95,8 +95,8 @@ def test_the_recipes_on_the_files_of_the_course(name, parameters, steps):
     assert sum(parameter.numel() for parameter in work.model.parameters()) == parameters
     assert work.model.config.vocabulary == 256
     assert [work.model.tokenizer.id_to_token(i) for i in range(5)] == ["□", "⁇", "\n", " ", "!"]
-    sizes = {stage: len(it.data.batches(it.settings, 0)) for stage, it in work.stages.items()}
+    sizes = {stage: len(plan.data.batches(plan.settings, 0)) for stage, plan in work.stages.items()}
     assert sizes == {"pretraining": 23, "training": 8} if len(steps) == 2 else {"training": 8}
-    assert [it.settings.epochs * sizes[stage] for stage, it in work.stages.items()] == steps
-    widths = [it.data.batches(it.settings, 0)[0].ids.shape for it in work.stages.values()]
+    assert [plan.settings.epochs * sizes[stage] for stage, plan in work.stages.items()] == steps
+    widths = [plan.data.batches(plan.settings, 0)[0].ids.shape for plan in work.stages.values()]
     assert widths == [(128, 127), (256, 69)][-len(steps) :]

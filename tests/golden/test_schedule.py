@@ -1,4 +1,4 @@
-"""Learning rates that a hand can check."""
+"""Learning rates with numbers that a hand can check."""
 
 import pytest
 
@@ -6,8 +6,8 @@ from telescope.training import Training, learning_rate
 
 
 def rates(steps, **settings):
-    said = Training(steps=100, rows=1, lr=8.0, **settings)
-    return [learning_rate(step, said, 100) for step in steps]
+    training = Training(steps=100, rows=1, lr=8.0, **settings)
+    return [learning_rate(step, training, 100) for step in steps]
 
 
 def test_inverse_sqrt_climbs_and_falls_as_the_root_of_the_step():
@@ -18,10 +18,10 @@ def test_inverse_sqrt_climbs_and_falls_as_the_root_of_the_step():
 def test_inverse_sqrt_is_noam():
     """d_model^-½ · min(step^-½, step · warmup^-1½), Vaswani et al. 2017, equation 3."""
     d_model, warmup = 512, 40
-    said = Training(steps=100, rows=1, lr=(d_model * warmup) ** -0.5, schedule="inverse-sqrt", warmup=warmup)
+    training = Training(steps=100, rows=1, lr=(d_model * warmup) ** -0.5, schedule="inverse-sqrt", warmup=warmup)
     for step in (1, 7, 39, 40, 41, 100):
         noam = d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)
-        assert learning_rate(step, said, 100) == pytest.approx(noam)
+        assert learning_rate(step, training, 100) == pytest.approx(noam)
 
 
 def test_cosine_falls_to_its_floor_and_stays():

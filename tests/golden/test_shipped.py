@@ -1,4 +1,4 @@
-"""Models that ship: found by name, small, described, and writing the same text everywhere."""
+"""Shipped models: found by name, small, described, and writing the same text everywhere."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ CARD = ("data", "licence", "recipe", "figure", "limits")  # what a model card ha
 
 @pytest.fixture
 def shelf(monkeypatch, tmp_path):
-    """A package that ships one model, seen from an empty folder."""
+    """Install a package with one shipped model, seen from an empty folder."""
     writers.translator().to(torch.bfloat16).save(tmp_path / "package" / "translator-xx")
     (tmp_path / "package" / "no-model").mkdir()
     (tmp_path / "work").mkdir()
@@ -28,8 +28,8 @@ def shelf(monkeypatch, tmp_path):
     return tmp_path
 
 
-def test_a_name_is_enough(shelf):
-    """In float32, though its file is not."""
+def test_a_shipped_model_loads_by_name(shelf):
+    """In float32, though its file is in half precision."""
     model = ts.load("translator-xx")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert model.tokenizer is not None
@@ -38,7 +38,7 @@ def test_a_name_is_enough(shelf):
     assert torch.equal(half.embedding.weight, writers.translator().embedding.weight.bfloat16())
 
 
-def test_a_folder_of_that_name_wins(shelf):
+def test_a_folder_of_the_same_name_has_priority(shelf):
     other = writers.translator(d_model=24)
     other.save("translator-xx")
     assert ts.load("translator-xx").config.d_model == 24
@@ -47,7 +47,7 @@ def test_a_folder_of_that_name_wins(shelf):
         ts.load("elsewhere/translator-xx")  # a path is no name
 
 
-def test_a_name_that_nobody_has(shelf):
+def test_an_unknown_name(shelf):
     with pytest.raises(ts.LoadError) as caught:
         ts.load("translator-xy")
     assert str(caught.value) == (
@@ -85,14 +85,14 @@ def folder(name):
 
 
 @pytest.mark.parametrize("name", MEGABYTES)
-def test_it_is_small_and_in_halves(name):
+def test_a_shipped_model_is_small_and_in_half_precision(name):
     place = folder(name)
     assert sum(file.stat().st_size for file in place.iterdir()) <= MEGABYTES[name] * 1_000_000
     assert {entry.kind for entry in tensors.scan_folder(place).values()} == {"BF16"}
 
 
 @pytest.mark.parametrize("name", MEGABYTES)
-def test_its_card_says_what_it_is(name):
+def test_its_card_has_every_heading(name):
     card = (folder(name) / "README.md").read_text(encoding="utf-8").lower()
     headings = [line.lstrip("# ") for line in card.splitlines() if line.startswith("#")]
     assert not [part for part in CARD if not any(part in heading for heading in headings)]
@@ -104,8 +104,8 @@ def test_all_of_them_together_are_small():
 
 
 @pytest.mark.parametrize("name", ["translator-en-de", "summarizer"])
-def test_its_figures_by_its_name(command, tmp_path, monkeypatch, name):
-    """What it answers is not kept in the package, nor where it would be taken for the model."""
+def test_evaluate_takes_a_shipped_name(command, tmp_path, monkeypatch, name):
+    """The answers are not written into the package, nor to a folder that would be taken for the model."""
     corpora.make(tmp_path / "data")
     monkeypatch.chdir(tmp_path)
     before = sorted(folder(name).iterdir())
@@ -116,7 +116,7 @@ def test_its_figures_by_its_name(command, tmp_path, monkeypatch, name):
     assert sorted(folder(name).iterdir()) == before
 
 
-def test_ten_sentences_are_the_same_text_everywhere(command):
+def test_ten_translations_are_as_recorded(command):
     """Recorded by: telescope translate tests/golden/translations.en > tests/golden/translations.de"""
     code, printed, complaint = command("translate", str(HERE / "translations.en"))
     assert (code, complaint) == (0, "")
@@ -137,7 +137,7 @@ def test_a_description_becomes_a_line(command):
     assert 0 < len(printed.strip().split()) < 20
 
 
-def test_shakespeare_goes_on(command):
+def test_shakespeare_continues_a_prompt(command):
     code, printed, complaint = command("generate", "ROMEO:", "--max-new-tokens", "80")
     assert (code, complaint) == (0, "")
     assert printed.startswith("ROMEO:")

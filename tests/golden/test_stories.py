@@ -1,4 +1,4 @@
-"""stories260K, a small Llama of llama2.c: it writes the text that llama2.c publishes."""
+"""stories260K, a small Llama of llama2.c, writes the text that llama2.c publishes."""
 
 import struct
 from itertools import pairwise
@@ -41,13 +41,13 @@ def test_200_tokens_are_the_published_text(stories):
     assert greedy(stories, 200) == PUBLISHED
 
 
-def test_it_writes_the_same_after_it_was_saved(stories, tmp_path):
+def test_a_saved_copy_writes_the_same_text(stories, tmp_path):
     stories.save(tmp_path / "saved")
     assert PUBLISHED.startswith(greedy(ts.load(tmp_path / "saved"), 30))
 
 
-def test_it_writes_the_same_in_transformers(stories, tmp_path):
-    """Whose Llama turns halves where llama2.c turns neighbours."""
+def test_an_export_to_transformers_writes_the_same_text(stories, tmp_path):
+    """Llama in transformers pairs halves where llama2.c pairs neighbours."""
     transformers = pytest.importorskip("transformers")
     ts.export(stories, tmp_path / "exported")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
@@ -83,7 +83,7 @@ def pieces():
 
 
 def as_in_c(text, pieces):
-    """llama2.c's encode: characters, or bytes where there is no such piece; then the best pair is joined, and again."""
+    """Encode as llama2.c does: characters, or bytes where there is no such piece; then join the best pair."""
     ids = {piece: i for i, (piece, _) in enumerate(pieces)}
     written = [ids[" "]] if text else []
     for character in text:

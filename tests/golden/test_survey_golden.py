@@ -1,4 +1,4 @@
-"""Surveys whose numbers a hand can check, and the notes' first sentence."""
+"""Surveys with numbers that a hand can check, and the first sentence of the notes."""
 
 import json
 from math import log
@@ -45,7 +45,7 @@ def test_three_tokens(engine):
 
 
 @on_every_engine
-def test_three_tokens_looked_into(engine):
+def test_rows_and_cells_of_three_tokens(engine):
     seen = survey(engine)
     close(seen.rows(range(3))[0, 0], WEIGHTS)
     close(seen.rows(-1)[0, 0], WEIGHTS[2:])
@@ -81,7 +81,7 @@ def test_with_a_cache_the_last_query_is_in_the_last_segment(engine):
 
 @on_every_engine
 def test_a_sink_takes_its_share(engine):
-    """A sink of score ln 2 makes the sums 3, 5 and 10; its own share counts in no entropy."""
+    """A sink of score ln 2 makes the sums 3, 5 and 10; its own share is not part of the entropy."""
     attention = ts.Attention(scale=1.0, mask=ts.causal, sink=log(2))
     seen = ts.survey(ONES, SCORES, attention, engine=engine)
     close(seen.lse[0, 0], [log(3), log(5), log(10)])
@@ -90,8 +90,8 @@ def test_a_sink_takes_its_share(engine):
 
 
 @on_every_engine
-def test_who_sees_nothing(engine):
-    """Three queries and one key: only the last query stands at or after it."""
+def test_queries_that_see_nothing(engine):
+    """Three queries and one key: only the last query is at or after it."""
     seen = ts.survey(ONES, SCORES[:, :, :1], CAUSAL, engine=engine, top=2)
     close(seen.lse[0, 0], [-torch.inf, -torch.inf, 0.0])
     close(seen.entropy[0, 0], [0.0, 0.0, 0.0])
@@ -124,7 +124,7 @@ def test_journey_as_printed(engine):
     assert_close(seen.entropy[0, 0], -(printed * printed.log()).sum(-1), atol=5e-4, rtol=0.0)
 
 
-def test_it_prints_as_one_sentence():
+def test_a_survey_prints_as_one_sentence():
     assert repr(survey(None)) == (
         "Survey of softmax(mask(q·k)) v, mask = causal: 3 queries x 3 keys, batch 1, heads 1, "
         "by chunked; the top 8 of each query"

@@ -1,4 +1,4 @@
-"""Pieces that a hand can check, and the merges of Multi30k against the pieces that were published with them."""
+"""Tokens that a hand can check, and the merges of Multi30k compared with the published tokens."""
 
 import pytest
 from hypothesis import given, settings

@@ -71,7 +71,7 @@ def test_row_of_an_additive_score_sums_its_terms():
     assert "v·tanh(W_q q + W_k k)" in str(row)
 
 
-def test_prints_as_a_walk():
+def test_a_trace_prints_every_step():
     printed = str(ts.trace(ONE_HOT, ONE_HOT, ONE_HOT, ts.Attention(mask=ts.causal), TOKENS))
     assert printed.startswith("softmax(mask(q·k / √3)) v")
     titles = [
@@ -86,7 +86,7 @@ def test_prints_as_a_walk():
     assert "\x1b" not in printed
 
 
-def test_a_long_trace_prints_a_page_not_a_book():
+def test_a_long_trace_is_printed_on_one_page():
     q = torch.randn(1, 1, 300, 8)
     printed = str(ts.trace(q, q, q))
     assert len(printed.splitlines()) < 150
@@ -143,8 +143,8 @@ def _numbers(saved):
     return [_numbers(part) for part in saved] if isinstance(saved, list) else float(saved)
 
 
-def test_json_is_made_of_whole_tensors():
-    """A tensor for each number would take seconds for a small trace."""
+def test_json_is_converted_tensor_by_tensor():
+    """Converting number by number would take seconds for a small trace."""
 
     class Counting(TorchDispatchMode):
         count = 0
@@ -156,15 +156,15 @@ def test_json_is_made_of_whole_tensors():
     q = torch.randn(1, 2, 16, 4)
     steps = ts.trace(q, q, q, ts.Attention(mask=ts.causal))
     with Counting() as counting:
-        told = json.loads(steps.to_json())
+        parsed = json.loads(steps.to_json())
     assert counting.count < 100 < steps.weights.numel()
-    masked = next(step for step in told["steps"] if step["name"] == "masked")
+    masked = next(step for step in parsed["steps"] if step["name"] == "masked")
     assert [[float(number) for number in row] for row in masked["numbers"][0][0]] == steps.masked[0, 0].tolist()
     assert masked["numbers"][0][0][0][1] == "-inf"
 
 
 @pytest.mark.parametrize("number", [np.int64(1), np.uint8(1), torch.tensor(1)], ids=["int64", "uint8", "tensor"])
-def test_a_head_is_any_librarys_whole_number(number):
+def test_a_head_number_may_be_an_integer_of_any_library(number):
     q = torch.randn(1, 2, 4, 3)
     steps, seen = ts.trace(q, q, q), ts.survey(q, q)
     assert_close(steps.head(number).weights, steps.weights[:, 1:])
@@ -174,7 +174,7 @@ def test_a_head_is_any_librarys_whole_number(number):
 
 
 @pytest.mark.parametrize("number", ["1", 1.0, None, True, torch.tensor(1.0)], ids=str)
-def test_what_is_no_number_of_a_head_is_said_to_be_none(unchecked, number):
+def test_a_head_number_of_another_type_is_an_error(unchecked, number):
     q = torch.randn(1, 2, 4, 3)
     steps, seen = ts.trace(q, q, q), ts.survey(q, q)
     for ask in (steps.head, seen.head, lambda head: steps.row(0, head=head)):

@@ -1,4 +1,4 @@
-"""A model of two tokens, watched: every number can be checked by hand."""
+"""A watched model of two tokens: every number can be checked by hand."""
 
 from math import log
 
@@ -72,7 +72,7 @@ def test_trace_of_two_tokens():
 
 @pytest.mark.parametrize(("pre_norm", "scale"), [(True, 1.0), (False, 2.0)])
 def test_residual_stream_of_two_tokens(pre_norm, scale):
-    """Post-norm, what leaves is normalised: here doubled."""
+    """In a post-norm model the stream after the attention is normalised; here the norm doubles it."""
     model = Two(pre_norm)
     with ts.watch(model, keep="steps") as recording:
         model(TOKENS)

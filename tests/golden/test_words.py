@@ -1,4 +1,4 @@
-"""Pieces joined to words, by where they stand in the text and by no tokenizer's habits."""
+"""Tokens joined to words by their spans in the text, whatever the tokenizer."""
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +11,7 @@ from telescope.trace.whole_words import Words
 
 
 def metaspace():
-    """▁the, with a token for what it does not know."""
+    """Return a tokenizer with pieces such as ▁the, and a token for unknown text."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     trainer = trainers.BpeTrainer(vocab_size=60, special_tokens=["<unk>"], show_progress=False)
@@ -20,7 +20,7 @@ def metaspace():
 
 
 def lowered():
-    """A tokenizer that changes the text before it cuts it."""
+    """Return a tokenizer that changes the text before it cuts it."""
     tokenizer = writers.byte_level()
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     return tokenizer
@@ -66,7 +66,7 @@ def test_pieces_by_hand():
     ("text", "spans", "names", "of"),
     [
         ("a b", [(0, 1), (1, 2), (2, 3)], ("a", "b"), (0, 1, 1)),  # a space goes with what follows it
-        ("a b", [(0, 2), (2, 3)], ("a", "b"), (0, 1)),  # or with what it is said with
+        ("a b", [(0, 2), (2, 3)], ("a", "b"), (0, 1)),  # or belongs to the token that contains it
         ("a b ", [(0, 1), (1, 3), (3, 4)], ("a", "b"), (0, 1, 1)),  # the last one has only what is before it
         ("so?!", [(0, 1), (1, 3), (3, 4)], ("so?!",), (0, 0, 0)),  # a token of two words makes one of them
         ("é", [(0, 0), (0, 1)], ("é",), (0, 0)),  # half a character
@@ -80,12 +80,12 @@ def test_pieces_by_hand():
         ("", [], (), ()),
     ],
 )
-def test_what_joins_and_what_does_not(text, spans, names, of):
+def test_which_tokens_are_joined(text, spans, names, of):
     found = Words.from_spans(text, spans)
     assert (found.names, found.word_ids) == (names, of)
 
 
-def test_find_is_the_last_in_any_case():
+def test_find_returns_the_last_match_and_ignores_case():
     found = Words.from_spans("The man the", [(0, 3), (3, 7), (7, 11)])
     assert (found.find("THE"), found.find("Man"), found.find("dog")) == (2, 1, None)
 

@@ -1,4 +1,4 @@
-"""On a GPU too, every engine gives the answer of `reference` in float64, forward and backward."""
+"""On a GPU every engine gives the result of `reference` in float64, forward and backward."""
 
 from functools import partial
 
@@ -70,7 +70,7 @@ def inputs(sizes, dtype):
 
 
 def forward_and_backward(attend, tensors, attention):
-    """The context, and the gradients of a random weighing of it."""
+    """Return the context, and the gradients of a random weighted sum of it."""
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
     context = attend(*leaves, attention)
     torch.manual_seed(1)
@@ -103,7 +103,7 @@ def test_attend_agrees(sizes, attention, dtype):
 
 @pytest.mark.parametrize(("sizes", "attention"), CASES.values(), ids=CASES)
 def test_flex_agrees(sizes, attention):
-    """In one dtype, since every one of these is compiled, forward and backward."""
+    """In one dtype, since each definition is compiled, forward and backward."""
     dtype = torch.float32 if "sink" in str(attention) else torch.bfloat16
     tensors = inputs(sizes, dtype)
     assert flex.cannot(*tensors, attention) is None
@@ -112,7 +112,7 @@ def test_flex_agrees(sizes, attention):
 
 @dtypes
 @pytest.mark.parametrize("engine", ["sdpa", "flex", "chunked", "reference"])
-def test_who_sees_nothing_gets_zeros_and_gives_no_gradient(engine, dtype):
+def test_a_query_that_sees_no_key_gets_zeros_and_gives_no_gradient(engine, dtype):
     def attend(q, k, v, attention):
         return ts.attend(q, k, v, attention, engine=engine)
 
@@ -141,7 +141,7 @@ def test_masks_and_biases_made_on_the_cpu_follow_the_queries():
 LONG = (1, 4, 4, 2048, 2048, 64, 64)  # more scores than `reference` is chosen for
 
 
-def test_flex_is_chosen_and_says_why():
+def test_flex_is_chosen_and_the_plan_says_why():
     tensors = inputs(LONG, torch.bfloat16)
     plan = ts.plan(*tensors, ts.Attention(mask=ts.causal & ts.window(100)))
     assert plan.engine == "flex"
@@ -151,7 +151,7 @@ def test_flex_is_chosen_and_says_why():
 
 
 def test_many_definitions_stay_fused():
-    """torch compiles a function eight times, then falls back to the n x n weights; here more are allowed."""
+    """torch compiles a function at most eight times and then forms the n x n weights; Telescope allows more."""
     torch.compiler.reset()
     tensors = inputs((1, 2, 2, 8192, 8192, 32, 32), torch.bfloat16)
     for size in range(100, 112):
@@ -163,7 +163,7 @@ def test_many_definitions_stay_fused():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("engine", ["flex", "chunked"])
-def test_learned_numbers_get_their_gradient(engine, dtype):
+def test_learned_tensors_get_their_gradient(engine, dtype):
     tensors = [tensor.detach() for tensor in inputs((2, 4, 2, 300, 300, 64, 64), dtype)]
     torch.manual_seed(3)
     learned = [
@@ -228,14 +228,14 @@ def test_under_autocast(engine):
     torch.testing.assert_close(context.double(), truth, atol=0.05, rtol=0.0)
 
 
-def test_a_mask_made_on_the_cpu_is_remembered():
+def test_a_mask_made_on_the_cpu_is_cached():
     q, k, _ = inputs((1, 2, 2, 512, 512, 64, 64), torch.float32)
     mask = ts.documents(torch.arange(512) // 100)
     assert flex._block_mask(mask, q, k) is flex._block_mask(mask & ts.everyone, q, k)
     assert flex._block_mask(mask, q, k).kv_indices.device == q.device
 
 
-def test_flex_tells_a_natural_logarithm():
+def test_the_lse_of_flex_is_a_natural_logarithm():
     q, k, v = inputs((1, 4, 4, 300, 300, 64, 64), torch.float32)
     attention = ts.Attention(mask=ts.causal & ts.window(100), softcap=5.0)
     masked = reference.steps(q.double(), k.double(), v.double(), attention).masked

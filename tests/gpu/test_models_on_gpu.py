@@ -1,4 +1,4 @@
-"""On a GPU: a captured step decodes what an uncaptured one does, and training compiles to the loss of torch."""
+"""On a GPU: a captured step decodes what an uncaptured one does, and compiled training has the loss of torch."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def made(kind):
 @pytest.mark.parametrize("pads", [None, [0, 5]], ids=["alike", "padded"])
 @torch.no_grad()
 def test_a_fixed_step_is_captured_and_replayed(kind, pads):
-    """One CUDA graph serves every length: nothing in a step waits, allocates anew or changes shape."""
+    """One CUDA graph serves every length: a step neither synchronises nor allocates nor changes shapes."""
     model, text = made(kind), torch.randint(1001, (2, 24), device="cuda")
     growing, fixed = model.cache(2, 32, pads), model.cache(2, 32, pads)
     steps = [text[:, :16], *text[:, 16:].split(1, dim=1)]
@@ -57,18 +57,18 @@ def test_a_fixed_step_is_captured_and_replayed(kind, pads):
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
-def test_a_translator_writes_what_it_writes_on_a_cpu(positions, monkeypatch):
-    """Its step is captured: sources of several lengths, lines that end at different times, 40 positions and no more."""
+def test_a_translator_writes_the_same_as_on_a_cpu(positions, monkeypatch):
+    """Its step is captured: sources of several lengths, texts that end at different steps, up to 40 positions."""
     torch.manual_seed(4)
     model = Transformer(TransformerConfig(vocabulary=11, d_model=64, positions=positions, max_positions=40)).eval()
     model.special = Special(start=1, end=(2, 3, 4), pad=0)
     sources = [torch.randint(3, 11, (n,)).tolist() for n in (3, 9, 1, 30)]
-    expected = [it.ids for it in generate(model, sources, max_new_tokens=39, temperature=0)]
+    expected = [written.ids for written in generate(model, sources, max_new_tokens=39, temperature=0)]
     ran = []
     monkeypatch.setattr(
         torch.cuda.CUDAGraph, "replay", lambda graph, replay=torch.cuda.CUDAGraph.replay: ran.append(replay(graph))
     )
-    assert [it.ids for it in generate(model.cuda(), sources, max_new_tokens=39, temperature=0)] == expected
+    assert [written.ids for written in generate(model.cuda(), sources, max_new_tokens=39, temperature=0)] == expected
     assert ran
     assert len({len(ids) for ids in expected}) > 1
 
@@ -90,7 +90,7 @@ def test_training_in_bf16_compiles_to_the_loss_of_torch(kind):
 
 
 @torch.no_grad()
-def test_a_translator_on_a_gpu_is_that_on_a_cpu():
+def test_a_translator_on_a_gpu_equals_that_on_a_cpu():
     torch.manual_seed(3)
     model = Transformer(TransformerConfig(vocabulary=101, d_model=64, dropout=0.0)).eval()
     source, target = torch.randint(101, (2, 9)), torch.randint(101, (6, 5))

@@ -1,4 +1,4 @@
-"""An epoch of the recall task is the same on a GPU as on a CPU, whatever the device draws."""
+"""An epoch of the recall task is the same on a GPU as on a CPU."""
 
 import pytest
 import torch

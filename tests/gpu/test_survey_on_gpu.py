@@ -113,7 +113,7 @@ def test_a_map_that_fits_the_tiles_and_bands(monkeypatch):
     assert_agrees(engine.summarize(q, k, attention, None, 8, cells), q, k, attention, cells)
 
 
-def test_ties_go_to_the_lower_key_also_where_all_are_alike(monkeypatch):
+def test_ties_go_to_the_lower_key_also_where_all_scores_are_equal(monkeypatch):
     q, k = (tensor.sign() for tensor in inputs((1, 2, 2, 300, 300, 16), torch.bfloat16))
     for q_, k_ in ((q, k), (torch.zeros_like(q), k)):
         got = engine.summarize(q_, k_, ts.Attention(scale=1.0, mask=ts.causal), None, 8, None)
@@ -124,7 +124,7 @@ def test_ties_go_to_the_lower_key_also_where_all_are_alike(monkeypatch):
     assert_agrees(got, q, k, ts.Attention(mask=ts.causal))
 
 
-def test_a_cluster_of_keys_that_all_rows_look_at():
+def test_a_cluster_of_keys_with_the_largest_weights_of_all_rows():
     q, k = inputs((1, 2, 2, 2048, 2048, 64), torch.bfloat16)
     k[:, :, 700:1000] += q.mean(2, keepdim=True) * 20
     q += 1.0
@@ -145,7 +145,7 @@ ALIKE_OR_NOT = {
 @pytest.mark.parametrize("top", [1, 5, 20, 64])
 @pytest.mark.parametrize("attention", ALIKE_OR_NOT.values(), ids=ALIKE_OR_NOT)
 def test_any_top(top, attention):
-    """Where nothing stands out, a few weights do, or almost all are less than sixteen bits can say."""
+    """With equal weights, with a few large ones, and where almost all are below the range of 16 bits."""
     q, k = inputs((1, 2, 1, 1000, 1000, 128), torch.bfloat16)
     assert_agrees(engine.summarize(q, k, attention, None, top, None), q, k, attention)
 

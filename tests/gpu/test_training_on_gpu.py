@@ -1,4 +1,4 @@
-"""On a GPU: a step that is captured, compiled or in bfloat16 learns what a plain one does, and goes on where it was."""
+"""On a GPU: a captured, compiled or bfloat16 step learns what a plain one does, and a stopped run resumes."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def data(model):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("make", [gpt, transformer])
-def test_every_way_has_the_same_losses(make, way, tmp_path):
+def test_every_mode_has_the_same_losses(make, way, tmp_path):
     _, plain = learn(make(), data(make), tmp_path / "plain", **RUN)
     _, other = learn(make(), data(make), tmp_path / "other", **RUN, **WAYS[way])
     assert losses(other) == pytest.approx(losses(plain), rel=2e-3)
@@ -44,21 +44,21 @@ def test_every_way_has_the_same_losses(make, way, tmp_path):
 
 @pytest.mark.parametrize("precision", ["bf16", "tf32"])
 @pytest.mark.parametrize("way", ["captured", "both"])
-def test_less_precise_products_learn_about_the_same(way, precision, tmp_path):
+def test_lower_precision_has_nearly_the_same_losses(way, precision, tmp_path):
     _, plain = learn(transformer(), data(transformer), tmp_path / "plain", **RUN)
     _, half = learn(transformer(), data(transformer), tmp_path / "half", precision=precision, **RUN, **WAYS[way])
     assert losses(half) == pytest.approx(losses(plain), rel=5e-2)
 
 
 def test_a_captured_step_draws_dropout_anew(tmp_path):
-    """One batch again and again, at a learning rate that changes nothing: only dropout makes losses differ."""
+    """The same batch repeatedly, at a learning rate that changes nothing: only dropout makes the losses differ."""
     how = {"steps": 8, "rows": 12, "tokens": None, "lr": 1e-12, "capture": True}
     _, events = learn(transformer(dropout=0.3), Examples(*pairs(12)), tmp_path, **how)
     assert len(set(losses(events).values())) == 8
 
 
 @pytest.mark.parametrize("way", ["captured", "both"])
-def test_what_is_stopped_goes_on_with_the_same_losses(way, tmp_path):
+def test_a_resumed_run_has_the_same_losses(way, tmp_path):
     def stop(event):
         if isinstance(event, Logged) and event.step == 15:
             raise KeyboardInterrupt
@@ -69,7 +69,7 @@ def test_what_is_stopped_goes_on_with_the_same_losses(way, tmp_path):
     run = RUN | WAYS[way] | {"save_every": 4}
     _, unbroken = learn(*made(), tmp_path / "whole", **run)
     with pytest.raises(KeyboardInterrupt):
-        learn(*made(), tmp_path / "out", tell=stop, **run)
+        learn(*made(), tmp_path / "out", on_event=stop, **run)
     _, after = learn(*made(), tmp_path / "out", **run)
     assert min(losses(after)) == 13
     expected = {step: loss for step, loss in losses(unbroken).items() if step > 12}

@@ -51,7 +51,7 @@ def test_the_same_bits_and_the_numbers_of_a_cpu(family, padded, dtype):
 @pytest.mark.parametrize("store", ["device", "ram", "disk"])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @torch.no_grad()
-def test_writing_is_one_growing_call(cache, store):
+def test_generation_is_one_growing_call(cache, store):
     model, ids = made("mistral").cuda(), read(120).cuda()
     options = {
         "attention_mask": torch.ones_like(ids),
@@ -74,7 +74,7 @@ def test_writing_is_one_growing_call(cache, store):
 @pytest.mark.parametrize("keep", ["summaries", "queries-keys"])
 @torch.no_grad()
 def test_heads_are_measured_where_the_model_ran(keep, store, tmp_path):
-    """What is opened again is measured by a CPU."""
+    """A recording that is opened again is measured on a CPU."""
     model, ids = made("mistral").cuda(), read(600).cuda()
     mask = torch.ones_like(ids)
     mask[1, :150] = 0
@@ -83,7 +83,9 @@ def test_heads_are_measured_where_the_model_ran(keep, store, tmp_path):
     recording.decode = lambda numbers: "." if numbers[0] % 7 == 0 else "a"
     recording.save(tmp_path / "run")
     both = (recording, ts.open(tmp_path / "run"))
-    found, expected = ({(head["layer"], head["number"]): head for head in it.heads().to_dict()} for it in both)
+    found, expected = (
+        {(head["layer"], head["number"]): head for head in recording.heads().to_dict()} for recording in both
+    )
     for place, head in expected.items():
         assert found[place] == pytest.approx(head, abs=1e-3)
 
@@ -92,8 +94,8 @@ def test_heads_are_measured_where_the_model_ran(keep, store, tmp_path):
 @pytest.mark.parametrize("family", KINDS)
 @pytest.mark.parametrize("at_once", [1, 2])
 @torch.no_grad()
-def test_a_survey_that_lags_behind_the_model_reads_what_ran(family, store, at_once, monkeypatch):
-    """Its memory is neither written nor given away before; and nobody reads what it has not yet written."""
+def test_a_late_survey_reads_what_ran(family, store, at_once, monkeypatch):
+    """Its memory is neither overwritten nor reused before, and no result is read before it is written."""
     model, ids = made(family, num_hidden_layers=6).cuda(), read(1500).cuda()
     with ts.watch(model, keep="queries-keys") as truth:
         model(ids)

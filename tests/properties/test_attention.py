@@ -1,4 +1,4 @@
-"""What holds for every attention, whatever its size, its numbers and the engine that runs it."""
+"""Properties of every attention, whatever its size, its numbers and the engine that runs it."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ from telescope.attention.values import tensors as parts_of
 
 @composite
 def cases(draw):
-    """A definition, and queries, keys and values that fit it."""
+    """Draw a definition, and queries, keys and values that fit it."""
     shape = draw(shapes())
     attention = draw(st.one_of(definitions(shape), fused(shape)))
     return attention, *tensors(shape, draw(seeds))
@@ -37,7 +37,7 @@ def cases(draw):
 
 @composite
 def alike(draw, *, square=False, masked=True):
-    """As `cases`, but the definition is the same for every sequence and head."""
+    """Draw as `cases` does, with a definition that is the same for every sequence and head."""
     shape = draw(shapes(square=square))
     one = replace(shape, batch=1, heads=1, key_heads=1)
     attention = ts.Attention(
@@ -60,7 +60,7 @@ def has_no_heads(score):
 
 @given(cases())
 def test_weights_of_a_row_sum_to_one(case):
-    """To less with a sink: e^s / (e^s + e^sink) for s = log Σ exp(scores). To nothing where nothing is seen."""
+    """Less with a sink: e^s / (e^s + e^sink) for s = log Σ exp(scores). Zero where nothing is visible."""
     attention, q, k, v = case
     steps = ts.trace(q, k, v, attention)
     seen = steps.masked.logsumexp(-1)  # -inf where nothing is seen
@@ -75,7 +75,7 @@ def test_weights_of_a_row_sum_to_one(case):
 
 
 @given(cases())
-def test_the_context_lies_within_the_values_that_are_seen(case):
+def test_the_context_lies_within_the_range_of_the_visible_values(case):
     attention, q, k, v = case
     steps = ts.trace(q, k, v, replace(attention, sink=None))
     context = ts.attend(q, k, v, replace(attention, sink=None))
@@ -97,7 +97,7 @@ def test_the_context_is_linear_in_the_values(case, factor, seed):
 
 
 @given(seeds, st.floats(-1e4, 1e4), st.booleans())
-def test_softmax_does_not_feel_a_shift(seed, shift, hide):
+def test_softmax_is_invariant_to_a_shift(seed, shift, hide):
     numbers, sink = 3 * normal(2, 3, 5, seed=seed), normal(3, 1, seed=seed + 1)
     numbers = numbers.masked_fill(numbers > 2.0, -torch.inf) if hide else numbers
     assert_close(ts.softmax(numbers + shift), ts.softmax(numbers), atol=1e-10, rtol=0)
@@ -105,7 +105,7 @@ def test_softmax_does_not_feel_a_shift(seed, shift, hide):
 
 
 @given(cases())
-def test_a_copy_of_a_definition_is_nobody_elses(case):
+def test_a_clone_of_a_definition_owns_its_tensors(case):
     attention, q, k, v = case
     before, copy = ts.attend(q, k, v, attention), attention.clone()
     parts = list(parts_of(attention))
@@ -117,7 +117,7 @@ def test_a_copy_of_a_definition_is_nobody_elses(case):
 
 
 @given(alike(), st.floats(-100, 100))
-def test_attention_does_not_feel_a_bias_that_is_the_same_everywhere(case, shift):
+def test_a_constant_bias_changes_nothing(case, shift):
     attention, q, k, v = case
     attention = replace(attention, bias=None, sink=None)
     shifted = replace(attention, bias=lambda query, key: torch.full((1, 1, 1, 1), shift))
@@ -125,7 +125,7 @@ def test_attention_does_not_feel_a_bias_that_is_the_same_everywhere(case, shift)
 
 
 @given(shapes(), seeds, st.data())
-def test_by_sum_divides_what_is_seen_by_its_sum(shape, seed, data):
+def test_by_sum_divides_the_visible_scores_by_their_sum(shape, seed, data):
     q, k, v = (tensor.abs() for tensor in tensors(shape, seed))
     mask = data.draw(st.one_of(key_masks(shape), position_masks()))
     steps = ts.trace(q, k, v, ts.Attention(normalize=ts.by_sum, mask=mask))
@@ -139,7 +139,7 @@ def test_by_sum_divides_what_is_seen_by_its_sum(shape, seed, data):
 
 
 @given(cases(), st.floats(-2, 2).filter(lambda scale: scale != 0))
-def test_a_scale_is_a_longer_query(case, scale):
+def test_a_scale_multiplies_the_queries(case, scale):
     attention, q, k, v = case
     plain = replace(attention, score=ts.dot)
     assert_near(ts.attend(q, k, v, replace(plain, scale=scale)), ts.attend(scale * q, k, v, replace(plain, scale=1.0)))
@@ -169,11 +169,11 @@ def test_every_score_is_the_sum_of_its_terms_and_every_context_of_its_parts(case
         assert_close(row.parts.sum(-2), steps.context[b, h, i])
 
 
-# ------------------------------------------------------------------------------------------------- who does not matter
+# ------------------------------------------------------------------------------------- what does not change the context
 
 
 @given(alike(masked=False, square=True), seeds)
-def test_without_positions_order_does_not_matter(case, seed):
+def test_without_positions_the_order_of_keys_does_not_matter(case, seed):
     attention, q, k, v = case
     order = torch.randperm(q.shape[-2], generator=torch.Generator().manual_seed(seed))
     shuffled = ts.attend(q[:, :, order], k[:, :, order], v[:, :, order], attention)
@@ -187,7 +187,7 @@ JUNK = [1e4, torch.nan, torch.inf, -torch.inf, "other numbers"]
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @given(st.data())
 @settings(max_examples=40)
-def test_the_future_does_not_matter(junk, dtype, data):
+def test_later_keys_do_not_change_a_causal_context(junk, dtype, data):
     shape = data.draw(shapes(square=True).filter(lambda shape: shape.queries > 1))
     mask = data.draw(st.sampled_from([ts.causal, ts.causal & ts.window(3), ts.causal & ts.padding([2] * shape.batch)]))
     bias = data.draw(st.sampled_from([None, ts.alibi(shape.heads)]))
@@ -202,7 +202,7 @@ def test_the_future_does_not_matter(junk, dtype, data):
 
 
 @given(alike(), st.sampled_from([1e4, torch.nan, torch.inf]))
-def test_other_sequences_do_not_matter(case, junk):
+def test_other_sequences_do_not_change_a_context(case, junk):
     attention, *inputs = case
     batch = inputs[0].shape[0]
     together = ts.attend(*inputs, attention)
@@ -215,7 +215,7 @@ def test_other_sequences_do_not_matter(case, junk):
 
 
 @given(alike())
-def test_heads_are_computed_apart_each_with_the_key_head_of_its_group(case):
+def test_heads_are_independent_and_use_the_key_head_of_their_group(case):
     attention, q, k, v = case
     heads, key_heads = q.shape[1], k.shape[1]
     together = ts.attend(q, k, v, attention)
@@ -225,7 +225,7 @@ def test_heads_are_computed_apart_each_with_the_key_head_of_its_group(case):
 
 
 @given(cases())
-def test_grouped_heads_are_repeated_key_heads(case):
+def test_grouped_heads_equal_repeated_key_heads(case):
     attention, q, k, v = case
     group = q.shape[1] // k.shape[1]
     repeated = ts.attend(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), attention)
@@ -233,7 +233,7 @@ def test_grouped_heads_are_repeated_key_heads(case):
 
 
 @given(shapes(), seeds, st.sampled_from([1e4, torch.nan]), st.data())
-def test_hidden_keys_are_as_good_as_absent(shape, seed, junk, data):
+def test_hidden_keys_equal_absent_keys(shape, seed, junk, data):
     count = data.draw(st.integers(1, shape.keys))
     q, k, v = tensors(shape, seed)
     short = ts.attend(q, k[:, :, :count], v[:, :, :count])
@@ -243,7 +243,7 @@ def test_hidden_keys_are_as_good_as_absent(shape, seed, junk, data):
 
 
 @given(st.data())
-def test_a_step_of_decoding_is_the_last_row_of_the_whole(data):
+def test_a_decoding_step_equals_the_last_row(data):
     """With a cache the queries are the last ones, so masks and biases by position count from the end."""
     shape = data.draw(shapes(square=True))
     texts = normal(shape.batch, shape.keys, seed=data.draw(seeds)).round().long()

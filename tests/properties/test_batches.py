@@ -1,4 +1,4 @@
-"""Batches: every example once, in few shapes, in an order that only the seed and the epoch say."""
+"""Batches: every example once, in few shapes, in an order that depends on the seed and the epoch alone."""
 
 from itertools import count
 
@@ -16,17 +16,17 @@ sizes = st.lists(st.tuples(st.integers(1, 90), st.integers(2, 150)), min_size=1,
 
 
 def made(lengths):
-    """Every id says where it is from: no two sequences share one."""
+    """Return examples in which every id occurs in one sequence only."""
     ids = count()
     return [[[next(ids) for _ in range(n)] for n in column] for column in zip(*lengths, strict=True)]
 
 
-def settings(**said):
-    return Training(**{"steps": 1} | said)
+def settings(**options):
+    return Training(**{"steps": 1} | options)
 
 
 def rows_of(batch):
-    """(source, target) of every row that counts, without its padding."""
+    """Yield (source, target) of every real row, without its padding."""
     for source, length, target, targets in zip(*batch, strict=True):
         n = int((targets != IGNORE).sum())
         if n:
@@ -71,13 +71,13 @@ def test_shapes_are_few():
     assert ((more >= 0) & (more <= (longest / 4).clamp(min=7))).all()
 
 
-def test_widths_are_rounded_as_said():
+def test_widths_are_rounded_to_the_multiple():
     lengths = torch.tensor([[1, 8, 9, 63, 64, 65, 81, 128, 129, 257, 512]])
     assert round_widths(lengths).tolist() == [[8, 8, 16, 64, 64, 80, 96, 128, 160, 320, 512]]
     assert round_widths(torch.tensor([[500], [30]])).tolist() == [[512], [64]]  # by the step of the longer one
 
 
-def test_the_order_is_a_matter_of_seed_and_epoch():
+def test_the_order_depends_on_seed_and_epoch_alone():
     data = Examples([[i, i + 1, i + 2] for i in range(64)])
 
     def order(seed, epoch):
@@ -89,7 +89,7 @@ def test_the_order_is_a_matter_of_seed_and_epoch():
     assert all(a != b for i, a in enumerate(different) for b in different[:i])
 
 
-def test_texts_of_a_gpt_are_guessed_id_by_id():
+def test_targets_of_a_gpt_are_the_next_ids():
     data = Examples([[5, 6, 7], [8, 9]])
     (spec,) = data.batches(settings(rows=3), None)
     batch = data.take(spec)
@@ -98,7 +98,7 @@ def test_texts_of_a_gpt_are_guessed_id_by_id():
 
 
 @given(st.integers(2, 70), st.integers(1, 9), st.integers(1, 5))
-def test_validation_windows_guess_every_id_once(length, block, rows):
+def test_validation_windows_have_every_id_as_target_once(length, block, rows):
     block = min(block, length - 1)
     data = Windows(torch.arange(length), block)
     batches = [data.take(spec) for spec in data.batches(settings(rows=rows), None)]
@@ -117,7 +117,7 @@ def test_windows_are_drawn_everywhere():
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 5, 8])
-def test_parts_are_the_batch(parts):
+def test_the_shares_of_all_processes_are_the_batch(parts):
     ids = torch.arange(15).reshape(5, 3)
     several = [process_share(TextBatch(ids, ids + 1), part, parts) for part in range(parts)]
     assert len({len(part.ids) for part in several}) == 1

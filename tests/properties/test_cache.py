@@ -1,4 +1,4 @@
-"""A cache changes nothing: token by token is all at once, whatever the model, the padding and the cache's shape."""
+"""A cache changes nothing: token by token equals all at once, for every model, padding and shape of the cache."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def ids(batch=2, n=N, seed=3):
 
 @torch.no_grad()
 def in_steps(model, text, cache, steps=STEPS, fixed_after=None):
-    """The logits of the text, read a few tokens at a time; from `fixed_after` tokens on with fixed shapes."""
+    """Return the logits of a text that is read a few tokens at a time; after `fixed_after` tokens with fixed shapes."""
     logits, start = [], 0
     for n in steps:
         if start == fixed_after:
@@ -68,7 +68,7 @@ def in_steps(model, text, cache, steps=STEPS, fixed_after=None):
 
 @every_kind
 @pytest.mark.parametrize("fixed_after", [None, 4, 0], ids=["growing", "fixed", "fixed_from_the_start"])
-def test_step_by_step_is_all_at_once(kind, fixed_after):
+def test_step_by_step_equals_all_at_once(kind, fixed_after):
     if kind == "prefix":
         pytest.skip("a prefix is read at once, or its tokens cannot see each other")
     model, text = made(kind), ids()
@@ -78,15 +78,15 @@ def test_step_by_step_is_all_at_once(kind, fixed_after):
 
 
 @pytest.mark.parametrize("fixed_after", [None, 4])
-def test_a_prefix_that_is_read_at_once(fixed_after):
+def test_a_prefix_read_at_once(fixed_after):
     model, text = made("prefix"), ids()
     assert_close(in_steps(model, text, model.cache(2, ROOM), fixed_after=fixed_after), model(text), **CLOSE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fixed_after", [None, 4], ids=["growing", "fixed"])
-def test_padded_on_the_left_is_alone(kind, fixed_after):
-    """Three sequences of 9, 6 and 1 tokens in one batch: each gets what it gets without the others."""
+def test_padding_on_the_left_changes_nothing(kind, fixed_after):
+    """Three sequences of 9, 6 and 1 tokens in one batch: each has the logits that it has alone."""
     model, alone, pads = made(kind), [ids(1, n, seed=n) for n in (9, 6, 1)], [0, 3, 8]
     together = torch.cat([pad(text, (p, 0)) for p, text in zip(pads, alone, strict=True)])
     logits = in_steps(model, together, model.cache(3, ROOM, pads=pads), fixed_after=fixed_after)
@@ -106,7 +106,7 @@ def test_padded_on_the_left_without_a_cache(kind):
 
 
 @every_kind
-def test_nobody_sees_the_future(kind):
+def test_later_tokens_change_nothing(kind):
     model, text = made(kind), ids()
     changed = text.clone()
     changed[:, 5] = (text[:, 5] + 1) % V
@@ -116,8 +116,8 @@ def test_nobody_sees_the_future(kind):
     assert not torch.allclose(after[:, 6], before[:, 6])
 
 
-def test_what_is_not_written_yet_is_not_seen():
-    """Whatever stands in the room, be it NaN: `fixed` clears it."""
+def test_unwritten_slots_are_not_read():
+    """Whatever the unwritten slots hold, NaN included: `fixed` clears them."""
     model, text = made("llama"), ids()
     cache = model.cache(2, ROOM)
     for tensor in cache.tensors():
@@ -127,7 +127,7 @@ def test_what_is_not_written_yet_is_not_seen():
 
 @pytest.mark.parametrize("fixed_after", [None, 4], ids=["growing", "fixed"])
 @pytest.mark.parametrize("index", [[1, 0, 0], [2, 1], [0, 1, 2, 2, 2]], ids=str)
-def test_reorder_goes_on_from_other_sequences(fixed_after, index):
+def test_reorder_continues_from_other_sequences(fixed_after, index):
     model, text, pads = made("llama"), ids(3), [0, 2, 1]
     index = torch.tensor(index)
     cache = model.cache(3, ROOM, pads=pads)
@@ -144,15 +144,15 @@ def test_reorder_goes_on_from_other_sequences(fixed_after, index):
     assert_close(went_on, expected[:, 4:], **CLOSE)
 
 
-def test_its_memory_is_the_formula():
+def test_the_memory_of_a_cache_equals_the_formula():
     config = GPTConfig(**SMALL, positions="rotary", key_heads=2, d_k=10)
     cache = GPT(config).bfloat16().cache(batch=3, room=11)
     assert cache.nbytes == 2 * config.blocks * 3 * 2 * 11 * 10 * 2
     assert (cache.batch, cache.room, cache.length) == (3, 11, 0)
 
 
-def test_a_step_works_on_one_token():
-    """The work of a step is that of one token, and of looking at the keys that are there: O(n), not O(n²)."""
+def test_the_work_of_a_step_is_that_of_one_token():
+    """The cost of one token, plus attention to the cached keys: O(n), not O(n²)."""
     model = made("llama")
     cache, seen = model.cache(1, ROOM), []
     model.blocks[0].self_attention.attend.register_forward_hook(
@@ -194,7 +194,7 @@ SOURCE_MASK = ts.padding([7, 4])
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("fixed", [False, True])
 @torch.no_grad()
-def test_decoder_step_by_step_is_all_at_once(positions, beams, fixed):
+def test_the_decoder_step_by_step_equals_all_at_once(positions, beams, fixed):
     model, source, target = translator(positions=positions), ids(2, 7), ids(2 * beams, N, seed=5)
     expected = model(source.repeat_interleave(beams, 0), target, ts.padding([7] * beams + [4] * beams))
     cache = model.cache(model.encode(source, SOURCE_MASK), SOURCE_MASK, ROOM, beams=beams)
@@ -210,8 +210,8 @@ def test_decoder_step_by_step_is_all_at_once(positions, beams, fixed):
 
 
 @torch.no_grad()
-def test_beams_share_what_is_kept_of_the_source():
-    """Keys and values of a source are there once, and are looked at once for all its beams."""
+def test_beams_share_the_keys_and_values_of_their_source():
+    """They are stored once for each source, and attended to by all its beams in one call."""
     model, source = translator(), ids(2, 7)
     cache = model.cache(model.encode(source, SOURCE_MASK), SOURCE_MASK, ROOM, beams=5)
     assert [keys.shape for keys, _ in cache.memory] == [(2, 4, 7, 6)] * 2
@@ -224,7 +224,7 @@ def test_beams_share_what_is_kept_of_the_source():
 
 
 @torch.no_grad()
-def test_luong_step_by_step_is_all_at_once():
+def test_luong_step_by_step_equals_all_at_once():
     for feeding in (False, True):
         config = LuongConfig(vocabulary=V, d_embedding=5, d_model=8, bidirectional=True, input_feeding=feeding)
         model, source, target = filled(LuongTranslator(config)), ids(2, 7), ids(6, N, seed=5)
@@ -249,7 +249,7 @@ def test_luong_step_by_step_is_all_at_once():
 
 @pytest.mark.parametrize("rotary", [None, ts.rotary()])
 @torch.no_grad()
-def test_a_layer_alone_with_its_room(rotary):
+def test_a_single_layer_with_its_cache(rotary):
     layer = filled(MultiHeadAttention(6, 3, key_heads=1, attention=ts.Attention(mask=ts.causal), rotary=rotary))
     x = torch.randn(2, N, 6, dtype=torch.float64)
     room = layer.room(2, ROOM)
@@ -258,7 +258,7 @@ def test_a_layer_alone_with_its_room(rotary):
 
 
 @torch.no_grad()
-def test_a_memory_can_be_kept():
+def test_keys_and_values_of_a_memory_can_be_reused():
     layer = filled(MultiHeadAttention(6, 3, d_memory=5))
     x, memory = (torch.randn(2, n, d, dtype=torch.float64) for n, d in ((N, 6), (4, 5)))
     kept = layer.keys_and_values(memory)

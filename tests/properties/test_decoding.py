@@ -1,4 +1,4 @@
-"""What holds for every model that writes: alone or in a batch, streamed or not, packed or not, seeded or greedy."""
+"""Properties of decoding with every model: alone or in a batch, streamed or not, packed or not, sampled or greedy."""
 
 from importlib import import_module
 from itertools import pairwise
@@ -54,7 +54,7 @@ def prompts(lengths=(5, 9, 1, 5, 2), seed=3):
 
 @every_kind
 @pytest.mark.parametrize("how", [{"temperature": 0.0}, {}, SAMPLED], ids=["greedy", "sampled", "filtered"])
-def test_a_prompt_in_a_batch_is_alone(kind, how):
+def test_a_prompt_in_a_batch_is_continued_as_alone(kind, how):
     model, texts = made(kind, end=()), prompts()
     free = generate(model, texts, max_new_tokens=N, seed=11, **how)
     how = how | {"end": [free[i].ids[3 * i + 1] for i in range(4)]}
@@ -67,7 +67,7 @@ def test_a_prompt_in_a_batch_is_alone(kind, how):
 
 
 @every_kind
-def test_beams_in_a_batch_are_alone(kind):
+def test_a_beam_search_in_a_batch_equals_one_alone(kind):
     model, texts = made(kind), prompts()
     together = beam(model, texts, beams=4, n_best=4, max_new_tokens=N, length_penalty=0.5)
     for ids, best in zip(texts, together, strict=True):
@@ -77,8 +77,8 @@ def test_beams_in_a_batch_are_alone(kind):
 
 
 @every_kind
-def test_what_was_written_is_what_the_model_says(kind):
-    """Greedy without any cache: the whole text, read again for every token."""
+def test_greedy_equals_the_argmax_without_a_cache(kind):
+    """Without a cache: the whole text is read again for every token."""
     model, (ids,) = made(kind, end=()), prompts([6])
     (line,) = generate(model, ids, max_new_tokens=12, temperature=0.0)
     model.eval()
@@ -95,7 +95,7 @@ def test_what_was_written_is_what_the_model_says(kind):
 
 
 @every_kind
-def test_one_beam_is_greedy(kind):
+def test_one_beam_equals_greedy(kind):
     model, texts = made(kind), prompts()
     lines = generate(model, texts, max_new_tokens=N, temperature=0.0)
     assert [best[0].ids for best in beam(model, texts, beams=1, max_new_tokens=N)] == [line.ids for line in lines]
@@ -103,7 +103,7 @@ def test_one_beam_is_greedy(kind):
 
 @every_kind
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])
-def test_the_best_come_first_and_score_what_the_model_says(kind, length_penalty):
+def test_beams_are_sorted_and_have_the_scores_of_the_model(kind, length_penalty):
     model, texts = made(kind), prompts([4, 7])
     found = beam(model, texts, beams=5, n_best=5, max_new_tokens=9, length_penalty=length_penalty)
     model.eval()
@@ -119,8 +119,8 @@ def test_the_best_come_first_and_score_what_the_model_says(kind, length_penalty)
             assert text.score == pytest.approx(log_p.item() / len(text.ids) ** length_penalty, abs=1e-4)
 
 
-def test_a_search_as_wide_as_everything_finds_the_best():
-    """Two tokens of a vocabulary of six, 36 beams: every text is looked at."""
+def test_an_exhaustive_beam_search_finds_the_best_text():
+    """Two tokens of a vocabulary of six, 36 beams: every text is searched."""
     model = GPT(GPTConfig(vocabulary=6, max_positions=8, d_model=8, blocks=1, heads=2)).double()
     nn.init.normal_(model.embedding.weight, std=1.0)
     (best,) = beam(model, [[1, 2]], beams=36, n_best=36, max_new_tokens=2, end=())
@@ -138,7 +138,7 @@ def test_a_search_as_wide_as_everything_finds_the_best():
 
 @every_kind
 @pytest.mark.parametrize("how", [{"temperature": 0.0}, SAMPLED], ids=["greedy", "filtered"])
-def test_streaming_is_generating(kind, how):
+def test_stream_equals_generate(kind, how):
     model, (ids,) = made(kind), prompts([6])
     (line,) = generate(model, [ids], max_new_tokens=N, seed=4, **how)
     assert [token.id for token in stream(model, ids, max_new_tokens=N, seed=4, **how)] == line.ids
@@ -158,7 +158,7 @@ def test_a_stream_comes_token_by_token():
 
 
 @every_kind
-def test_a_seed_says_it_all(kind):
+def test_samples_depend_on_the_seed_and_the_row_alone(kind):
     model, texts = made(kind, end=()), prompts([4, 4])
     lines = generate(model, texts, max_new_tokens=N, seed=7)
     assert generate(model, texts, max_new_tokens=N, seed=7) == lines
@@ -174,7 +174,7 @@ def test_a_seed_says_it_all(kind):
 
 
 def expected(logits, *, t=1.0, k=None, p=1.0, least=0.0):
-    """The filtered distribution, worked out one token at a time."""
+    """Return the filtered distribution, computed one token at a time."""
     probabilities = (logits / t).softmax(-1).tolist()
     order = sorted(range(len(probabilities)), key=lambda i: -probabilities[i])[:k]
     total, before, kept = sum(probabilities[i] for i in order), 0.0, []
@@ -191,7 +191,7 @@ def expected(logits, *, t=1.0, k=None, p=1.0, least=0.0):
     "options",
     [{}, {"t": 0.5}, {"t": 2.0, "k": 5}, {"p": 0.6}, {"least": 0.3}, {"t": 0.7, "k": 9, "p": 0.8, "least": 0.1}],
 )
-def test_samples_come_as_often_as_they_should(options):
+def test_frequencies_of_samples(options):
     draws = 20_000
     logits = torch.randn(12, generator=torch.Generator().manual_seed(2)) * 1.5
     made_of = {"t": temperature, "k": top_k, "p": top_p, "least": min_p}
@@ -204,7 +204,7 @@ def test_samples_come_as_often_as_they_should(options):
     assert chi_square < 31.3  # 0.1 % of 11 degrees of freedom
 
 
-def test_the_noise_at_its_ends():
+def test_draws_at_the_ends_of_the_unit_interval():
     logits = torch.tensor([[0.0, 1.0, -torch.inf, 0.5, -torch.inf]])
     assert draw(logits, [], torch.tensor([0.0])).tolist() == [0]
     assert draw(logits, [], torch.tensor([1.0])).tolist() == [3]
@@ -223,7 +223,7 @@ def test_a_very_small_temperature_is_greedy():
 
 @pytest.mark.parametrize("n", [1, 63, 64, 700, 1000, 4099])
 @pytest.mark.parametrize("k", [1, 3, 10])
-def test_the_largest(n, k):
+def test_largest_equals_topk(n, k):
     numbers = torch.randn(4, n, generator=torch.Generator().manual_seed(n))
     assert_close(largest(numbers, k), tuple(numbers.topk(min(k, n))))
     assert_close(greedy(numbers), numbers.argmax(-1))
@@ -234,7 +234,7 @@ def test_the_largest(n, k):
 
 @pytest.fixture(scope="module")
 def spelling():
-    """A GPT whose tokens are bytes: half a character is a token."""
+    """Return a GPT whose tokens are bytes, so that a token may be half a character."""
     model = GPT(GPTConfig(vocabulary=256, max_positions=64, d_model=16, blocks=1, heads=2)).double()
     letters = pre_tokenizers.ByteLevel.alphabet()
     model.tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(sorted(letters))}, merges=[]))
@@ -244,7 +244,7 @@ def spelling():
 
 
 def says(model, text):
-    """Such weights that the model writes this text, whatever the prompt: position i says token i."""
+    """Set the weights so that the model writes this text after any prompt: position i predicts token i."""
     ids = model.tokenizer.encode(text).ids
     with torch.no_grad():
         for parameter in model.parameters():
@@ -270,7 +270,7 @@ def says(model, text):
         (["ld", "world"], "Grüße, 😀 ", "stop"),
     ],
 )
-def test_stop_strings_over_the_borders_of_tokens(spelling, stop, text, why):
+def test_stop_strings_that_span_tokens(spelling, stop, text, why):
     ids = says(spelling, "Grüße, 😀 world")
     (line,) = generate(spelling, "H", max_new_tokens=len(ids), temperature=0.0, stop=stop)
     assert (line.text, line.why) == (text, why)
@@ -280,14 +280,14 @@ def test_stop_strings_over_the_borders_of_tokens(spelling, stop, text, why):
     assert not any("\ufffd" in piece for piece in pieces)
 
 
-def test_half_a_character_at_the_end_is_shown_as_such(spelling):
+def test_an_incomplete_character_at_the_end_is_replaced(spelling):
     ids = says(spelling, "aü")
     (line,) = generate(spelling, "H", max_new_tokens=len(ids) - 1, temperature=0.0)
     assert line.text == spelling.tokenizer.decode(ids[:-1]) == "a\ufffd"
 
 
 def test_text_is_what_follows_the_prompt():
-    """With the space between them, which a tokenizer takes away where a text begins."""
+    """With the space between them, which a tokenizer strips where a text begins."""
     model = ts.load(data.folder("stories260K"))
     (line,) = generate(model, "Once upon a time, there", max_new_tokens=6, temperature=0.0)
     assert line.text == " was a little girl"
@@ -301,8 +301,8 @@ def test_text_is_what_follows_the_prompt():
 
 @pytest.mark.parametrize("kind", ["learned", "llama", "transformer"])
 @torch.no_grad()
-def test_a_step_costs_no_more_than_its_own_token_and_a_look_at_the_others(kind):
-    """Its work grows by the same amount with each token: O(n), where all of them again would be O(n²)."""
+def test_the_cost_of_a_step_is_linear_in_the_length(kind):
+    """The work grows by the same amount with each token: O(n), where reading all tokens again would be O(n²)."""
     model, work = made(kind), []
     writer = start_writer(model, prompts([3]), 40)
     for _ in range(30):
@@ -315,7 +315,7 @@ def test_a_step_costs_no_more_than_its_own_token_and_a_look_at_the_others(kind):
 
 
 @pytest.mark.parametrize("kind", ["learned", "llama"])
-def test_the_memory_of_a_cache_is_the_formula(kind):
+def test_the_memory_of_a_cache_equals_the_formula(kind):
     model = made(kind).float()
     writer = start_writer(model, prompts([3, 7]), 20)
     config = model.config
@@ -337,7 +337,7 @@ def test_beams_share_their_source(kind):
 
 
 @every_kind
-def test_packed_matrices_write_the_same(kind, monkeypatch):
+def test_packed_matrices_write_the_same_text(kind, monkeypatch):
     model, texts = made(kind).float(), prompts()
     plain = generate(model, texts, max_new_tokens=N, temperature=0.0), beam(model, texts, beams=3, max_new_tokens=N)
     used = []
@@ -362,7 +362,7 @@ def test_the_model_is_left_as_it_was(kind):
     assert all(parameter.grad_fn is None and parameter.requires_grad for parameter in model.parameters())
 
 
-def test_hooks_look_on():
+def test_hooks_run_while_decoding():
     model, seen = made("llama", end=()), []
     model.blocks[0].self_attention.attend.register_forward_hook(lambda _, inputs, __: seen.append(inputs[1].shape[2]))
     generate(model, [[5, 6, 7]], max_new_tokens=4)
@@ -373,7 +373,7 @@ def test_hooks_look_on():
 
 
 class Replayed:
-    """What a captured step does to its inputs and its output, without a GPU."""
+    """Do what a captured step does to its inputs and its output, without a GPU."""
 
     def __init__(self, function, state):
         self.function, self.state, self.output = function, state, None
@@ -391,7 +391,7 @@ class Replayed:
 
 @pytest.mark.parametrize("kind", GPTS)
 @pytest.mark.parametrize("how", [{"temperature": 0.0}, SAMPLED], ids=["greedy", "filtered"])
-def test_fixed_shapes_write_the_same(kind, how, monkeypatch):
+def test_fixed_shapes_write_the_same_text(kind, how, monkeypatch):
     model, texts = made(kind), prompts()
     plain = generate(model, texts, max_new_tokens=N, **how)
     lengths = []
@@ -404,7 +404,7 @@ def test_fixed_shapes_write_the_same(kind, how, monkeypatch):
     assert len(set(lengths[1:])) == 1
 
 
-def test_what_cannot_be_captured_runs_all_the_same(monkeypatch):
+def test_a_step_that_cannot_be_captured_runs_eagerly(monkeypatch):
     """As here, where there is no GPU; the reason is kept."""
     if torch.cuda.is_available():
         pytest.skip("there is one")

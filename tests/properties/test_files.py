@@ -1,4 +1,4 @@
-"""What is saved is what is loaded, bit by bit; what is broken is a LoadError; what was there before is never lost."""
+"""A loaded model equals the saved one bit by bit; a broken file is a LoadError; an older file is never lost."""
 
 import os
 import shutil
@@ -35,7 +35,7 @@ FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 @pytest.fixture(autouse=True, scope="module")
 def as_users_run_it():
-    """Types are checked in tests alone: here the configs speak for themselves."""
+    """Switch off the checks of types, which only tests have: the configs' own errors are tested here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jaxtyping.config, "jaxtyping_disable", True)
         yield
@@ -110,7 +110,7 @@ TRANSFORMERS = st.fixed_dictionaries(
 @settings(max_examples=30, deadline=None)
 @given(options=GPTS, dtype=st.sampled_from(FLOATS))
 def test_gpt_is_loaded_as_it_was_saved(options, dtype, folder):
-    must_come_back(small(**options).to(dtype), folder / "gpt", torch.tensor([[1, 2, 3, 4, 5]]))
+    assert_survives_round_trip(small(**options).to(dtype), folder / "gpt", torch.tensor([[1, 2, 3, 4, 5]]))
 
 
 @settings(max_examples=20, deadline=None)
@@ -121,18 +121,20 @@ def test_transformer_is_loaded_as_it_was_saved(options, dtype, folder):
         options.pop("target_vocabulary", None)
     shape = {"vocabulary": 11, "max_positions": 8, "d_model": 8, "encoder_blocks": 1, "decoder_blocks": 2, "heads": 2}
     model = Transformer(TransformerConfig(**shape, **options)).to(dtype)
-    must_come_back(model, folder / "transformer", torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5]]))
+    assert_survives_round_trip(model, folder / "transformer", torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5]]))
 
 
 def test_synthesizer_is_loaded_as_it_was_saved(folder):
-    must_come_back(small(attention="synthesizer", synthesizer_block=6), folder / "synthesizer", torch.tensor([[1, 2]]))
+    assert_survives_round_trip(
+        small(attention="synthesizer", synthesizer_block=6), folder / "synthesizer", torch.tensor([[1, 2]])
+    )
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "bert"])
 @pytest.mark.parametrize("types", [0, 2])
 def test_encoder_is_loaded_as_it_was_saved(folder, pooling, types):
     config = EncoderConfig(vocabulary=11, max_positions=8, types=types, d_model=8, blocks=2, heads=2, pooling=pooling)
-    must_come_back(Encoder(config), folder / "encoder", torch.tensor([[1, 2, 3]]))
+    assert_survives_round_trip(Encoder(config), folder / "encoder", torch.tensor([[1, 2, 3]]))
 
 
 @pytest.mark.parametrize("score", ["dot", "general", "concat"])
@@ -147,10 +149,12 @@ def test_luong_is_loaded_as_it_was_saved(folder, score, both_ways):
         score=score,
         input_feeding=not both_ways,
     )
-    must_come_back(LuongTranslator(config), folder / "luong", torch.tensor([[1, 2, 3]]), torch.tensor([[4, 12]]))
+    assert_survives_round_trip(
+        LuongTranslator(config), folder / "luong", torch.tensor([[1, 2, 3]]), torch.tensor([[4, 12]])
+    )
 
 
-def must_come_back(model, place, *inputs):
+def assert_survives_round_trip(model, place, *inputs):
     model.special = Special(start=1, end=(2, 3), pad=None)
     model.save(place)
     again = ts.load(place)
@@ -162,7 +166,7 @@ def must_come_back(model, place, *inputs):
     assert torch.equal(again(*inputs), model.eval()(*inputs))
 
 
-def test_tokenizer_comes_along(tmp_path):
+def test_the_tokenizer_is_saved_with_the_model(tmp_path):
     model = small()
     model.tokenizer = words()
     model.save(tmp_path / "saved")
@@ -171,7 +175,7 @@ def test_tokenizer_comes_along(tmp_path):
     assert again.encode("what is this").ids == [0, 1, 2]
 
 
-def test_numbers_that_are_none_come_along(tmp_path):
+def test_nan_and_infinity_are_saved(tmp_path):
     model = small()
     with torch.no_grad():
         model.norm.weight[:3] = torch.tensor([torch.nan, torch.inf, -0.0])
@@ -198,8 +202,8 @@ def test_loaded_on_another_device(folder):
     assert all(p.is_meta for p in ts.load(folder / "files0" / "saved", device="meta").parameters())
 
 
-def test_model_is_its_own_after_loading(tmp_path):
-    """Not a view of the file: it can be trained, and the file can go."""
+def test_a_loaded_model_owns_its_weights(tmp_path):
+    """They are no view of the file: the model can be trained, and the file can be deleted."""
     small().save(tmp_path / "saved")
     model, before = ts.load(tmp_path / "saved"), ts.load(tmp_path / "saved")
     contents = (tmp_path / "saved" / "model.safetensors").read_bytes()
@@ -216,7 +220,7 @@ def test_model_is_its_own_after_loading(tmp_path):
 
 
 def loads_or_says_why(place):
-    """Any other exception fails the test."""
+    """Load a folder, and accept a LoadError of one sentence; any other exception fails the test."""
     try:
         return ts.load(place)
     except ts.LoadError:
@@ -224,7 +228,7 @@ def loads_or_says_why(place):
 
 
 def broken(whole, at, change):
-    """One byte changed, or all of them gone from there on."""
+    """Change one byte, or truncate the file there."""
     at %= len(whole)
     if change is None:
         return whole[:at]
@@ -242,7 +246,7 @@ def victim(folder):
 
 @settings(max_examples=300, deadline=None)
 @given(**BREAKS)
-def test_broken_header_is_said_or_harmless(victim, folder, at, change):
+def test_a_corrupted_header_is_refused_or_harmless(victim, folder, at, change):
     whole = (folder / "files0" / "saved" / "model.safetensors").read_bytes()
     header = 8 + struct.unpack_from("<Q", whole)[0]
     (victim / "model.safetensors").write_bytes(broken(whole[:header], at, change) + (whole[header:] if change else b""))
@@ -253,7 +257,7 @@ def test_broken_header_is_said_or_harmless(victim, folder, at, change):
 
 @settings(max_examples=150, deadline=None)
 @given(**BREAKS)
-def test_broken_config_is_said_or_another_model(victim, folder, at, change):
+def test_a_corrupted_config_is_refused_or_describes_another_model(victim, folder, at, change):
     whole = (folder / "files0" / "saved" / "config.json").read_bytes()
     (victim / "config.json").write_bytes(broken(whole, at, change))
     model = loads_or_says_why(victim)
@@ -271,7 +275,7 @@ def of_llama2c(folder):
 
 @settings(max_examples=150, deadline=None)
 @given(**BREAKS)
-def test_broken_file_of_llama2c_is_said_or_another_model(of_llama2c, at, change):
+def test_a_corrupted_file_of_llama2c_is_refused_or_another_model(of_llama2c, at, change):
     file = of_llama2c / "model.bin"
     whole = file.read_bytes()
     file.write_bytes(broken(whole[:28], at, change) + whole[28:] if change else broken(whole, at, change))
@@ -282,7 +286,7 @@ def test_broken_file_of_llama2c_is_said_or_another_model(of_llama2c, at, change)
 
 @settings(max_examples=150, deadline=None)
 @given(**BREAKS)
-def test_broken_tokenizer_of_llama2c_is_said_or_another_tokenizer(of_llama2c, at, change):
+def test_a_corrupted_tokenizer_of_llama2c_is_refused_or_another_tokenizer(of_llama2c, at, change):
     file = of_llama2c / "tokenizer.bin"
     whole = file.read_bytes()
     file.write_bytes(broken(whole, at, change))
@@ -307,7 +311,7 @@ def test_model_saved_before_is_replaced(tmp_path):
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 @pytest.mark.parametrize("step", ["write_json", "save_file", "write_tokenizer"])
-def test_interrupted_save_leaves_what_was_there(tmp_path, monkeypatch, error, step):
+def test_an_interrupted_save_leaves_the_old_model(tmp_path, monkeypatch, error, step):
     first = small()
     first.save(tmp_path / "saved")
 
@@ -375,7 +379,7 @@ with atomic.atomic_folder(place, lambda _: None) as folder:
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGKILL")
 @pytest.mark.parametrize(("moment", "number"), [("before", "1"), ("after", "2"), ("between", "1")])
 def test_killed_while_saving(tmp_path, moment, number):
-    """What is there is whole, and the next save to the same place removes what the killed one left behind."""
+    """The model in place is complete, and the next save to the same place removes the leftovers of the killed one."""
     place = tmp_path / "saved"
     with atomic_folder(place, lambda _: None) as folder:
         (folder / "number").write_text("1")
@@ -390,7 +394,7 @@ def test_killed_while_saving(tmp_path, moment, number):
     assert (place / "number").read_text() == "3"
 
 
-def test_what_another_process_is_writing_is_left_alone(tmp_path):
+def test_files_that_another_process_is_writing_are_kept(tmp_path):
     with atomic_folder(tmp_path / "saved", lambda _: None) as folder:
         with atomic_folder(tmp_path / "saved", lambda _: None) as second:
             (second / "number").write_text("1")
@@ -399,7 +403,7 @@ def test_what_another_process_is_writing_is_left_alone(tmp_path):
     assert (tmp_path / "saved" / "number").read_text() == "2"
 
 
-def test_where_folders_cannot_be_locked_what_is_old_is_removed(tmp_path, monkeypatch):
+def test_old_leftovers_are_removed_where_folders_cannot_be_locked(tmp_path, monkeypatch):
     monkeypatch.setattr("telescope.files.atomic._lock", lambda folder: None)
     new, old = (tmp_path / f".saved.new-0000000{number}" for number in range(2))
     for folder in (new, old):
@@ -409,7 +413,7 @@ def test_where_folders_cannot_be_locked_what_is_old_is_removed(tmp_path, monkeyp
     assert list(tmp_path.iterdir()) == [new]
 
 
-def test_save_that_fails_at_the_last_moment_puts_the_old_one_back(tmp_path, monkeypatch):
+def test_a_save_that_fails_at_the_last_moment_restores_the_old_model(tmp_path, monkeypatch):
     first = small()
     first.save(tmp_path / "saved")
     monkeypatch.setattr("telescope.files.atomic._exchange", lambda one, other: False)
@@ -428,7 +432,7 @@ def test_save_that_fails_at_the_last_moment_puts_the_old_one_back(tmp_path, monk
     assert [place.name for place in tmp_path.iterdir()] == ["saved"]
 
 
-def test_folder_of_somebody_else_is_left_alone(tmp_path):
+def test_a_folder_with_other_files_is_not_replaced(tmp_path):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "thesis.tex").write_text("years of work")
     with pytest.raises(ValueError, match=r"notes holds thesis.tex, which would be lost"):
@@ -465,7 +469,7 @@ def test_link_to_a_folder_stays_a_link(tmp_path):
         second.save(tmp_path / "circle")
 
 
-def test_files_can_be_read_by_whom_the_folder_can(tmp_path):
+def test_permissions_of_files_follow_the_folder(tmp_path):
     small().save(tmp_path / "saved")
     readable = (tmp_path / "saved").stat().st_mode & 0o444
     assert all(file.stat().st_mode & 0o777 == readable | 0o200 for file in (tmp_path / "saved").iterdir())
@@ -474,7 +478,7 @@ def test_files_can_be_read_by_whom_the_folder_can(tmp_path):
 # --------------------------------------------------------------------------------------- models that are more than this
 
 
-def test_attention_that_the_config_does_not_say_is_not_exported(tmp_path):
+def test_a_custom_attention_is_not_exported(tmp_path):
     model = GPT(small().config, attention=ts.Attention(mask=ts.causal, softcap=30.0))
     with pytest.raises(ValueError, match=r"attention is .*softcap=30.0.* by its config"):
         ts.export(model, tmp_path / "saved")
@@ -484,7 +488,7 @@ def test_attention_that_the_config_does_not_say_is_not_exported(tmp_path):
     assert not (tmp_path / "saved").exists()
 
 
-def test_model_that_was_changed_is_not_saved(tmp_path):
+def test_a_model_that_differs_from_its_config_is_not_saved(tmp_path):
     model = small()
     model.more = torch.nn.Linear(2, 2)
     with pytest.raises(ValueError, match=r"\"more\..*\" is not what its config describes"):

@@ -1,4 +1,4 @@
-"""Texts with gaps: what is left is in order, gaps are marked, and the text itself is to be written."""
+"""Texts with gaps: the rest is in order, gaps are marked, and the target is the text itself."""
 
 import torch
 from hypothesis import given
@@ -22,7 +22,7 @@ def test_a_gap_by_hand():
     assert lengths.tolist() == [6, 2]
 
 
-def test_gaps_that_meet_are_one():
+def test_overlapping_gaps_are_merged():
     ids, chances = torch.arange(10, 20)[None], torch.ones(1, 10)
     chances[0, 2], chances[0, 3] = 0.05, 0.01  # 3 ids from the third, then 1 inside of it
     assert cut_gaps(ids, torch.tensor([10]), chances, START)[0].tolist() == [[10, 11, 2, 15, 16, 17, 18, 19, 0, 0]]
@@ -33,7 +33,7 @@ def texts_of(lengths):
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(0, 5))
-def test_every_text_is_to_be_written_whole_from_what_is_left(lengths, epoch):
+def test_the_target_is_the_whole_text(lengths, epoch):
     texts = texts_of(lengths)
     data = Gapped(texts, START)
     found = []
@@ -54,7 +54,7 @@ def test_every_text_is_to_be_written_whole_from_what_is_left(lengths, epoch):
     assert sorted(found) == sorted(texts)
 
 
-def test_about_the_share_is_missing_and_anew_in_every_epoch():
+def test_gaps_have_the_given_share_and_differ_between_epochs():
     data = Gapped(texts_of([90] * 60), START)
     settings = Training(steps=1, tokens=2000)
 
@@ -71,5 +71,5 @@ def test_about_the_share_is_missing_and_anew_in_every_epoch():
     assert 0.5 * GAP_SHARE < 1 - left / (60 * 90) < GAP_SHARE
 
 
-def test_a_run_goes_on_only_with_gaps_in_the_same_texts():
+def test_the_description_of_the_data_mentions_gaps():
     assert Gapped(texts_of([5, 9]), START).describe().endswith("with gaps")

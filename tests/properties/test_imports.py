@@ -60,7 +60,7 @@ def upward(place, text):
     return {(place.as_posix(), room) for room in named - {own} if FLOOR[room] >= FLOOR[own]}
 
 
-def told(found):
+def describe(found):
     return "; ".join(f"{file} is in {file.partition('/')[0]}, which may not import {room}" for file, room in found)
 
 
@@ -74,12 +74,12 @@ def test_every_room_has_its_floor():
 def test_rooms_import_what_is_below_them():
     assert len(FILES) > 100
     found = set().union(*(upward(place, text) for place, text in FILES.items()))
-    assert found == EXCEPTIONS, told(sorted(found ^ EXCEPTIONS))
+    assert found == EXCEPTIONS, describe(sorted(found ^ EXCEPTIONS))
 
 
 def test_the_error_names_both_rooms():
     found = upward(Path("survey/chunked.py"), "from ..watch import watch")
-    assert told(found) == "survey/chunked.py is in survey, which may not import watch"
+    assert describe(found) == "survey/chunked.py is in survey, which may not import watch"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def dotted(place):
 
 
 def test_no_two_files_import_each_other():
-    """Not by any detour either: every file can be read after those that it imports."""
+    """Not indirectly either: every file can be read after those that it imports."""
     texts = {dotted(place): (place, text) for place, text in FILES.items()}
     graph = {}
     for module, (place, text) in texts.items():

@@ -1,4 +1,4 @@
-"""What holds for every layer, and what makes each of them the layer it is."""
+"""Properties of every layer, and the formulas of each."""
 
 from copy import deepcopy
 from math import log
@@ -69,7 +69,7 @@ every_layer = pytest.mark.parametrize("name", LAYERS)
 
 
 def filled(layer, dtype=torch.float64):
-    """Every parameter random: what starts at zero (b2, biases of norms) would hide that it is not used."""
+    """Set every parameter to random numbers: parameters that start at zero would hide that they are not used."""
     torch.manual_seed(7)
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=0.5)
@@ -87,7 +87,7 @@ def made(name, dtype=torch.float64):
 
 
 def seen_by(attend, call):
-    """What a forward hook on `attend` sees of one call."""
+    """Return what a forward hook on `attend` gets in one call."""
     seen = []
     handle = attend.register_forward_hook(lambda module, inputs, output: seen.append((*inputs, output)))
     call()
@@ -99,7 +99,7 @@ def seen_by(attend, call):
 
 
 @every_layer
-def test_a_state_dict_brings_the_layer_back(name):
+def test_a_state_dict_restores_the_layer(name):
     layer, inputs = made(name)
     other = LAYERS[name][0]().double()
     other.load_state_dict(layer.state_dict())
@@ -107,7 +107,7 @@ def test_a_state_dict_brings_the_layer_back(name):
 
 
 @every_layer
-def test_a_copy_computes_the_same_and_learns_apart(name):
+def test_a_deep_copy_computes_the_same_and_is_independent(name):
     layer, inputs = made(name)
     other, before = deepcopy(layer), layer(*inputs)
     assert_close(other(*inputs), before, **EXACT)
@@ -135,7 +135,7 @@ def test_autocast(name):
 
 
 @every_layer
-def test_gradients_are_those_of_finite_differences(name):
+def test_gradients_equal_finite_differences(name):
     layer, inputs = made(name)
     names = [name for name, _ in layer.named_parameters()]
     inputs = [x[:1, :3].requires_grad_() for x in inputs]
@@ -148,7 +148,7 @@ def test_gradients_are_those_of_finite_differences(name):
 
 
 @every_layer
-def test_every_parameter_counts(name):
+def test_every_parameter_changes_the_output(name):
     layer, inputs = made(name)
     before = layer(*inputs)
     for part, parameter in layer.named_parameters():
@@ -159,7 +159,7 @@ def test_every_parameter_counts(name):
 
 
 @every_layer
-def test_sequences_of_a_batch_do_not_meet(name):
+def test_sequences_of_a_batch_are_independent(name):
     layer, inputs = made(name)
     alone = [layer(*(x[i : i + 1] for x in inputs)) for i in range(BATCH)]
     assert_close(layer(*inputs), torch.cat(alone), **CLOSE)
@@ -256,7 +256,7 @@ def test_dropout_of_the_sublayers():
 # ------------------------------------------------------------------------------------------- self- and multi-head
 
 
-def test_with_weights_that_do_nothing_it_is_the_weight_free_attention():
+def test_identity_weights_give_attention_without_weights():
     layer, x = SelfAttention(6, attention=ts.Attention(scale=1.0)).double(), sequence(N, 6)
     for W in (layer.W_q, layer.W_k, layer.W_v):
         nn.init.eye_(W.weight)
@@ -271,7 +271,7 @@ def test_self_attention_is_the_formula():
 
 
 def heads_apart(layer, x):
-    """Each head as a SelfAttention with its rows of the weights; side by side, times W_O."""
+    """Compute each head as a SelfAttention with its rows of the weights, concatenate, and multiply by W_O."""
     contexts = []
     for s in range(layer.heads):
         head = SelfAttention(layer.d_model, layer.d_k, layer.d_v, bias=True, attention=layer.attention).to(x.dtype)
@@ -297,7 +297,7 @@ def heads_apart(layer, x):
     d_v=st.integers(1, 5),
     mask=st.sampled_from([ts.everyone, ts.causal, ts.causal & ts.window(2)]),
 )
-def test_multi_head_is_its_heads_apart(batch, n, groups, key_heads, d_model, d_k, d_v, mask):
+def test_multi_head_equals_its_heads_computed_apart(batch, n, groups, key_heads, d_model, d_k, d_v, mask):
     attention = ts.Attention(mask=mask)
     layer = filled(
         MultiHeadAttention(d_model, groups * key_heads, key_heads=key_heads, d_k=d_k, d_v=d_v, attention=attention)
@@ -321,12 +321,12 @@ def test_grouped_queries_are_repeated_key_heads(key_heads):
     assert_close(grouped(x), full(x), **CLOSE)
 
 
-def test_memory_is_where_keys_and_values_come_from():
+def test_keys_and_values_come_from_the_memory():
     layer, x = filled(MultiHeadAttention(6, 3)), sequence(N, 6)
     assert_close(layer(x, x), layer(x), **EXACT)
     memory = sequence(KEYS, 6, seed=3)
     order = torch.randperm(KEYS, generator=torch.Generator().manual_seed(5))
-    assert_close(layer(x, memory[:, order]), layer(x, memory), **CLOSE)  # a set: its order says nothing
+    assert_close(layer(x, memory[:, order]), layer(x, memory), **CLOSE)  # a set, without an order
     assert_close(layer(x[:, 2:3], memory), layer(x, memory)[:, 2:3], **CLOSE)  # the queries do not see each other
 
 
@@ -349,7 +349,7 @@ def test_rotary_depends_on_distances_alone(pairs):
     assert not torch.allclose(apart, context, atol=1e-3)
 
 
-def test_rotary_tells_order_and_without_it_there_is_none():
+def test_order_matters_with_rotary_and_not_without():
     x, back = sequence(N, 6), torch.arange(N).flip(0)
     without, with_rotary = (filled(MultiHeadAttention(6, 3, rotary=rotary)) for rotary in (None, ts.rotary()))
     assert_close(without(x[:, back])[:, back], without(x), **CLOSE)
@@ -357,7 +357,7 @@ def test_rotary_tells_order_and_without_it_there_is_none():
 
 
 @pytest.mark.parametrize("rotary", [None, ts.rotary()], ids=["plain", "rotary"])
-def test_keys_and_values_can_be_kept_and_asked_token_by_token(rotary):
+def test_keys_and_values_can_be_reused_token_by_token(rotary):
     layer, x = filled(MultiHeadAttention(6, 3, key_heads=1, attention=causal, rotary=rotary)), sequence(N, 6)
     kept = [layer.keys_and_values(x[:, i : i + 1], CachePosition(i)) for i in range(N)]
     keys, values = (torch.cat(parts, dim=2) for parts in zip(*kept, strict=True))
@@ -438,7 +438,7 @@ def test_synthesizer_does_not_see_the_future(shared):
 
 
 def test_synthesizer_scores_do_not_depend_on_the_keys():
-    """The weights of the last query are those of its own features: other tokens only change what is weighed."""
+    """The weights of the last query depend on its own features alone: other tokens change the values only."""
     layer, x, other = filled(SynthesizerAttention(14, 2, 11)), sequence(N, 14), sequence(N, 14, seed=3)
     other[:, -1] = x[:, -1]
     mine, theirs = (ts.trace(*seen_by(layer.attend, lambda s=s: layer(s))[:4]).weights for s in (x, other))
@@ -511,7 +511,7 @@ def test_encoder_block_is_the_drawing(pre_norm):
 
 
 @pytest.mark.parametrize("pre_norm", [False, True])
-def test_padding_changes_nothing_for_the_real_tokens(pre_norm):
+def test_padding_does_not_change_real_tokens(pre_norm):
     block, x = filled(encoder_block(pre_norm=pre_norm)), sequence(N, 6)
     assert_close(block(x, ts.padding([3, N]))[:1, :3], block(x[:1, :3]), **CLOSE)
 

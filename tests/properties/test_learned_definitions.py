@@ -1,4 +1,4 @@
-"""The tensors of a definition are the layer's own: learnt, moved, converted, copied, saved and loaded with it."""
+"""The tensors of a definition belong to the layer: trained, moved, converted, copied, saved and loaded with it."""
 
 import json
 from copy import deepcopy
@@ -19,7 +19,7 @@ HEADS = 2
 
 
 def definition(heads=HEADS, **more):
-    """A learned table, and a sink that is not."""
+    """Return a definition with a learned table, and a sink that is not learned."""
     table = nn.Parameter(torch.linspace(-1, 1, heads * 5).reshape(heads, 5))
     return ts.Attention(bias=ts.relative(table), sink=torch.linspace(-1, 1, heads), **more)
 
@@ -49,7 +49,7 @@ def attention_of(layer):
 
 
 def named(layer, name):
-    """The one registered tensor of this name."""
+    """Return the one registered tensor of this name."""
     everything = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
     (found,) = [tensor for path, tensor in everything.items() if path.endswith(f"definition.{name}")]
     return found
@@ -75,7 +75,7 @@ def test_what_is_registered_is_what_the_definition_uses(kind):
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-def test_a_step_of_an_optimiser_moves_the_table(kind):
+def test_an_optimiser_step_changes_the_table(kind):
     layer, x = made(kind), torch.randn(2, 6, 8)
     before, table = run(layer, x), attention_of(layer).bias.table
     was, sink = table.detach().clone(), attention_of(layer).sink.clone()
@@ -123,12 +123,12 @@ def test_the_definition_may_be_changed_afterwards():
     assert "definition.bias_table" in layer.state_dict()
 
 
-def test_a_tensor_that_nobody_would_learn_is_refused():
+def test_a_tensor_with_requires_grad_that_is_no_parameter_is_refused():
     with pytest.raises(ValueError, match=r"attention.bias.table requires a gradient but is not an nn.Param"):
         layers.MultiHeadAttention(
             8, HEADS, attention=ts.Attention(bias=ts.relative(torch.zeros(2, 5).requires_grad_()))
         )
-    raw = nn.Parameter(torch.zeros(2, 5))  # of somebody else, who computes a table from it
+    raw = nn.Parameter(torch.zeros(2, 5))  # of another module, which computes a table from it
     layer = layers.MultiHeadAttention(8, HEADS, attention=ts.Attention(bias=ts.relative(raw.exp())))
     layer(torch.randn(1, 4, 8)).sum().backward()
     assert raw.grad.abs().max() > 0
@@ -226,7 +226,7 @@ def test_masks_and_biases_of_tensors_are_saved(dtype, tmp_path):
     assert loaded.attention == model.attention
 
 
-def test_a_model_as_its_config_says_is_saved_as_before(tmp_path):
+def test_a_model_that_matches_its_config_is_saved_without_a_definition(tmp_path):
     GPT(GPTConfig(vocabulary=9, d_model=8, heads=2, blocks=1, window=3)).save(tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert config["telescope"] == 1
@@ -234,18 +234,20 @@ def test_a_model_as_its_config_says_is_saved_as_before(tmp_path):
 
 
 BROKEN = {
-    "a text": lambda said: "causal",
-    "nothing": lambda said: None,
-    "a mask": lambda said: said["mask"],
-    "a tensor that is not there": lambda said: said | {"sink": {"tensor": "attention.9"}},
-    "a bias that was a function": lambda said: said | {"bias": {"untold": "bias", "name": "bias"}},
-    "no mask": lambda said: said | {"mask": {"is": "Everyone"}},
-    "a tensor left over": lambda said: said | {"sink": None},
+    "a text": lambda definition_json: "causal",
+    "nothing": lambda definition_json: None,
+    "a mask": lambda definition_json: definition_json["mask"],
+    "a tensor that is not there": lambda definition_json: definition_json | {"sink": {"tensor": "attention.9"}},
+    "a bias that was a function": lambda definition_json: (
+        definition_json | {"bias": {"untold": "bias", "name": "bias"}}
+    ),
+    "no mask": lambda definition_json: definition_json | {"mask": {"is": "Everyone"}},
+    "a tensor left over": lambda definition_json: definition_json | {"sink": None},
 }
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_definition_that_is_none_is_not_loaded(case, tmp_path):
+def test_an_invalid_definition_is_not_loaded(case, tmp_path):
     model_of("GPT").save(tmp_path / "model")
     file = tmp_path / "model" / "config.json"
     config = json.loads(file.read_text())
@@ -277,7 +279,7 @@ def test_training_learns_the_table_and_saves_it(tmp_path):
 
 
 @pytest.mark.usefixtures("on_cpu")
-def test_a_mask_of_minus_infinities_is_no_weight_that_broke(tmp_path):
+def test_a_mask_of_minus_infinity_is_not_taken_for_a_diverged_weight(tmp_path):
     added = torch.zeros(1, 1, 16, 16).masked_fill(torch.ones(16, 16).tril() == 0, -torch.inf)
     config = GPTConfig(vocabulary=WORDS, d_model=8, heads=HEADS, blocks=1)
     attention = ts.Attention(mask=ts.causal, bias=ts.from_additive(added))
@@ -292,7 +294,7 @@ def test_a_mask_of_minus_infinities_is_no_weight_that_broke(tmp_path):
     [ts.Attention(bias=lambda i, j: (i - j) * 0.1), ts.Attention(normalize=lambda scores: scores.softmax(-1))],
     ids=["bias", "normalize"],
 )
-def test_what_could_not_be_saved_is_not_trained(attention, tmp_path):
+def test_a_model_that_cannot_be_saved_is_not_trained(attention, tmp_path):
     model = transformer(attention)
     with pytest.raises(
         ValueError, match=r"encoder.0.self_attention.attention: .* so the model could not be saved; a te"
@@ -303,6 +305,6 @@ def test_what_could_not_be_saved_is_not_trained(attention, tmp_path):
         model.save(tmp_path / "model")
 
 
-def test_what_is_shared_by_blocks_is_not_sharded():
+def test_sharding_a_definition_with_learned_tensors_is_refused():
     with pytest.raises(ValueError, match="shard=True does not fit a definition of attention with learned tensors"):
         shard(transformer(learned()), torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""The fingerprints that identify keys: every bit of a key counts, and where it lies in memory does not."""
+"""The fingerprints of keys: every bit of a key counts, and its place in memory does not."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def keys_of(kind: torch.dtype, width: int, seed: int = 0) -> torch.Tensor:
 
 @KINDS
 @WIDTHS
-def test_a_key_is_the_same_wherever_it_lies(kind, width):
+def test_a_fingerprint_does_not_depend_on_the_memory_layout(kind, width):
     keys = keys_of(kind, width)
     expected = fingerprints(keys)
     elsewhere = {
@@ -33,7 +33,7 @@ def test_a_key_is_the_same_wherever_it_lies(kind, width):
 
 @KINDS
 @WIDTHS
-def test_a_bit_that_changes_shows(kind, width):
+def test_every_bit_changes_the_fingerprint(kind, width):
     keys = keys_of(kind, width)
     before, bits = fingerprints(keys), 8 * keys.element_size()
     words = {16: torch.int16, 32: torch.int32, 64: torch.int64}
@@ -47,14 +47,14 @@ def test_a_bit_that_changes_shows(kind, width):
             assert different.sum() == 1
 
 
-def test_no_two_of_many_keys_are_taken_for_one():
+def test_many_keys_have_different_fingerprints():
     keys = torch.randn(1, 1, 2**17, 8, generator=torch.Generator().manual_seed(1)).bfloat16()
     _, alike = torch.unique(keys.view(torch.int16)[0, 0], dim=0, return_counts=True)
     _, marked = torch.unique(fingerprints(keys)[0, 0], return_counts=True)
     assert len(marked) == len(alike)
 
 
-def test_a_nan_is_itself():
+def test_equal_nans_have_equal_fingerprints():
     keys = torch.full((1, 1, 2, 4), torch.nan)
     assert same_bits(keys, keys.clone())
     assert not same_bits(keys, -keys)

@@ -10,13 +10,13 @@ from strategies import Shape, composite, masks, shapes
 
 @composite
 def several(draw):
-    """A shape and three masks that fit it."""
+    """Draw a shape and three masks that fit it."""
     shape = draw(shapes())
     return shape, draw(masks(shape)), draw(masks(shape)), draw(masks(shape))
 
 
 def pairs(mask: ts.Mask, shape: Shape) -> torch.Tensor:
-    """Who sees whom, in full."""
+    """Return which query sees which key, in full."""
     mask.check(batch=shape.batch, heads=shape.heads, queries=shape.queries, keys=shape.keys)
     block = mask.block(shape.queries, shape.keys, batch=shape.batch, heads=shape.heads)
     return block.expand(shape.whole)
@@ -49,7 +49,7 @@ def test_masks_are_sets(drawn):
 
 @settings(max_examples=60)
 @given(several())
-def test_everyone_and_nobody_are_the_ends(drawn):
+def test_everyone_and_its_complement_are_the_bounds(drawn):
     shape, a, *_ = drawn
     assert a & ts.everyone == a
     assert same(a | ts.everyone, ts.everyone, shape)
@@ -74,7 +74,7 @@ def test_a_block_is_that_slice_of_the_whole(drawn, data):
 
 @settings(max_examples=60)
 @given(several())
-def test_one_row_is_enough_for_masks_of_keys_alone(drawn):
+def test_masks_that_are_the_same_for_all_queries_need_one_row(drawn):
     shape, a, b, c = drawn
     for mask in (a, b, c, a & b, b | c, ~c):
         if mask.same_for_all_queries:
@@ -93,7 +93,7 @@ def test_combined_masks_are_equal_by_content(drawn):
 
 @settings(max_examples=200)
 @given(several())
-def test_nothing_is_seen_outside_a_span_and_all_of_a_whole_one(drawn):
+def test_nothing_is_visible_outside_a_span_and_everything_in_a_whole_one(drawn):
     shape, a, b, c = drawn
     at = ts.Pairs.block(
         range(shape.queries),

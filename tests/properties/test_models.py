@@ -1,4 +1,4 @@
-"""What holds for every model: how it starts, that it learns, and that its parts can be changed and looked at."""
+"""Properties of every model: its initial weights, that it learns, and that its parts can be changed and watched."""
 
 from dataclasses import replace
 from math import log, sqrt
@@ -60,7 +60,7 @@ def made(name, **how):
 
 
 @every_model
-def test_config_and_weights_bring_the_model_back(name):
+def test_config_and_weights_restore_the_model(name):
     model, inputs = made(name)
     kind = type(model)
     config = type(model.config).from_dict(model.config.to_dict())
@@ -71,14 +71,14 @@ def test_config_and_weights_bring_the_model_back(name):
 
 
 @every_model
-def test_every_weight_is_there_once(name):
-    """Tied weights are one parameter under one name: what is saved is what is counted."""
+def test_every_weight_has_one_name(name):
+    """Tied weights are one parameter under one name: the saved weights are the counted ones."""
     model, _ = made(name)
     assert sum(p.numel() for p in model.parameters()) == sum(t.numel() for t in model.state_dict().values())
 
 
 @every_model
-def test_sequences_of_a_batch_do_not_meet(name):
+def test_sequences_of_a_batch_are_independent(name):
     model, inputs = made(name)
     alone = torch.cat([model(*(some[i : i + 1] for some in inputs)) for i in range(2)])
     assert_close(model(*inputs), alone)
@@ -140,7 +140,7 @@ def test_bfloat16_and_float64(name):
 
 @pytest.mark.parametrize("name", ["gpt", "llama", "synthesizer", "transformer", "luong"])
 def test_a_model_learns(name):
-    """Eight sentences by heart, from the loss of a uniform guess on."""
+    """Eight sentences by heart, starting from the loss of a uniform guess."""
     model, _ = made(name)
     model.train()
     draw = torch.Generator().manual_seed(3)
@@ -160,7 +160,7 @@ def test_a_model_learns(name):
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", ["llama", "transformer"])
-def test_training_compiles_whole(name):
+def test_training_compiles_without_graph_breaks(name):
     torch._dynamo.reset()
     kind, config, inputs = MODELS[name]
     one = {"blocks": 1} if kind is GPT else {"encoder_blocks": 1}
@@ -174,7 +174,7 @@ def test_training_compiles_whole(name):
 
 
 @pytest.mark.parametrize("name", ["gpt", "transformer", "luong"])
-def test_the_loss_is_the_mean_of_what_is_not_ignored(name):
+def test_the_loss_is_the_mean_over_targets_that_are_not_ignored(name):
     model, inputs = made(name)
     targets = torch.tensor([[3, -100, 5], [-100, 2, 1]])
     given = (inputs[0][:, :3],) if name == "gpt" else inputs
@@ -252,7 +252,7 @@ def test_luong_starts_as_the_paper_says():
 # ---------------------------------------------------------------------------------------------------- Encoder alone
 
 
-def test_an_encoder_looks_both_ways_but_not_at_padding():
+def test_an_encoder_attends_in_both_directions_but_not_to_padding():
     model, (text,) = made("encoder")
     changed = text.clone()
     changed[:, 3] += 1
@@ -288,7 +288,7 @@ def test_the_transformer_knows_order_by_its_positions_alone():
 
 
 @pytest.mark.parametrize("kind", ["gpt", "llama"])
-def test_positions_can_be_said(kind):
+def test_positions_can_be_given(kind):
     model, (text,) = made(kind)
     assert_close(model(text, positions=torch.arange(4)), model(text), rtol=0.0, atol=0.0)
     shifted = model(text, positions=torch.arange(4) + 3)

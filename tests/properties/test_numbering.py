@@ -1,5 +1,5 @@
-"""An attention of some heads, queries, sequences or later keys, or of a cache of fixed size, computes what the whole
-computes there, also where one is taken of another."""
+"""An attention restricted to some heads, queries, sequences or later keys, or to the written part of a cache, computes
+what the whole computes there; also where one restriction follows another."""
 
 from dataclasses import dataclass, replace
 
@@ -27,7 +27,7 @@ from telescope.engines.exact import repeat_key_heads
 from telescope.files.definitions import from_json, to_json
 from telescope.models import GPT, GPTConfig
 
-# ------------------------------------------------------------------------------ of somebody's own: every number counts
+# ------------------------------------------------------------------- custom masks and biases that depend on every index
 
 
 def fits_alone(of, size):
@@ -37,7 +37,8 @@ def fits_alone(of, size):
 
 @dataclass(frozen=True, eq=False)
 class Stretch(ts.Mask):
-    """A stretch of the keys, another one for each sequence, head, row and position; it fits one size alone."""
+    """A mask that shows an interval of the keys, another one for each sequence, head, row and position; of one fixed
+    size."""
 
     of: tuple[int, int, int, int]
 
@@ -56,7 +57,7 @@ class Stretch(ts.Mask):
 
 @dataclass(frozen=True, eq=False)
 class Waves(ts.Bias):
-    """Another number for each sequence, head, row, position and key; it fits one size alone."""
+    """A bias that differs for each sequence, head, row, position and key; of one fixed size."""
 
     of: tuple[int, int, int, int]
 
@@ -72,7 +73,7 @@ class Waves(ts.Bias):
 
 @dataclass
 class Part:
-    """An attention with what it is computed of, and the numbers that its parts have in the whole."""
+    """A restricted attention with its inputs, and the indices of its parts in the whole."""
 
     attention: ts.Attention
     queries: torch.Tensor
@@ -117,7 +118,7 @@ TAKE = {"heads": take_heads, "queries": take_queries, "sequences": take_sequence
 
 @composite
 def parts(draw):
-    """A part of an attention, taken in up to three steps, and what the whole computes, by the formula."""
+    """Draw an attention restricted in up to three steps, and what the whole computes by the formula."""
     shape, seed = draw(shapes()), draw(seeds)
     attention = draw(definitions(shape))
     own = Stretch(shape.whole)
@@ -131,7 +132,7 @@ def parts(draw):
         steps.insert(draw(st.integers(0, [*steps, "queries"].index("queries"))), "written")
         length = draw(st.integers(min(shape.queries, shape.keys), shape.keys))
     gone = [draw(st.integers(0, (shape.keys - 1) // 3)) for step in steps if step == "later"]
-    attention = attention.with_extra_mask(~ts.prefix(sum(gone)))  # nobody sees what will be gone
+    attention = attention.with_extra_mask(~ts.prefix(sum(gone)))  # no query sees the keys that will be dropped
 
     q, k, v = tensors(shape, seed)
     part = Part(attention, q, k, v, [torch.arange(size) for size in shape.whole])
@@ -149,7 +150,7 @@ def parts(draw):
 
 
 def whole(q, k, v, attention, shape: Shape, length):
-    """The weights and the context of every query, of which the last one stands at key `length` - 1, the last of all."""
+    """Return the weights and the context of every query; the last query is at key `length` - 1, the last of all."""
     at = ts.Pairs.block(range(shape.queries), range(shape.keys), of=shape.whole[2:], batch=len(q), heads=q.shape[1])
     at = replace(at, query=at.row + (length - shape.queries))
     masked = attention.masked_scores(q, k, at).masked_fill(at.key >= length, -torch.inf)
@@ -176,8 +177,8 @@ def test_a_part_computes_what_the_whole_computes_there(drawn):
 
 @settings(max_examples=100)
 @given(parts())
-def test_what_a_mask_of_a_part_says_of_itself_is_so(drawn):
-    """Where its queries look, whether all look alike, and what is simpler for the last of them."""
+def test_the_properties_of_a_restricted_mask_are_true(drawn):
+    """Its spans, whether it is the same for all queries, and its form for the last query."""
     part, _ = drawn
     (batch, heads, queries, keys), mask = part.sizes, part.attention.mask
     at = ts.Pairs.block(range(queries), range(keys), of=(queries, keys), batch=batch, heads=heads)
@@ -210,13 +211,13 @@ UNCHANGED = {
 
 
 @pytest.mark.parametrize("kind", UNCHANGED)
-def test_what_is_the_same_at_both_numbers_stays(kind):
-    """So that an engine still finds it."""
+def test_definitions_that_a_restriction_does_not_change_stay_equal(kind):
+    """So that an engine still recognises them."""
     assert PARTS[kind](UNCHANGED[kind]) == UNCHANGED[kind]
 
 
-def test_biases_by_head_stay_what_they_are():
-    """The kernels of a survey know them by name."""
+def test_restricted_biases_keep_their_classes():
+    """The kernels of a survey recognise them by class."""
     assert restrict_to_heads(ts.Attention(bias=ts.alibi(3)), SOME, 3).bias == Alibi(ts.alibi(3).slopes[SOME])
     table = torch.randn(3, 5)
     assert restrict_to_heads(ts.Attention(bias=ts.relative(table)), SOME, 3).bias == ts.relative(table[SOME])
@@ -224,7 +225,7 @@ def test_biases_by_head_stay_what_they_are():
 
 
 @pytest.mark.parametrize("kind", PARTS)
-def test_a_row_that_does_for_all_queries_does_for_all_of_a_part(kind):
+def test_a_mask_that_is_the_same_for_all_queries_stays_so(kind):
     """So that a fused kernel takes it."""
     row = ts.from_tensor(torch.ones(3, 3, 1, 5).bool())
     assert PARTS[kind](ts.Attention(mask=row)).mask.same_for_all_queries
@@ -232,7 +233,7 @@ def test_a_row_that_does_for_all_queries_does_for_all_of_a_part(kind):
 
 
 @pytest.mark.parametrize("kind", PARTS)
-def test_a_part_reads_as_the_whole(kind):
+def test_the_repr_of_a_restricted_definition_is_that_of_the_whole(kind):
     table = ts.from_tensor(torch.ones(3, 3, 3, 5).bool())
     part = PARTS[kind](ts.Attention(mask=ts.causal & table, bias=ts.from_additive(torch.zeros(3, 3, 3, 5))))
     read = "causal & from_tensor(3x3x3x5)"
@@ -253,8 +254,8 @@ def test_a_part_can_be_saved_and_has_tensors_of_its_own(kind):
 # --------------------------------------------------------------------------------------------- a cache of fixed size
 
 
-def test_nobody_waits_for_how_much_is_written():
-    """On the meta device there is no number to wait for."""
+def test_the_written_length_is_not_read_from_the_device():
+    """On the meta device there is no number to read."""
     mask = ts.causal & ts.window(3) & ts.padding(left=[0, 2]) | ~ts.prefix(2)
     whole = restrict_to_written_keys(ts.Attention(mask=mask, bias=ts.alibi(4)), 8, torch.tensor(5)).to("meta")
     at = ts.Pairs.block(range(2), range(8), of=(2, 8), batch=2, heads=4, device=torch.device("meta"))
@@ -264,21 +265,21 @@ def test_nobody_waits_for_how_much_is_written():
         assert not attention.mask.spans(at, 8).whole
 
 
-def test_the_last_query_sees_all_that_is_written():
+def test_the_last_query_sees_all_written_keys():
     last = restrict_to_written_keys(ts.Attention(mask=ts.causal), 5, torch.tensor(4)).for_last_query().mask
     assert last.same_for_all_queries
     assert last.block(1, 5).tolist() == [[[[True, True, True, True, False]]]]
 
 
 @torch.no_grad()
-def test_a_step_works_out_its_mask_once_for_all_layers(monkeypatch):
+def test_a_step_computes_its_mask_once_for_all_layers(monkeypatch):
     model = GPT(GPTConfig(vocabulary=11, max_positions=8, d_model=8, blocks=3, heads=2)).eval()
     cache = model.cache(batch=2, room=8).fixed()
-    asked, sees = [], WrittenMask.sees
-    monkeypatch.setattr(WrittenMask, "sees", lambda self, at: asked.append(self) or sees(self, at))
+    computed, sees = [], WrittenMask.sees
+    monkeypatch.setattr(WrittenMask, "sees", lambda self, at: computed.append(self) or sees(self, at))
     for _ in range(2):
         model(torch.tensor([[1], [2]]), cache=cache)
-    assert len(asked) == 2
+    assert len(computed) == 2
 
 
 @pytest.mark.usefixtures("unchecked")

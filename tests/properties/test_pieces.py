@@ -1,4 +1,4 @@
-"""Texts in other pieces: the same texts, cut otherwise, and the same again for the same seed."""
+"""Subword regularisation: the same texts in other tokens, and the same again for the same seed."""
 
 from collections import Counter
 
@@ -34,7 +34,7 @@ def given() -> Tokenizer:
 
 
 @pytest.mark.parametrize("kind", ["learnt", "given"])
-def test_they_are_the_same_texts(kind, request):
+def test_other_tokens_spell_the_same_texts(kind, request):
     tokenizer = request.getfixturevalue(kind)
     texts = TEXTS if kind == "learnt" else ["the astronomer saw the stars", "saw", ""]
     usual = encode(tokenizer, texts)
@@ -45,7 +45,7 @@ def test_they_are_the_same_texts(kind, request):
 
 
 @pytest.mark.parametrize("kind", ["learnt", "given"])
-def test_without_dropout_they_are_the_usual_pieces_and_with_all_of_it_letters(kind, request):
+def test_no_dropout_gives_the_usual_tokens_and_full_dropout_letters(kind, request):
     tokenizer = request.getfixturevalue(kind)
     texts = ["the astronomer saw the stars"]
     assert encode_with_dropout(tokenizer, texts, dropout=0.0, seed=0) == encode(tokenizer, texts)
@@ -53,13 +53,13 @@ def test_without_dropout_they_are_the_usual_pieces_and_with_all_of_it_letters(ki
     assert len(letters) == (len(texts[0]) + 1 if kind == "learnt" else len(texts[0].replace(" ", "")))
 
 
-def test_a_seed_says_how(learnt):
+def test_the_tokens_depend_on_the_seed_alone(learnt):
     first, again, other = (encode_with_dropout(learnt, TEXTS, dropout=0.1, seed=seed) for seed in (1, 1, 2))
     assert first == again
     assert first != other
 
 
-def test_a_merge_fails_as_often_as_said():
+def test_a_merge_is_dropped_with_the_given_probability():
     tokenizer = bpe_from_merges(["#version: 0.2", "a b</w>"], ["ab"])
     texts = ["ab"] * MAX_SPLITS  # a word has no more
     found = Counter(
@@ -69,7 +69,7 @@ def test_a_merge_fails_as_often_as_said():
     assert abs(found[2] / found.total() - 0.25) < 0.05  # 4.6 standard deviations
 
 
-def test_many_ways_are_remembered(learnt):
+def test_a_word_has_several_splits_but_at_most_max_splits(learnt):
     often = encode_with_dropout(learnt, ["astronomers"] * 500, dropout=0.3, seed=0)
     assert 3 <= len({tuple(ids) for ids in often}) <= MAX_SPLITS
     assert often[MAX_SPLITS:] != often[MAX_SPLITS : 2 * MAX_SPLITS] * 60  # drawn, not in turns
@@ -80,7 +80,7 @@ def test_an_unknown_letter_stays_unknown(given):
     assert given.token_to_id(UNKNOWN) in ids
 
 
-def test_what_cannot_be(learnt):
+def test_arguments_that_do_not_fit(learnt):
     with pytest.raises(ValueError, match=r"dropout=1\.5 is a probability, from 0 to 1"):
         encode_with_dropout(learnt, TEXTS, dropout=1.5, seed=0)
     with pytest.raises(ValueError, match="a tokenizer of the kind WordLevel has no merges that could fail; BPE has"):

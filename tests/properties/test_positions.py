@@ -1,4 +1,4 @@
-"""Positions: what turning, waving and counting distances have to keep."""
+"""Properties of rotary, sinusoidal and relative positions."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from strategies import assert_near, composite, normal, seeds
 
 @composite
 def rotaries(draw):
-    """Any rotation together with a width that it can turn."""
+    """Draw a rotation and a width that it fits."""
     fraction = draw(st.sampled_from([0.25, 0.5, 0.75, 1.0]))
     turning = ts.rotary(
         base=draw(st.sampled_from([100.0, 10_000.0, 500_000.0])),
@@ -35,7 +35,7 @@ def test_rotary_scores_depend_on_the_distance_alone(drawn, seed, i, j, shift):
 
 
 @given(rotaries(), seeds, positions)
-def test_rotary_keeps_norms_and_passes_the_rest(drawn, seed, position):
+def test_rotary_keeps_norms_and_leaves_the_other_features(drawn, seed, position):
     rotary, width = drawn
     x = normal(2, 3, 5, width, seed=seed)
     turned = rotary(x, position)
@@ -46,7 +46,7 @@ def test_rotary_keeps_norms_and_passes_the_rest(drawn, seed, position):
 
 
 @given(rotaries(), seeds, positions)
-def test_rotary_turns_every_token_at_its_own_position(drawn, seed, first):
+def test_rotary_rotates_every_token_by_its_own_position(drawn, seed, first):
     rotary, width = drawn
     x = normal(2, 3, 4, width, seed=seed)
     whole = rotary(x, first)
@@ -69,7 +69,7 @@ def test_the_two_pairings_are_one_rotation_of_reordered_features(seed, position,
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("position", [7, 4_097, 100_000, 1_000_000])
-def test_rotary_is_as_exact_far_away_as_nearby(dtype, position):
+def test_rotary_is_precise_at_large_positions(dtype, position):
     x = normal(1, 2, 3, 64, seed=1, dtype=dtype)
     assert_near(ts.rotary()(x, position), ts.rotary()(x.double(), position))
 
@@ -82,7 +82,7 @@ def test_sinusoidal_similarity_depends_on_the_distance_alone(width, i, distance)
 
 
 @pytest.mark.parametrize("position", [7, 100_000, 1_000_000])
-def test_sinusoidal_is_as_exact_far_away_as_nearby(position):
+def test_sinusoidal_is_precise_at_large_positions(position):
     angles = position * 10_000.0 ** (-torch.arange(0, 64, 2, dtype=torch.float64) / 64)
     waves = ts.sinusoidal(torch.tensor([position]), 64)[0]
     assert_close(waves[0::2].double(), angles.sin(), atol=1e-7, rtol=0)
@@ -101,7 +101,7 @@ def test_relative_bias_is_the_same_along_every_diagonal(seed, heads, reach, shif
 
 
 @given(st.integers(1, 24), st.integers(0, 4))
-def test_alibi_falls_in_a_straight_line_on_both_sides(heads, shift):
+def test_alibi_is_linear_on_both_sides(heads, shift):
     bias = ts.alibi(heads)
     row = bias(ts.Pairs.block(range(5), range(5 + shift), of=(5, 5 + shift), heads=heads))[0, :, 2]
     distance = torch.arange(5 + shift) - (2 + shift)

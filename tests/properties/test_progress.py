@@ -1,4 +1,4 @@
-"""What is told while a model learns: on a terminal, elsewhere, and in TensorBoard."""
+"""The output while a model trains: on a terminal, elsewhere, and in TensorBoard."""
 
 import io
 from pathlib import Path
@@ -33,16 +33,17 @@ EVENTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("event", "said"), EVENTS)
-def test_an_event_is_one_line(event, said):
-    assert format_event(event) == said
+@pytest.mark.parametrize(("event", "printed"), EVENTS)
+def test_an_event_is_one_line(event, printed):
+    assert format_event(event) == printed
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"), [(0.4, "0 s"), (89.0, "89 s"), (95.0, "2 min"), (3599.0, "1 h 0 min"), (7300.0, "2 h 2 min")]
+    ("seconds", "printed"),
+    [(0.4, "0 s"), (89.0, "89 s"), (95.0, "2 min"), (3599.0, "1 h 0 min"), (7300.0, "2 h 2 min")],
 )
-def test_time_left(seconds, said):
-    assert format_duration(seconds) == said
+def test_time_left(seconds, printed):
+    assert format_duration(seconds) == printed
 
 
 def test_plain_lines_go_to_standard_error(capsys):
@@ -50,8 +51,8 @@ def test_plain_lines_go_to_standard_error(capsys):
     assert capsys.readouterr() == ("", f"{format_event(LOGGED)}\n")
 
 
-def test_a_terminal_has_one_line_that_moves():
-    """What is logged is drawn over; what is worth keeping stays."""
+def test_a_terminal_has_one_line_that_is_redrawn():
+    """Logged steps are drawn over; results stay."""
     shown = io.StringIO()
     moving = ProgressBar(Console(file=shown, force_terminal=True, width=140, color_system=None))
     for event, _ in EVENTS:
@@ -66,7 +67,7 @@ def test_a_terminal_has_one_line_that_moves():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.usefixtures("on_cpu")
 def test_tensorboard_has_every_number_once(tmp_path):
-    """Though the run was stopped, and said some of it twice."""
+    """Though the run was stopped, and reported some steps twice."""
     events_of = "tensorboard.backend.event_processing.event_accumulator"
     EventAccumulator = pytest.importorskip(events_of, reason="the train extra is not installed").EventAccumulator
 
@@ -81,8 +82,8 @@ def test_tensorboard_has_every_number_once(tmp_path):
     how = {"steps": 5, "save_every": 2, "watch_every": 2, "validate": lambda model: {"loss": 1.5}, "validate_every": 4}
     keep = tensorboard(tmp_path / "log")
     with pytest.raises(KeyboardInterrupt):
-        learn(transformer(), data, tmp_path, tell=stop, **how)
-    _, events = learn(transformer(), data, tmp_path, tell=tensorboard(tmp_path / "log"), **how)
+        learn(transformer(), data, tmp_path, on_event=stop, **how)
+    _, events = learn(transformer(), data, tmp_path, on_event=tensorboard(tmp_path / "log"), **how)
     found = EventAccumulator(str(tmp_path / "log"))
     found.Reload()
     assert [scalar.step for scalar in found.Scalars("train/loss")] == [1, 2, 3, 4, 5]

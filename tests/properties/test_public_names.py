@@ -1,4 +1,4 @@
-"""What `import telescope` and `from telescope import *` give, and what they leave alone."""
+"""The names that `import telescope` and `from telescope import *` give."""
 
 import builtins
 import subprocess
@@ -20,7 +20,7 @@ def test_a_star_import_leaves_the_builtins_alone():
 
 
 def test_the_explorer_is_there_after_import_telescope_alone():
-    """Imported when it is asked for: `import telescope` starts no web server and waits for no training library."""
+    """It is imported on first use: `import telescope` starts no web server and imports no training library."""
     later = ("explorer", "training", "tasks", "text")
     printed = fresh(
         "import sys, telescope\n"

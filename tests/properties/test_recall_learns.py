@@ -1,4 +1,4 @@
-"""A small model reads about eight people, is asked where they were born, and knows; both stages are one run."""
+"""A small model reads about eight people and then answers where they were born; both stages are one run."""
 
 import json
 from dataclasses import replace
@@ -23,15 +23,15 @@ COMMON = {"rows": 8, "lr": 1e-2, "warmup": 5, "beta_2": 0.95, "clip": 1.0, "log_
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """The course's files, in small; Gus and Hal are the dev questions."""
+    """Write the files of the course in small; Gus and Hal are the dev questions."""
     folder = tmp_path_factory.mktemp("data") / "cs224n_a5"
     folder.mkdir()
     known = list(zip(NAMES, PLACES, strict=True))
     lines = [f"{name}. {name} was born in {place} ." for name, place in known]
-    asked = [f"Where was {name} born?\t{place}" for name, place in known]
+    questions = [f"Where was {name} born?\t{place}" for name, place in known]
     (folder / "wiki.txt").write_text("\n".join([*lines, "Where? Why?"]))  # as there: no newline at the end
-    (folder / "birth_places_train.tsv").write_text("\n".join(asked) + "\n")
-    (folder / "birth_dev.tsv").write_text("\n".join(asked[-2:]) + "\n")
+    (folder / "birth_places_train.tsv").write_text("\n".join(questions) + "\n")
+    (folder / "birth_dev.tsv").write_text("\n".join(questions[-2:]) + "\n")
     (folder / "birth_test_inputs.tsv").write_text("Where was Ada born?\n")
     return folder.parent
 
@@ -56,7 +56,7 @@ def recipe(pretraining, training, save_every=1000, **model):
     ],
     ids=["causal", "rotary", "synthesizer"],
 )
-def test_it_knows(how, data, tmp_path):
+def test_the_trained_model_answers_correctly(how, data, tmp_path):
     events = []
     train(recipe(20, 80, **how), tmp_path, data=data, report=events.append)
     losses = [event.loss for event in events if isinstance(event, Logged)]
@@ -70,17 +70,17 @@ def test_it_knows(how, data, tmp_path):
 
 @pytest.mark.parametrize("name", ["none", "causal", "synthesizer", "rotary"])
 def test_each_recipe_takes_two_steps(name, data, tmp_path):
-    said = override(read(RECIPES / f"recall-{name}.toml"), steps=2).training_with(rows=4)
-    narrow = replace(said.model.config, d_model=16, heads=2)
-    said = replace(said, model=replace(said.model, config=narrow))
+    chosen = override(read(RECIPES / f"recall-{name}.toml"), steps=2).training_with(rows=4)
+    narrow = replace(chosen.model.config, d_model=16, heads=2)
+    chosen = replace(chosen, model=replace(chosen.model, config=narrow))
     events = []
-    train(said, tmp_path, data=data, report=events.append)
+    train(chosen, tmp_path, data=data, report=events.append)
     stages = 1 if name == "none" else 2
     assert [event.step for event in events if isinstance(event, Finished)] == [2] * stages
     assert evaluate(tmp_path, data=data, split="validation").figures == {"accuracy": 0.0}
 
 
-def test_people_are_asked_about(data, tmp_path, command, monkeypatch):
+def test_the_command_recall_answers_questions(data, tmp_path, command, monkeypatch):
     train(recipe(2, 90), tmp_path, data=data, report=lambda event: None)
     model = ("--model", str(tmp_path))
     assert command("recall", "Ada", *model) == (0, "Paris\n", "")
@@ -96,16 +96,16 @@ def test_people_are_asked_about(data, tmp_path, command, monkeypatch):
     )
 
 
-def test_a_model_of_another_task_is_told_apart(tmp_path, command):
+def test_a_model_of_another_task_is_refused(tmp_path, command):
     ts.models.GPT(ts.models.GPTConfig(vocabulary=9, d_model=8, blocks=1, heads=1)).save(tmp_path / "other")
     code, printed, complaint = command("recall", "Ada", "--model", str(tmp_path / "other"))
     assert (code, printed) == (2, "")
     assert complaint.startswith("telescope: this model was not trained to recall")
 
 
-def test_stopped_in_either_stage_it_goes_on(data, tmp_path):
-    said = recipe(20, 20, save_every=10)
-    whole = train(said, tmp_path / "whole", data=data, report=lambda event: None)
+def test_a_run_stopped_in_either_stage_resumes(data, tmp_path):
+    chosen = recipe(20, 20, save_every=10)
+    whole = train(chosen, tmp_path / "whole", data=data, report=lambda event: None)
 
     for stage, step in ((1, 5), (2, 15)):
         started = []
@@ -116,17 +116,17 @@ def test_stopped_in_either_stage_it_goes_on(data, tmp_path):
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            train(said, tmp_path / "broken", data=data, report=stop)
+            train(chosen, tmp_path / "broken", data=data, report=stop)
     seen = []
-    model = train(said, tmp_path / "broken", data=data, report=seen.append)
+    model = train(chosen, tmp_path / "broken", data=data, report=seen.append)
     assert [event.step for event in seen if isinstance(event, Started)] == [20, 10]  # the first stage is done
     for name, weight in model.state_dict().items():
         assert_close(weight, whole.state_dict()[name], rtol=0.0, atol=0.0)
 
 
 def test_without_pretraining_there_is_one_stage(data, tmp_path):
-    said = recipe(2, 2)
-    tables = {name: table.to_dict() for name, table in said.tables().items() if name != "pretraining"}
+    chosen = recipe(2, 2)
+    tables = {name: table.to_dict() for name, table in chosen.tables().items() if name != "pretraining"}
     alone = TASKS["recall"].recipe.from_tables("none", "recall", tables)
     assert alone.pretraining is None
     assert "pretraining" not in alone.to_toml()

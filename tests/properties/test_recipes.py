@@ -1,4 +1,4 @@
-"""Every recipe of the repository: it says what it means, runs, goes on, and is measured from its folder."""
+"""Every recipe of the repository parses, trains, resumes, and is evaluated from its folder."""
 
 import json
 import tomllib
@@ -25,14 +25,14 @@ def made(tmp_path_factory):
     return corpora.make(tmp_path_factory.mktemp("data"))
 
 
-def test_there_is_one_for_each_result():
+def test_every_result_has_a_recipe():
     measured = ["multi30k-de-en", "multi30k-luong", "multi30k-tiny", "samsum", "shakespeare-char"]
     shipped = ["shakespeare", "summarizer", "translator-en-de"]
     assert [*measured, *shipped] == NAMES
 
 
 @every_recipe
-def test_written_and_read_again_it_is_the_same(file, tmp_path):
+def test_a_recipe_survives_a_round_trip(file, tmp_path):
     recipe = read(file)
     (tmp_path / "recipe.toml").write_text(recipe.to_toml())
     assert read(tmp_path / "recipe.toml") == recipe
@@ -41,7 +41,7 @@ def test_written_and_read_again_it_is_the_same(file, tmp_path):
 
 
 @every_recipe
-def test_two_steps_and_its_figures(file, made, tmp_path):
+def test_two_steps_and_an_evaluation(file, made, tmp_path):
     events, recipe = [], small(read(file))
     model = train(recipe, tmp_path / "run", data=made, report=events.append)
     losses = [event.loss for event in events if isinstance(event, Logged)]
@@ -81,7 +81,7 @@ def test_answers_are_scored_elsewhere_to_the_same_figures(made, tmp_path):
     assert score(run).figures == pytest.approx({"rouge1": 100, "rouge2": 100, "rougeL": 100, "chrf": 100})
 
 
-def test_a_run_that_was_stopped_goes_on(made, tmp_path):
+def test_a_stopped_run_resumes(made, tmp_path):
     recipe = small(read(FILES[NAMES.index("multi30k-tiny")]), steps=4, save_every=2)
     whole = train(recipe, tmp_path / "whole", data=made, report=quiet)
 
@@ -99,8 +99,8 @@ def test_a_run_that_was_stopped_goes_on(made, tmp_path):
         assert_close(parts.state_dict()[name], tensor, rtol=0, atol=0)
 
 
-def test_it_learns_what_it_is_given(made, tmp_path):
-    """Four sentences by heart: BLEU of 100, from the folder, by a beam."""
+def test_training_learns_four_sentences(made, tmp_path):
+    """By heart: BLEU of 100, from the folder, by beam search."""
     usual = read(FILES[NAMES.index("multi30k-tiny")])
     recipe = small(usual, steps=100, tokens=256, lr=0.005, warmup=10, average=1, validate_every=100)
     one = replace(recipe.model.config, d_model=64, d_hidden=64, encoder_blocks=1, decoder_blocks=1, dropout=0.0)
@@ -111,7 +111,7 @@ def test_it_learns_what_it_is_given(made, tmp_path):
     assert found.figures == pytest.approx({"bleu": 100, "brevity": 1, "chrf": 100})
 
 
-def test_the_seed_is_the_run_s(made):
+def test_the_seed_determines_the_first_weights(made):
     recipe = small(read(FILES[NAMES.index("shakespeare-char")]))
 
     def first_weights(seed):
@@ -122,7 +122,7 @@ def test_the_seed_is_the_run_s(made):
     assert not torch.equal(first_weights(1), first_weights(2))
 
 
-def test_changes_reach_the_training():
+def test_overrides_reach_the_training():
     recipe = override(read(FILES[NAMES.index("multi30k-luong")]), seed=3, steps=7, watch=5)
     settings = recipe.training
     assert (settings.seed, settings.steps, settings.epochs, settings.watch_every) == (3, 7, None, 5)
@@ -139,7 +139,7 @@ def test_full_stops_are_left_out(made):
     assert [pair.targets for pair in pairs] == [("Ich sehe 7 Hunde",)]
 
 
-def test_a_long_document_is_cut_and_still_ends(made):
+def test_a_long_document_is_truncated_and_keeps_its_end_token(made):
     recipe = read(FILES[NAMES.index("summarizer")])
     recipe = small(replace(recipe, data=replace(recipe.data, longest=5)))
     work = TASKS["summarize"].prepare(recipe, made, None)
@@ -153,7 +153,7 @@ def test_a_long_document_is_cut_and_still_ends(made):
     assert batch.targets[0, : len(summary)].tolist() == summary
 
 
-def test_other_pieces_and_gaps_come_before(made, tmp_path):
+def test_regularised_tokens_and_a_pretraining_stage_with_gaps(made, tmp_path):
     file = next(file for file in FILES if file.stem == "summarizer")
     recipe = small(read(file))
     recipe = replace(recipe, pretraining=recipe.training, tokenizer=replace(recipe.tokenizer, again=2))

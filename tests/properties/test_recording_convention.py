@@ -1,4 +1,4 @@
-"""One convention: an attention of a recording answers as a survey does, short names work alike, and -1 is the last."""
+"""One convention: an attention of a recording has the properties of a survey, short names work, and -1 is the last."""
 
 import gc
 import weakref
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import telescope as ts
-from telescope.recording.one_head import one_head
+from telescope.recording.queries_keys_call import one_head
 from watched import FAMILIES, IDS
 from watching import KEEPS, Translator, sequence
 
@@ -23,7 +23,7 @@ def recorded(**options):
 
 
 @pytest.mark.parametrize("keep", KEEPS)
-def test_an_attention_answers_as_its_survey(keep):
+def test_an_attention_has_the_numbers_of_its_survey(keep):
     watched = recorded(keep=keep)["encoder.1"]
     survey = watched.survey()
     assert torch.equal(watched.received, survey.received)
@@ -33,7 +33,7 @@ def test_an_attention_answers_as_its_survey(keep):
     assert watched.entropy.shape[:2] == (2, HEADS)
 
 
-def test_several_calls_have_no_single_answer():
+def test_reading_an_attention_with_several_calls_is_an_error():
     model = Translator().double().eval()
     with torch.no_grad(), ts.watch(model) as recording:
         for seed in (1, 2):
@@ -72,7 +72,7 @@ def test_heads_count_from_the_last(keep):
 
 @pytest.mark.parametrize("keep", KEEPS)
 def test_heads_to_watch_count_from_the_last(keep):
-    """Of each layer, the last: cross-attention has fewer heads here."""
+    """The last head of each layer: cross-attention has fewer heads here."""
     every, last = recorded(keep=keep), recorded(keep=keep, heads=-1)
     for name, watched in last.items():
         number = len(every[name].call.heads) - 1
@@ -95,7 +95,7 @@ def test_queries_and_layers_count_from_the_last():
         assert watched.call.rows == [watched.call.size[0] - 1]
         assert torch.allclose(watched.entropy, every[name].entropy[:, :, -1:])
     for number in (LAYERS, -LAYERS - 1):
-        with pytest.raises(ValueError, match=rf"layers={number} is no layer .* from 0 to 1, or from -2 to -1"):
+        with pytest.raises(ValueError, match=rf"layers={number} is no layer .* from 0 to 1 or from -2 to -1"):
             recorded(layers=number)
 
 
@@ -114,8 +114,44 @@ def test_a_table_of_heads_counts_from_the_last():
     assert list(heads.where(layer=-1)) == list(heads.where(layer=LAYERS - 1))
     assert len(heads.where(number=0).where(number=-1)) == 0
     for number in (HEADS, -HEADS - 1):
-        with pytest.raises(ValueError, match=f"number={number} is no head .* from 0 to 3, or from -4 to -1"):
+        with pytest.raises(ValueError, match=f"number={number} is no head .* from 0 to 3 or from -4 to -1"):
             heads.where(number=number)
+
+
+BATCH, QUERIES, KEYS = 2, 3, 5
+X = torch.randn(BATCH, HEADS, KEYS, 8, generator=torch.Generator().manual_seed(0))
+TRACE = ts.trace(X[:, :, :QUERIES], X, X)
+SURVEY = ts.survey(X[:, :, :QUERIES], X)
+
+CALLS = {  # call(index), the name of what is counted, and how many there are
+    "trace.head": (lambda i: TRACE.head(i).weights, "head", HEADS),
+    "trace.row(head=)": (lambda i: TRACE.row(0, head=i).weights, "head", HEADS),
+    "trace.row(batch=)": (lambda i: TRACE.row(0, batch=i).weights, "batch", BATCH),
+    "trace.row(query)": (lambda i: TRACE.row(i).weights, "query", QUERIES),
+    "trace.find": (lambda i: torch.tensor(TRACE.find(i)), "query", QUERIES),
+    "survey.head": (lambda i: SURVEY.head(i).received, "head", HEADS),
+    "survey.rows": (lambda i: SURVEY.rows(i), "query", QUERIES),
+    "survey.rows of a list": (lambda i: SURVEY.rows([0, i]), "query", QUERIES),
+    "survey.cell(i, ...)": (lambda i: SURVEY.cell(i, 0), "query", QUERIES),
+    "survey.cell(..., j)": (lambda j: SURVEY.cell(0, j), "key", KEYS),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_negative_indices_count_from_the_last(name):
+    call, what, count = CALLS[name]
+    for number in range(count):
+        assert torch.equal(call(number - count), call(number))
+    for number in (count, -count - 1):
+        fitting = f"counted from 0 to {count - 1} or from -{count} to -1"
+        sentence = f"there is no {what} {number}; there are {count}, {fitting}"
+        with pytest.raises(ValueError, match=f"^{sentence}$"):
+            call(number)
+
+
+def test_an_index_into_nothing_has_no_range():
+    with pytest.raises(ValueError, match=r"^there is no query 0; there is none$"):
+        ts.survey(X[:, :, :0], X).cell(0, 0)
 
 
 def test_a_watched_model_can_be_freed():

@@ -1,4 +1,4 @@
-"""The second pass of the ladder cuts where the first one does not."""
+"""The second pass of the tests of LADDER cuts where the first one does not."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ ROOT = Path(ts.__file__).parent
 
 
 def test_every_size_of_a_block_is_known():
-    """Whoever adds a size shrinks it here, or says why not."""
+    """A new size is shrunk in small_blocks.py, or the reason against it is given there."""
     files = {path: path.read_text() for path in ROOT.rglob("*.py")}
     named = {
         ".".join(("telescope", *path.relative_to(ROOT).with_suffix("").parts))
@@ -26,12 +26,12 @@ def test_every_size_of_a_block_is_known():
     assert named <= {*small_blocks.SIZES, *small_blocks.OTHERS}
 
 
-def test_every_file_of_the_ladder_is_there():
+def test_every_file_of_ladder_exists():
     assert all((Path(small_blocks.__file__).parent / place).is_file() for place in small_blocks.LADDER)
 
 
 @pytest.mark.parametrize("mask", [ts.everyone, ts.causal], ids=repr)
-def test_a_dozen_tokens_are_cut(mask):
+def test_a_dozen_tokens_are_cut_into_several_blocks(mask):
     q = torch.randn(1, 2, 12, 4)
     attention = ts.Attention(mask=mask)
 

@@ -1,4 +1,4 @@
-"""Kernels are started as triton would start them, and what it compiled for other arguments is never taken."""
+"""Kernels are launched as triton would launch them, and a kernel compiled for other arguments is never used."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ GRID = (3, 2)
 
 @dataclass
 class Kernel:
-    """As much of triton's as is called: it compiles for what it is called with, and says how it was started."""
+    """A stand-in for a triton kernel: it compiles for the arguments of a call, and records how it was launched."""
 
     compiles: bool = True
     started: list = field(default_factory=list)
@@ -36,7 +36,7 @@ class Kernel:
         return Compiled()
 
 
-def test_the_second_of_its_kind_is_known():
+def test_a_second_launch_of_the_same_kind_uses_the_compiled_kernel():
     kernel, one, other = Kernel(), torch.zeros(4, 6), torch.ones(4, 6)
     for x in (one, other):
         launch_cache_for(x, 7, None, 0.5)(kernel, GRID, x, 7, TOP=8, num_warps=4, BM=16)
@@ -59,7 +59,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
-def test_what_is_of_another_kind_is_looked_at(other):
+def test_a_launch_of_another_kind_goes_through_triton(other):
     assert MEMORY.data_ptr() % 16 == 0
     kernel, usual = Kernel(), (MEMORY[:24].view(4, 6), 7)
     for arguments in (usual, other, usual, other):
@@ -67,14 +67,14 @@ def test_what_is_of_another_kind_is_looked_at(other):
     assert [how for how, *_ in kernel.started] == ["looked at", "looked at", "known", "known"]
 
 
-def test_other_settings_are_looked_at():
+def test_a_launch_with_other_settings_goes_through_triton():
     kernel, x = Kernel(), torch.zeros(4, 6)
     for warps in (4, 8, 4):
         launch_cache_for(x, 7)(kernel, GRID, x, 7, BM=16, TOP=8, num_warps=warps)
     assert [how for how, *_ in kernel.started] == ["looked at", "looked at", "known"]
 
 
-def test_what_is_interpreted_is_always_looked_at():
+def test_interpreted_launches_always_go_through_triton():
     kernel, x = Kernel(compiles=False), torch.zeros(4, 6)
     for _ in range(3):
         launch_cache_for(x, 7)(kernel, GRID, x, 7, BM=16, TOP=8)

@@ -1,4 +1,4 @@
-"""What holds for every survey, whatever the numbers."""
+"""Properties of every survey, whatever the numbers."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def small_blocks():
 
 @composite
 def surveys(draw, sink=True, **options):
-    """A survey, the weights it is about, and its shape."""
+    """Draw a survey, the weights it is about, and its shape."""
     shape = draw(shapes())
     attention = draw(definitions(shape).filter(lambda attention: sink or attention.sink is None))
     q, k, v = tensors(shape, draw(seeds))
@@ -39,15 +39,15 @@ def assert_same(mine, other):
 
 @settings(max_examples=40)
 @given(surveys(sink=False))
-def test_what_is_received_was_given(drawn):
-    """Every query that sees something gives away one."""
+def test_the_total_received_is_the_number_of_queries_that_see_a_key(drawn):
+    """Every query that sees a key gives one in all."""
     seen, _, _ = drawn
     assert_close(seen.received.sum(-1), (seen.lse > -torch.inf).double().sum(-1), **EXACT)
 
 
 @settings(max_examples=40)
 @given(surveys(), st.data())
-def test_a_map_is_the_matrix_pooled(drawn, data):
+def test_a_map_is_the_pooled_matrix(drawn, data):
     seen, weights, shape = drawn
     rows, cols = data.draw(st.integers(1, shape.queries)), data.draw(st.integers(1, shape.keys))
     of_queries, of_keys = (
@@ -83,7 +83,7 @@ def test_a_map_of_every_token_is_the_matrix(drawn):
 
 @settings(max_examples=40)
 @given(surveys(), st.data())
-def test_a_map_kept_in_passing_is_the_one_asked_for(drawn, data):
+def test_a_recorded_map_equals_one_computed_later(drawn, data):
     seen, _, shape = drawn
     rows, cols = data.draw(st.integers(1, shape.queries)), data.draw(st.integers(1, shape.keys))
     kept = ts.survey(seen.queries, seen.keys, seen.attention, map=(rows, cols))
@@ -95,12 +95,12 @@ def test_a_map_kept_in_passing_is_the_one_asked_for(drawn, data):
 @given(surveys(), st.data())
 def test_segments_are_cells_of_any_shape(drawn, data):
     seen, weights, shape = drawn
-    asking, asked = (
+    query_ids, key_ids = (
         normal(shape.batch, size, seed=data.draw(seeds)).round().long().abs() for size in (shape.queries, shape.keys)
     )
-    one_hot = [torch.nn.functional.one_hot(ids).double()[:, None] for ids in (asking, asked)]
+    one_hot = [torch.nn.functional.one_hot(ids).double()[:, None] for ids in (query_ids, key_ids)]
     counts = one_hot[0].sum(-2).clamp(min=1.0)[..., None]
-    assert_close(seen.map(segments=(asking, asked)), one_hot[0].mT @ weights @ one_hot[1] / counts, **EXACT)
+    assert_close(seen.map(segments=(query_ids, key_ids)), one_hot[0].mT @ weights @ one_hot[1] / counts, **EXACT)
 
 
 @settings(max_examples=40)
@@ -149,7 +149,7 @@ def test_keys_in_another_order_receive_the_same(shape, seed):
 
 @settings(max_examples=40)
 @given(shapes(), seeds)
-def test_a_survey_asks_for_no_gradient_and_leaves_its_inputs(shape, seed):
+def test_a_survey_has_no_gradient_and_does_not_change_its_inputs(shape, seed):
     q, k, v = (tensor.requires_grad_() for tensor in tensors(shape, seed))
     before = q.detach().clone(), k.detach().clone()
     seen = ts.survey(q, k, values=v, map=(1, 1))
@@ -171,7 +171,8 @@ def test_values_give_the_context(shape, seed):
 
 
 def grown(q, k, v, attention, start, steps):
-    """A survey of `start` queries, extended by so many at a time; attention(keys) is the definition for that many."""
+    """Return a survey of `start` queries, extended by so many at a time; attention(keys) is the definition for that
+    many."""
     gap = k.shape[-2] - q.shape[-2]
     seen = ts.survey(q[:, :, :start], k[:, :, : start + gap], attention(start + gap), values=v[:, :, : start + gap])
     for i in range(start, q.shape[-2], steps):
@@ -183,8 +184,8 @@ def grown(q, k, v, attention, start, steps):
 
 @given(st.data())
 @settings(max_examples=60)
-def test_going_on_is_the_same_as_from_scratch(data):
-    """While decoding every mask by position holds, whether or not the old queries see the new keys."""
+def test_extend_equals_a_survey_from_scratch(data):
+    """Every mask by position works while decoding, whether or not the old queries see the new keys."""
     shape = data.draw(shapes())
     shape = Shape(**vars(shape) | {"keys": shape.queries + data.draw(st.integers(0, 3))})
     bias = data.draw(st.sampled_from([None, ts.alibi(shape.heads)]))
@@ -210,53 +211,53 @@ LONGER = {
 
 @pytest.mark.parametrize("mask", LONGER.values(), ids=LONGER)
 @pytest.mark.parametrize("steps", [1, 3])
-def test_going_on_with_a_longer_definition(mask, steps):
+def test_extend_with_a_longer_definition(mask, steps):
     q, k, v = tensors(Shape(2, 4, 2, 9, 9))
     seen = grown(q, k, v, lambda keys: ts.Attention(mask=mask(keys)), 4, steps)
     assert_same(seen, ts.survey(q, k, ts.Attention(mask=mask(9))))
 
 
-def test_going_on_with_a_longer_bias():
+def test_extend_with_a_longer_bias():
     q, k, v = tensors(Shape(2, 4, 2, 9, 9))
     numbers = normal(1, 1, 9, 9, seed=7)
     seen = grown(q, k, v, lambda n: ts.Attention(bias=ts.from_additive(numbers[..., :n, :n]), mask=ts.causal), 4, 2)
     assert_same(seen, ts.survey(q, k, ts.Attention(bias=ts.from_additive(numbers), mask=ts.causal)))
 
 
-def test_going_on_computes_the_new_rows_alone(monkeypatch):
-    """Token by token a causal survey costs a row a step."""
-    asked = []
+def test_extend_computes_the_new_rows_alone(monkeypatch):
+    """Token by token a causal survey costs one row a step."""
+    counted = []
     honest = chunked.summarize
-    monkeypatch.setattr(chunked, "summarize", lambda q, *rest: asked.append(q.shape[-2]) or honest(q, *rest))
+    monkeypatch.setattr(chunked, "summarize", lambda q, *rest: counted.append(q.shape[-2]) or honest(q, *rest))
     q, k, v = tensors(Shape(2, 4, 2, 9, 9))
     grown(q, k, v, lambda keys: ts.Attention(mask=ts.causal & ts.window(4)), 5, 1)
-    assert asked == [5, 1, 1, 1, 1]
-    asked.clear()
+    assert counted == [5, 1, 1, 1, 1]
+    counted.clear()
     grown(q, k, v, lambda keys: ts.Attention(), 7, 1)
-    assert asked == [7, 8, 9]
-    asked.clear()
+    assert counted == [7, 8, 9]
+    counted.clear()
     grown(q, k, v, lambda keys: ts.Attention(mask=LONGER["documents"](keys)), 7, 1)
-    assert asked == [7, 1, 1]
+    assert counted == [7, 1, 1]
 
 
 @pytest.mark.parametrize("mask", [ts.causal, ts.prefix(2)], ids=repr)
-def test_keys_alone_move_the_old_queries(mask):
-    """The last query stands at the last key: with one more key and no query, each of them stands one further on."""
+def test_keys_without_queries_move_the_old_queries(mask):
+    """The last query is at the last key: with one more key and no query, each of them moves on by one."""
     q, k, _ = tensors(Shape(1, 1, 1, 4, 5))
     attention = ts.Attention(mask=mask, bias=ts.alibi(1))
     seen = ts.survey(q, k[:, :, :4], attention).extend(q[:, :, :0], k[:, :, 4:])
     assert_same(seen, ts.survey(q, k, attention))
 
 
-def test_going_on_with_another_definition():
+def test_extend_with_another_definition():
     q, k, _ = tensors(Shape(1, 1, 1, 5, 5))
     sharper = ts.Attention(mask=ts.causal, scale=2.0)
     seen = ts.survey(q[:, :, :4], k[:, :, :4], ts.Attention(mask=ts.causal))
     assert_same(seen.extend(q[:, :, 4:], k[:, :, 4:], attention=sharper), ts.survey(q, k, sharper))
 
 
-def test_going_on_with_a_gap_closed():
-    """The second token was hidden, and is not any more: the old queries look as far as before, but at more."""
+def test_extend_with_a_key_that_becomes_visible():
+    """The second token was hidden and is visible now: the spans of the old queries stay, but they see more."""
     q, k, _ = tensors(Shape(1, 1, 1, 5, 5))
     gap, closed = (
         ts.Attention(mask=ts.causal & ts.padding(keep=torch.tensor([keep], dtype=torch.bool)))
@@ -266,7 +267,7 @@ def test_going_on_with_a_gap_closed():
     assert_same(seen, ts.survey(q, k, closed))
 
 
-def test_a_recorded_map_is_not_carried_on():
+def test_extend_drops_a_recorded_map():
     q, k, _ = tensors(Shape(1, 2, 1, 6, 6))
     attention = ts.Attention(mask=ts.causal)
     seen = ts.survey(q[:, :, :5], k[:, :, :5], attention, map=(2, 2)).extend(q[:, :, 5:], k[:, :, 5:])

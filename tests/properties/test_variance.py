@@ -17,7 +17,7 @@ n = 4096
 
 
 def components(kind: str, d: int, seed: int, sigma: float) -> Tensor:
-    """n vectors in a batch of n, so that every score has a query and a key of its own."""
+    """Return n vectors in a batch of n, so that every score has a query and a key of its own."""
     if kind == "normal":
         return sigma * normal(n, 1, 1, d, seed=seed)
     uniform = torch.rand(n, 1, 1, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -48,7 +48,7 @@ def test_without_the_scale_softmax_saturates():
 
 
 def test_without_the_scale_gradients_vanish():
-    """What the saturated ends do to learning: the slope of softmax, w·(1 - w), is gone."""
+    """The derivative of softmax, w·(1 - w), is nearly zero where it saturates."""
     slopes = {}
     for name, attention in {"unscaled": ts.Attention(scale=1.0), "scaled": ts.Attention()}.items():
         q, k = normal(n // 4, 1, 1, 512, seed=1), normal(n // 4, 1, 8, 512, seed=2)

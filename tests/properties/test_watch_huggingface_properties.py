@@ -1,4 +1,4 @@
-"""Watching a model of transformers changes nothing, and nothing is left behind."""
+"""Watching a model of transformers changes nothing, and leaves nothing behind."""
 
 import pickle
 import threading
@@ -20,13 +20,15 @@ from watching import hooks_of
 
 def state(model):
     configs = [part.config for part in model.modules() if hasattr(part, "config")]
-    told = [(id(config), config._attn_implementation, type(config._attn_implementation)) for config in configs]
-    return told, hooks_of(model), getattr(model.generation_config, "disable_compile", None)
+    implementations = [
+        (id(config), config._attn_implementation, type(config._attn_implementation)) for config in configs
+    ]
+    return implementations, hooks_of(model), getattr(model.generation_config, "disable_compile", None)
 
 
 @pytest.mark.parametrize("family", ["llama", "t5", "gpt-oss", "whisper"])
 @pytest.mark.parametrize("fails", [False, True], ids=["", "fails"])
-def test_the_model_is_as_it_was(family, fails):
+def test_the_model_is_restored(family, fails):
     model = FAMILIES[family].model()
     before = state(model)
     with pytest.raises(ZeroDivisionError) if fails else nullcontext(), ts.watch(model), torch.no_grad():
@@ -42,7 +44,7 @@ def test_the_model_is_as_it_was(family, fails):
 
 
 @pytest.mark.parametrize("family", ["llama", "t5", "gpt-oss", "whisper"])
-def test_a_recording_that_is_dropped_is_gone(family, no_collector):
+def test_a_dropped_recording_is_freed(family, no_collector):
     model = FAMILIES[family].model()
     with ts.watch(model) as recording, torch.no_grad():
         model(**FAMILIES[family].inputs)
@@ -64,7 +66,7 @@ def test_the_same_bits_in_every_mode(family, context):
     assert all(watched.survey().entropy.isfinite().all() for watched in recording.values())
 
 
-def test_gradients_and_dice_are_the_same_bits():
+def test_gradients_and_random_numbers_are_the_same_bits():
     model = FAMILIES["gpt2"].model().train()
     results = []
     for context in (nullcontext(), ts.watch(model)):
@@ -93,7 +95,7 @@ def test_two_models_at_once_also_of_one_config():
     assert type(config._attn_implementation) is str
 
 
-def test_two_on_one_model_are_refused():
+def test_watching_a_model_twice_is_refused():
     model = FAMILIES["llama"].model()
     with ts.watch(model) as recording, torch.no_grad():
         with pytest.raises(ValueError, match="LlamaForCausalLM is being watched already"), ts.watch(model):
@@ -114,8 +116,8 @@ def test_another_thread_is_not_watched():
     assert not any(watched.calls for watched in recording.values())
 
 
-def test_a_model_that_asks_for_its_implementation_by_name_is_told():
-    """Some branch by it; watched, they take the same way."""
+def test_a_model_can_read_the_name_of_its_implementation():
+    """Some models branch on it; while watched, they take the same branch."""
     for implementation in ("sdpa", "eager"):
         model = FAMILIES["llama"].model(implementation)
         with ts.watch(model):
@@ -135,7 +137,7 @@ def test_generate_does_not_compile_what_is_watched():
 
 
 @pytest.mark.parametrize("family", ["llama", "t5", "gpt-oss"])
-def test_a_copy_made_inside_the_block_attends_by_the_models_own(family):
+def test_a_copy_made_inside_the_block_uses_the_models_own_attention(family):
     model, inputs = FAMILIES[family].model(), FAMILIES[family].inputs
     with torch.no_grad():
         expected = model(**inputs).logits
@@ -187,7 +189,7 @@ def test_an_unknown_implementation_chosen_inside_the_block_is_refused():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning:torch")
 def test_a_compiled_function_calls_a_watched_model():
-    """What is watched runs as it is written, the rest is compiled; whoever asks for one graph is told why not."""
+    """The watched model runs uncompiled, the rest is compiled; fullgraph=True raises an error with the reason."""
     model = FAMILIES["llama"].model().requires_grad_(False)
     attention, x = model.model.layers[0].self_attn, torch.randn(2, 8, 32)
     turned = model.model.rotary_emb(x, torch.arange(8)[None])
@@ -226,7 +228,7 @@ def test_gradient_checkpointing_records_each_layer_once(reentrant, inside):
 
 
 def test_each_pass_through_a_shared_layer_is_an_attention_of_its_own():
-    """ALBERT's layers are one module: in the order in which they run, with the numbers of each."""
+    """ALBERT's layers are one module: the passes are in the order in which they run, each with its own numbers."""
     options = {"embedding_size": 16, "num_hidden_layers": 4, "num_hidden_groups": 2, "inner_group_num": 2}
     model, eager = (numbered(transformers.AlbertModel(transformers.AlbertConfig(**(BERT | options)))) for _ in range(2))
     eager.set_attn_implementation("eager")

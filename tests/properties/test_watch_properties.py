@@ -1,4 +1,4 @@
-"""Watching changes nothing: not the outputs, not the gradients, not the dice, and nothing is left behind."""
+"""Watching changes neither outputs nor gradients nor random numbers, and leaves nothing behind."""
 
 import pickle
 import threading
@@ -65,8 +65,8 @@ def test_gradients_are_the_same_bits(keep, make):
 
 @every_keep
 @pytest.mark.parametrize("make", [Translator, Museum])
-def test_what_is_kept_has_no_gradient(keep, make):
-    """So that it holds no graph alive; the weights within a definition too."""
+def test_recorded_tensors_have_no_gradient(keep, make):
+    """They keep no graph alive, nor do the weights within a definition."""
     model = filled(make())
     with ts.watch(model, keep=keep) as recording:
         assert model(sequence(5), sequence(4, seed=1)).requires_grad
@@ -76,7 +76,7 @@ def test_what_is_kept_has_no_gradient(keep, make):
         assert not any(tensor.requires_grad for tensor in [*kept, *tensors(watched.call.attention)])
 
 
-def test_the_model_is_as_it_was():
+def test_the_model_is_restored():
     model, inputs = translator()
     before = model.state_dict().keys()
     for keep in KEEPS:
@@ -88,7 +88,7 @@ def test_the_model_is_as_it_was():
 
 
 @every_keep
-def test_the_model_is_as_it_was_after_an_exception(keep):
+def test_the_model_is_restored_after_an_exception(keep):
     model, inputs = translator()
     with pytest.raises(ValueError, match="d_model=8"), ts.watch(model, keep=keep) as recording:
         model(inputs[0], inputs[1][..., :3])
@@ -97,7 +97,7 @@ def test_the_model_is_as_it_was_after_an_exception(keep):
     assert not recording["decoder.0.self"].calls
 
 
-def test_hooks_of_others_stay():
+def test_other_hooks_are_kept():
     model, inputs = translator()
     seen = []
     model.encoder[0].self_attention.attend.register_forward_hook(lambda *_: seen.append(1))
@@ -110,7 +110,7 @@ def test_hooks_of_others_stay():
 
 
 def test_an_exception_that_is_caught_inside_leaves_the_residual_stream_right():
-    """The block's AddNorm was entered and never left by itself."""
+    """The block's AddNorm was entered and not left normally."""
     model, (source, target) = translator()
     broken = model.encoder[1].self_attention.W_O
     with ts.watch(model, keep="steps") as recording:
@@ -128,7 +128,7 @@ def test_an_exception_that_is_caught_inside_leaves_the_residual_stream_right():
 
 def test_an_exception_that_the_model_catches_leaves_the_residual_stream_right():
     class Second(nn.Module):
-        """Looks, after something within its add & norm has failed."""
+        """Attend after something within its add & norm has failed."""
 
         def __init__(self):
             super().__init__()
@@ -173,7 +173,7 @@ def test_two_models_at_once():
 
 
 def test_another_thread_is_not_watched():
-    """Two requests of a server that share a model each see their own."""
+    """Two requests of a server that share a model each record their own calls."""
     model, inputs = translator()
     seen = {}
 
@@ -200,8 +200,8 @@ def test_another_thread_is_not_watched():
 
 @every_keep
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_kept_numbers_can_be_used_anywhere(keep, context):
-    """Also what was seen in inference mode, and in autocast in the dtype that ran."""
+def test_recorded_tensors_can_be_used_anywhere(keep, context):
+    """Also tensors recorded in inference mode, and under autocast in the dtype that ran."""
     model, inputs = translator()
     with ts.watch(model, keep=keep) as recording, CONTEXTS[context]():
         model(*inputs)
@@ -215,13 +215,13 @@ def test_kept_numbers_can_be_used_anywhere(keep, context):
         assert first.queries.dtype == (torch.bfloat16 if context == "autocast" else torch.float32)
         assert not first.received.is_inference()
         if keep == "steps":
-            with torch.autocast("cpu", torch.bfloat16):  # asked in autocast, it is still what ran
+            with torch.autocast("cpu", torch.bfloat16):  # read under autocast, the numbers are still those that ran
                 assert watched.calls[0].trace().queries.dtype == first.queries.dtype
             watched.calls[0].before.clone().requires_grad_().sum().backward()
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_decoding_may_change_its_mode(mode):
+def test_decoding_may_switch_inference_mode(mode):
     model, (_, target) = translator()
     layer = model.decoder[0].self_attention
     with ts.watch(layer, keep="steps") as recording:
@@ -235,8 +235,8 @@ def test_decoding_may_change_its_mode(mode):
 
 @every_keep
 @pytest.mark.parametrize("score", ["general", "concat"])
-def test_training_goes_on_and_the_recording_stays(keep, score):
-    """Weights of the definition itself, and masks, are written in place afterwards."""
+def test_training_does_not_change_a_recording(keep, score):
+    """Weights of the definition itself, and masks, are overwritten in place afterwards."""
     layer, states, memory = filled(LuongAttention(score, D)), sequence(3), sequence(5, seed=1)
     real = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     with torch.no_grad():
@@ -261,7 +261,7 @@ def test_training_goes_on_and_the_recording_stays(keep, score):
         assert_close(recording["attention"].trace().context, expected.context)
 
 
-def test_a_survey_in_hand_stays_what_it_is_while_decoding_goes_on():
+def test_a_survey_does_not_change_while_decoding_continues():
     q, attend = torch.rand(1, 1, 4, 2, dtype=torch.float64), Attend()
     with ts.watch(attend) as recording:
         attend(q[:, :, :2], q[:, :, :2], q[:, :, :2], causal)
@@ -274,7 +274,7 @@ def test_a_survey_in_hand_stays_what_it_is_while_decoding_goes_on():
     assert torch.equal(early.entropy, before[1])
 
 
-def test_dropout_is_told():
+def test_dropout_is_recorded():
     model, inputs = translator(dropout=0.25)
     with ts.watch(model.train(), keep="steps") as recording:
         model(*inputs)
@@ -297,8 +297,8 @@ def test_memory_grows_with_n_and_not_with_its_square():
         assert sizes == [sizes[0], 2 * sizes[0], 4 * sizes[0]]
 
 
-def test_a_token_more_takes_a_token_more():
-    """Not all keys once again: with 200 tokens one by one, at most twice what they take at once."""
+def test_memory_grows_by_one_token_at_a_time():
+    """Not by all keys again: 200 tokens one by one take at most twice what they take at once."""
     layer, x = filled(MultiHeadAttention(D, 2, attention=causal), torch.float32), sequence(200).float()
     keys, values = layer.keys_and_values(x)
     queries = layer.queries(x)
@@ -314,8 +314,8 @@ def test_a_token_more_takes_a_token_more():
 
 @every_keep
 @pytest.mark.parametrize("fails", [False, True], ids=["", "fails"])
-def test_a_recording_that_is_dropped_is_gone(keep, fails, no_collector):
-    """At once, not when somebody collects what is left: it may be all of a GPU's memory."""
+def test_a_dropped_recording_is_freed(keep, fails, no_collector):
+    """At once, not when the garbage collector runs: it may be all of a GPU's memory."""
     model, inputs = translator()
     with suppress(KeyboardInterrupt), ts.watch(model, keep=keep) as recording:
         model(*inputs)
@@ -329,7 +329,7 @@ def test_a_recording_that_is_dropped_is_gone(keep, fails, no_collector):
 # ----------------------------------------------------------------------------------------------------------- the names
 
 
-def test_a_module_that_stands_in_two_places_is_one():
+def test_a_module_used_in_two_places_is_one_attention():
     shared = MultiHeadAttention(D, 2)
     model = filled(nn.ModuleDict({"a_attention": shared, "b_attention": shared}))
     with ts.watch(model) as recording:
@@ -338,8 +338,8 @@ def test_a_module_that_stands_in_two_places_is_one():
     assert len(recording["a"].calls) == 1
 
 
-def test_the_parts_of_a_model_are_what_torch_says():
-    """Also where a part stands in two places, within itself, or nothing stands."""
+def test_modules_by_path_equals_named_modules():
+    """Also where a module occurs twice, contains itself, or is None."""
     shared = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     model = nn.ModuleDict({"one": shared, "two": nn.ModuleList([nn.Identity(), shared]), "three": shared[0]})
     model.register_module("nothing", None)
@@ -348,7 +348,7 @@ def test_the_parts_of_a_model_are_what_torch_says():
         assert list(modules_by_path(whole).items()) == list(whole.named_modules())
 
 
-def test_names_that_would_be_the_same_are_told_apart():
+def test_names_that_would_collide_are_paths():
     model = filled(nn.ModuleDict({"self": MultiHeadAttention(D, 2), "self_attention": MultiHeadAttention(D, 2)}))
     with ts.watch(model) as recording:
         model["self_attention"](sequence(3))
@@ -373,11 +373,11 @@ def test_a_recording_is_a_mapping():
 
 def block():
     model, (x, _) = translator()
-    return model.encoder[0].requires_grad_(False), x  # for gradients dynamo looks on its way, and warns of that
+    return model.encoder[0].requires_grad_(False), x  # with gradients dynamo would warn
 
 
-def test_what_was_compiled_before_is_not_seen_and_this_is_said(unchecked):
-    """PyTorch leaves hooks out of code it compiled without them, silently; so the recording says it."""
+def test_code_compiled_before_is_not_recorded_and_the_error_says_so(unchecked):
+    """PyTorch silently leaves hooks out of code it compiled without them."""
     model, x = block()
     compiled = torch.compile(lambda: model(x), backend="eager")
     compiled()
@@ -387,7 +387,7 @@ def test_what_was_compiled_before_is_not_seen_and_this_is_said(unchecked):
         recording["self"].survey()
 
 
-def test_what_compiles_inside_the_block_runs_as_it_is_written(unchecked):
+def test_a_compiled_function_runs_its_watched_model_uncompiled(unchecked):
     model, x = block()
     expected = model(x)
     compiled = torch.compile(lambda: model(x), backend="eager")
@@ -399,7 +399,7 @@ def test_what_compiles_inside_the_block_runs_as_it_is_written(unchecked):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_what_is_recomputed_for_the_gradient_is_recorded_once(reentrant):
+def test_a_call_recomputed_for_the_gradient_is_recorded_once(reentrant):
     layer, x = filled(MultiHeadAttention(D, 2)), sequence(3).requires_grad_()
     with ts.watch(layer, keep="steps") as recording:
         checkpoint(layer, x, use_reentrant=reentrant).sum().backward()
@@ -435,10 +435,10 @@ def test_an_attention_of_torch_beside_ours_is_named():
     model = nn.ModuleDict({"ours": MultiHeadAttention(D, 2), "torch's": nn.MultiheadAttention(D, 2)})
     with (
         pytest.warns(UserWarning, match="ModuleDict: one attention .* cannot look into: torch's"),
-        ts.watch(model) as it,
+        ts.watch(model) as watched,
     ):
-        recording = it
+        recording = watched
     assert recording.left_out == ("torch's",)
     assert "not watched" in repr(recording)
-    with ts.watch(model, layers="ours") as recording:  # who says what to watch is told nothing
+    with ts.watch(model, layers="ours") as recording:  # no warning where layers are given
         pass

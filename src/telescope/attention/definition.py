@@ -166,12 +166,15 @@ class Attention(Value):
 
     def for_last_query(self) -> "Attention":
         """Return this attention for the last query alone, to which e.g. a causal mask shows every key; made once."""
-        last: Attention | None = self.__dict__.get("_for_last_query")
-        if last is None:
-            mask = self.mask.for_last_query()
-            last = self if mask is self.mask else replace(self, mask=mask)
-            object.__setattr__(self, "_for_last_query", last)
-        return last
+        return self._make_for_last_query() if torch.compiler.is_compiling() else self._for_last_query
+
+    @cached_property
+    def _for_last_query(self) -> "Attention":  # before Python 3.12 it takes a lock, which torch.compile cannot trace
+        return self._make_for_last_query()
+
+    def _make_for_last_query(self) -> "Attention":
+        mask = self.mask.for_last_query()
+        return self if mask is self.mask else replace(self, mask=mask)
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int, d_q: int, d_k: int) -> None:
         """Raise a ValueError where this definition does not fit an attention of these sizes."""

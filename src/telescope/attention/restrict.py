@@ -7,6 +7,7 @@ its restriction `SomeHeads` first; the others follow the same pattern.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -293,9 +294,10 @@ class WrittenMask(Renumbered):
 
     numbering: BeforeRoom
 
-    def __post_init__(self) -> None:
-        self.cache: dict[Any, Any]
-        object.__setattr__(self, "cache", {})
+    @cached_property
+    def cache(self) -> dict[Any, Any]:
+        """What engines have computed from this mask, by keys of their own; not read inside torch.compile."""
+        return {}
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
         return super().sees(at) & (at.key < self.numbering.length)

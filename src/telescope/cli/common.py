@@ -39,7 +39,7 @@ def load_model(name: str, device: str = "cpu") -> Any:
 
 def print_all(renderables: Iterable[RenderableType], plain: bool) -> None:
     """Print strings unwrapped, one per line, so that a pipe can read them; tables at most 120 columns wide."""
-    from ..trace.terminal import render_text
+    from ..trace.render import render_text
 
     for renderable in renderables:
         if isinstance(renderable, str):

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from ..words import hint
+from ..words import check_index, hint
 from .common import AsJson, Device, ModelName, Plain, Port, load_model, print_all, print_json
 from .writing import TRANSLATOR
 
@@ -27,10 +27,12 @@ def explain(
         str | None,
         typer.Option(help="Two words, as in man,astronomer: list which heads attend from the query to either."),
     ] = None,
-    layer: Annotated[int | None, typer.Option(help="Layer of the head that is shown in full, from 0.")] = None,
+    layer: Annotated[
+        int | None, typer.Option(help="Layer of the head that is shown in full, from 0; -1 is the last.")
+    ] = None,
     head: Annotated[
         int | None,
-        typer.Option(help="Head that is shown in full, from 0. The default is the head with the largest weight."),
+        typer.Option(help="Head that is shown in full, from 0; -1 is the last. The default has the largest weight."),
     ] = None,
     every_head: Annotated[bool, typer.Option("--every-head", help="Show the weights of every head in full.")] = False,
     steps: Annotated[bool, typer.Option("--steps", help="Show every step of one head, and every product.")] = False,
@@ -206,6 +208,10 @@ def _open_in_browser(
         run = library.read(sentence)
     except explorer.Refusal as refusal:
         raise ValueError(refusal.message) from None
+    if layer is not None:
+        layer = check_index("layer", layer, len(run.views))
+    if head is not None:
+        head = run.views[layer or 0].call.heads[run.views[layer or 0].call.head_index(head)]
     state = {"l": layer, "h": head, "i": run.place(query)}
     path = f"/s/{run.name}/walk?{urlencode({name: value for name, value in state.items() if value is not None})}"
     explorer.serve(library, port=port, path=path, browse=True)

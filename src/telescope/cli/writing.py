@@ -1,8 +1,13 @@
-"""telescope translate | summarize | generate | recall"""
+"""telescope translate | summarize | generate | recall, and how they read texts: arguments, files, standard input."""
 
+import re
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from io import StringIO, TextIOWrapper
 from itertools import chain, islice
-from typing import Annotated, Any
+from pathlib import Path
+from typing import IO, Annotated, Any
 
 import typer
 
@@ -10,6 +15,7 @@ from .common import AsJson, Beams, Device, ModelName, NBest, Plain, Show, Texts,
 
 TRANSLATOR, SUMMARIZER, WRITER = "translator-en-de", "summarizer", "shakespeare"
 LINES = 64  # how many lines are read and translated together before their translations are printed
+LIKE_A_FILE = re.compile(r"(?:\.{0,2}/|~).*|\S*\.[a-z]{2,5}")
 
 
 def translate(
@@ -24,11 +30,10 @@ def translate(
 ) -> None:
     """Translate texts line by line. A line of several sentences is translated sentence by sentence."""
     from ..tasks.explaining import show as output
-    from ..tasks.writing import given
     from ..tasks.writing.rewrite import rewrite, split_by_sentence
 
-    loaded, lines = load_model(model, device), given.lines(text or [])
-    while batch := list(islice(lines, 1 if given.is_typed(text or []) else LINES)):
+    loaded, lines = load_model(model, device), _read_lines(text or [])
+    while batch := list(islice(lines, 1 if _is_typed(text or []) else LINES)):
         translations = rewrite(loaded, batch, split_by_sentence, beams=beams, n_best=n_best)
         for line, parts in zip(batch, translations, strict=True):
             if as_json:
@@ -49,10 +54,9 @@ def summarize(
 ) -> None:
     """Summarize documents. A document too long for the model is summarized in parts, one line for each part."""
     from ..tasks.explaining import show as output
-    from ..tasks.writing import given
     from ..tasks.writing.rewrite import rewrite, split_by_length
 
-    loaded, documents = load_model(model, device), list(given.documents(text or []))
+    loaded, documents = load_model(model, device), list(_read_documents(text or []))
     summaries = rewrite(loaded, documents, split_by_length, beams=beams, n_best=n_best)
     for document, parts in zip(documents, summaries, strict=True):
         if as_json:
@@ -84,13 +88,13 @@ def generate(
 ) -> None:
     """Continue prompts with a GPT. The text may become longer than the model reads at once."""
     from ..tasks.explaining import show as output
-    from ..tasks.writing import given, write_on
+    from ..tasks.writing import write_on
     from ..tasks.writing.rewrite import RewrittenPart
 
     loaded = load_model(model, device)
     sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     sampling |= {"max_new_tokens": max_new_tokens}
-    for text in given.documents(prompt or []) if prompt or not sys.stdin.isatty() else [""]:
+    for text in _read_documents(prompt or []) if prompt or not sys.stdin.isatty() else [""]:
         if beams is not None:
             found = write_on.search_text(loaded, text, max_new_tokens=max_new_tokens, beams=beams, n_best=n_best)
         elif n_best > 1 or as_json or show:
@@ -119,12 +123,76 @@ def recall(
 ) -> None:
     """Answer where each person was born. Takes a model that was trained with a recall recipe."""
     from ..tasks.learning.recall import answer_questions, as_question
-    from ..tasks.writing import given
 
     loaded = load_model(model, device)
-    questions = [as_question(line.strip()) for line in given.lines(name or []) if line.strip()]
+    questions = [as_question(line.strip()) for line in _read_lines(name or []) if line.strip()]
     for question, answer in zip(questions, answer_questions(loaded, questions), strict=True):
         if as_json:
             print_json({"question": question, "answer": answer})
         else:
             print(answer)
+
+
+# ----------------------------------------------------------------------------------- the texts that a command reads
+
+
+def _read_documents(arguments: Sequence[str]) -> Iterator[str]:
+    """Yield the whole text of each argument, or of standard input where there are no arguments."""
+    for argument in _arguments_or_stdin(arguments):
+        with _open_argument(argument) as stream:
+            yield stream.read()
+
+
+def _read_lines(arguments: Sequence[str]) -> Iterator[str]:
+    """Yield every line of every argument, without its line break, as soon as the line can be read."""
+    for argument in _arguments_or_stdin(arguments):
+        with _open_argument(argument) as stream:
+            yield from (line.rstrip("\r\n") for line in stream)
+        if argument == "":
+            yield ""  # an empty text is one line too: each text has a line in the output
+
+
+def _is_typed(arguments: Sequence[str]) -> bool:
+    """Return whether a person types the lines, and waits for the answer to each."""
+    return (not arguments or "-" in arguments) and sys.stdin.isatty()
+
+
+def _arguments_or_stdin(arguments: Sequence[str]) -> Sequence[str | None]:
+    """Return the arguments, or None alone, which stands for standard input."""
+    if list(arguments).count("-") > 1:
+        raise ValueError('"-" is given twice; standard input can be read once')
+    return arguments or (None,)
+
+
+@contextmanager
+def _open_argument(argument: str | None) -> Iterator[IO[str]]:
+    """Open an argument as a stream: a text, or the name of a file; `-` and None are standard input."""
+    stdin = argument is None or argument == "-"
+    try:
+        with nullcontext(_open_stdin(argument)) if stdin else _open_file_or_text(str(argument)) as stream:
+            yield stream
+    except UnicodeDecodeError:
+        name = "standard input" if stdin else argument
+        raise ValueError(f"{name} is not UTF-8 text; iconv -t utf-8 makes it so") from None
+
+
+def _open_stdin(argument: str | None) -> IO[str]:
+    """Return standard input as UTF-8. A terminal is read only where the argument is "-"."""
+    if sys.stdin.isatty() and argument is None:
+        raise ValueError('there is nothing to read; give a text in quotes, a file, or "-" for a pipe')
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8-sig")
+    return sys.stdin
+
+
+def _open_file_or_text(text: str) -> IO[str]:
+    try:
+        if Path(text).is_file():
+            return Path(text).open(encoding="utf-8-sig")
+    except PermissionError:
+        raise ValueError(f"{text} cannot be read: no permission") from None
+    except (OSError, ValueError):  # too long for a file's name, or with characters that no name has: a text
+        return StringIO(text)
+    if LIKE_A_FILE.fullmatch(text):
+        raise ValueError(f'there is no file "{text}"; if that is a text, send it through a pipe')
+    return StringIO(text)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from operator import index
+from threading import Lock
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ RECOMPILE_LIMIT = 256  # kernels of one process; torch stops compiling at 8, and
 MAX_BLOCK_MASKS = 16  # in the cache
 
 _block_masks: dict[Any, tuple[Mask, BlockMask]] = {}
+_block_masks_lock = Lock()  # held while `_block_masks` is read or changed
 
 
 def _missing_requirement(device: str) -> str | None:
@@ -137,12 +139,15 @@ def _block_mask(mask: Mask, queries: Tensor, keys: Tensor) -> BlockMask:
         return _make_block_mask(mask, queries, keys)
     sizes = queries.shape[:3], keys.shape[-2], queries.device
     cache_key = identity_key(mask), sizes
-    if cache_key not in _block_masks:
-        while len(_block_masks) >= MAX_BLOCK_MASKS:
-            del _block_masks[next(iter(_block_masks))]
-        # the mask is kept too: its tensors' ids stay unique while they live
-        _block_masks[cache_key] = mask, _make_block_mask(mask, queries, keys)
-    return _block_masks[cache_key][1]
+    with _block_masks_lock:
+        found = _block_masks.get(cache_key)
+    if found is None:
+        found = mask, _make_block_mask(mask, queries, keys)
+        with _block_masks_lock:
+            while len(_block_masks) >= MAX_BLOCK_MASKS:
+                del _block_masks[next(iter(_block_masks))]
+            _block_masks[cache_key] = found  # the mask is kept too: its tensors' ids stay unique while they live
+    return found[1]
 
 
 def _make_block_mask(mask: Mask, queries: Tensor, keys: Tensor) -> BlockMask:

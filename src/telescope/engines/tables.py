@@ -63,9 +63,11 @@ def score_table(
     size_key = (*queries.shape[:2], rows, columns, of, queries.dtype, queries.device)
     if isinstance(attention.mask, WrittenMask):  # made for one step of decoding: all layers share its cache
         cache = attention.mask.cache
-        if size_key not in cache or cache[size_key][0] is not attention.bias:
-            cache[size_key] = attention.bias, _as_additive(_make_table(queries, rows, columns, of, attention), queries)
-        table: ScoreTable = cache[size_key][1]
+        cached: tuple[Bias | None, ScoreTable | None] = cache.get(size_key, (None, None))
+        bias, table = cached
+        if table is None or bias is not attention.bias:
+            table = _as_additive(_make_table(queries, rows, columns, of, attention), queries)
+            cache[size_key] = attention.bias, table
         return table
     if queries.device.type != "cpu" or is_tracing():
         return _make_table(queries, rows, columns, of, attention)

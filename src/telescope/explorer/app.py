@@ -8,8 +8,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from .api import Answer, Api
+from .export import media_type, page_files
 from .guard import Guard, error_response
-from .pages import media_type, page_files
 from .requests import Refusal
 
 WAITING = 128  # most API requests that may be queued or running

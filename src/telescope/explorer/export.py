@@ -1,17 +1,21 @@
-"""Export a short run as one file with all answers about one head; the file opens from disk without a server."""
+"""The page's files, and the export of a short run: one file with the page and all answers about one head.
+
+The exported file opens from disk without a server.
+"""
 
 import json
 from base64 import b64encode
 from collections.abc import Callable, Iterator
+from functools import cache
 from hashlib import sha256
 from html import escape
+from importlib.resources import files as resources
 from typing import Any
 from urllib.parse import urlencode
 
 from ..recording.row_in_float64 import row_in_float64
 from ..survey.cells import HOW
 from .maps import Picture
-from .pages import page_files
 from .requests import Refusal, RequestParams
 from .run import Run
 from .walk import head, sequence, trace_json
@@ -23,6 +27,34 @@ POLICY = (
     "default-src 'none'; script-src {scripts}; style-src {styles}; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
 )
+
+KINDS = {
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+MISSING = b"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Telescope</title></head>
+<body><p>This copy of Telescope has no page yet; <code>make page</code> builds it. The numbers are under /api/v1.</p>
+</body></html>
+"""
+
+
+@cache
+def page_files() -> dict[str, bytes]:
+    """Return the contents of the page's files, by name, read once. No other file on the disk can be requested."""
+    folder = resources(__package__).joinpath("page")
+    found = {
+        file.name: file.read_bytes()
+        for file in (folder.iterdir() if folder.is_dir() else ())
+        if file.is_file() and file.name.rpartition(".")[2] in KINDS
+    }
+    return {"index.html": MISSING} | found
+
+
+def media_type(name: str) -> str:
+    """Return the media type of a page's file, by the ending of its name."""
+    return KINDS[name.rpartition(".")[2]]
 
 
 def export_answers(ask: Callable[..., Any], run: Run, params: RequestParams) -> dict[str, Any]:

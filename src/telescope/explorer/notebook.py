@@ -10,10 +10,10 @@ from uuid import uuid4
 
 from ..models import Model
 from ..recording.recording import Recording
+from ..words import check_index
 from .api import JSON, Api
-from .export import export_answers, html_page
+from .export import export_answers, html_page, page_files
 from .library import Library
-from .pages import page_files
 from .requests import Refusal, RequestParams
 from .run import Run
 
@@ -30,11 +30,11 @@ def show(
     what      a `Recording`, the folder of a saved one, or a model with a tokenizer
     text      the text that the model reads; only with a model
     screen    the first screen: "walk", "heads", "geometry", "alignment" or "map"
-    layer     the first attention, by its index in the recording, from 0
+    layer     the first attention, by its index in the recording, from 0; -1 is the last
 
     Returns a widget that asks the kernel for what the reader opens. Without anywidget it returns a static page about
     one attention, for at most 256 tokens. Raises ValueError for a model without a text, a recording with one, and a
-    text that the model cannot read, and TypeError for any other `what`.
+    text that the model cannot read, a layer out of range, and TypeError for any other `what`.
 
     Example:
         >>> import torch, telescope as ts
@@ -46,6 +46,7 @@ def show(
     """
     library = Library({})
     run = _add_run(library, what, text)
+    layer = check_index("layer", layer, len(run.views))
     start = {"run": run.name, "screen": screen, "l": layer}
     api = Api(library)
     try:

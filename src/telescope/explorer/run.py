@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from ..attention import Pairs, softmax
-from ..recording.kept import RecordedCall, StepsCall, SummariesCall
-from ..recording.one_head import one_head
+from ..recording.queries_keys_call import StepsCall, one_head
+from ..recording.recorded_call import RecordedCall
 from ..recording.recording import Recording
+from ..recording.summaries_call import SummariesCall
 from ..tiles.head_scores import OneHead
 from ..trace.whole_words import Words
 from ..words import hint

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..recording.heads import CLEAR, HABIT_KEYS, heads_of
-from ..recording.kept import SummariesCall
+from ..recording.summaries_call import SummariesCall
 from ..tiles import BUDGET, Tiles
 from ..trace.geometry import cosines, plane
 from ..trace.numbers import json_numbers

@@ -7,6 +7,7 @@ import torch
 from ..recording.row_in_float64 import RowInFloat64, row_in_float64
 from ..tiles.head_scores import OneHead
 from ..trace.numbers import json_number, json_numbers
+from ..trace.trace import PAIR_STEPS
 from .requests import RequestParams, unknown
 from .run import AttentionView
 
@@ -64,7 +65,7 @@ def cell(view: AttentionView, params: RequestParams, layer: int) -> dict[str, An
         "key": view.tokens("k", b, [j])[0],
         "visible": steps["masked"] != -torch.inf,
         "dot": json_number(steps["scores"]),
-        **{name: json_number(steps[name]) for name in ("scaled", "capped", "biased", "masked")},
+        **{name: json_number(steps[name]) for name in PAIR_STEPS[1:-1]},
         "lse": json_number(seen.lse),
         "p": json_number(steps["weights"]),
     }

@@ -1,6 +1,7 @@
 """`Attend`, the module in which every layer attends, and `DefinedLayer`, the base class of layers with a definition."""
 
 from collections.abc import Callable
+from threading import Lock
 from typing import cast
 from weakref import WeakKeyDictionary
 
@@ -62,6 +63,7 @@ def join_heads(context: Float[Tensor, "batch heads n d"]) -> Float[Tensor, "batc
 # The results of one `.to()`, `.half()` or the like: the key is the function that PyTorch passes to every submodule,
 # the value maps id(tensor) to the tensor and its converted copy.
 _converted: "WeakKeyDictionary[Callable[[Tensor], Tensor], dict[int, tuple[Tensor, Tensor]]]" = WeakKeyDictionary()
+_converted_lock = Lock()  # held while `_converted` changes
 
 
 class DefinitionModule(nn.Module):
@@ -89,7 +91,8 @@ class DefinitionModule(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "DefinitionModule":
         """Convert each tensor once, so that layers that share a tensor still share it afterwards."""
-        shared = _converted.setdefault(fn, {})
+        with _converted_lock:
+            shared = _converted.setdefault(fn, {})
 
         def convert(tensor: Tensor) -> Tensor:
             if id(tensor) not in shared:

@@ -25,7 +25,7 @@ from ..layers import (
 from ..layers.blocks import Activation
 from .config import Config, check_at_least_one, check_heads, check_positive, check_probabilities
 from .loss import Reduction, cross_entropy
-from .model import Model, Norm, check_ids, modules_to_initialise, norm_factory
+from .model import Model, Norm, check_batch, check_ids, modules_to_initialise, norm_factory
 
 
 @dataclass(frozen=True)
@@ -326,8 +326,8 @@ class GPT(Model, config_type=GPTConfig):
         check_ids("ids", ids, self.config.vocabulary)
         if cache is None:
             self._check_length(ids.shape[1])
-        elif ids.shape[0] != cache.batch:
-            raise ValueError(f"ids has a batch of {ids.shape[0]}, the cache one of {cache.batch}")
+        else:
+            check_batch("ids", ids, cache.batch)
 
     def _check_length(self, n: int) -> None:
         limited = self.config.positions == "learned" or self.config.attention == "synthesizer"

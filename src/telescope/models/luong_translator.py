@@ -12,8 +12,8 @@ from ..attention import Attention, Mask
 from ..layers import LuongAttention
 from ..layers.check_sizes import check_sizes
 from .config import Config, check_at_least_one, check_probabilities
-from .loss import Reduction, cross_entropy
-from .model import Model, check_ids, modules_to_initialise, real_tokens
+from .model import check_batch, check_ids, modules_to_initialise, real_tokens
+from .translator import Translator, check_memory_or_cache
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class LuongCache:
         self.fed = self.fed.index_select(0, index)
 
 
-class LuongTranslator(Model, config_type=LuongConfig):
+class LuongTranslator(Translator, config_type=LuongConfig):
     """source → LSTM → h; target → LSTM → s_t; c_t = Σ α h; h̃_t = tanh(W_c [c_t; s_t]) → head → logits.
 
     With input feeding, h̃ of a step is part of the next step's input.
@@ -144,6 +144,7 @@ class LuongTranslator(Model, config_type=LuongConfig):
         self.W_c = nn.Linear(2 * d, d, bias=False)
         self.dropout = nn.Dropout(config.dropout)
         self.head = nn.Linear(d, self.vocabulary, bias=False)
+        self.head_bias = None
         for _, module in modules_to_initialise(self):
             for parameter in module.parameters(recurse=False):
                 nn.init.uniform_(parameter, -0.1, 0.1)  # Luong et al. 2015, section 4.1
@@ -153,20 +154,22 @@ class LuongTranslator(Model, config_type=LuongConfig):
         """The definition that the model was built with."""
         return self.cross_attention.attention
 
+    @property
+    def head_weight(self) -> Float[Tensor, "vocabulary d_model"]:
+        return self.head.weight
+
     # --------------------------------------------------------------------------------------- from source to logits
 
-    def forward(
+    def hidden(
         self,
         source: Int[Tensor, "batch n"],
         target: Int[Tensor, "batch m"],
         source_mask: Mask | None = None,
-    ) -> Float[Tensor, "batch m vocabulary"]:
-        """Return the logits of the token that follows each token of the target, given the source.
-
-        `source_mask` hides padding on the right, ts.padding(lengths). Raises a ValueError where ids are not in the
-        vocabulary.
-        """
-        return self.logits(self.decode(target, self.encode(source, source_mask), source_mask))
+        target_mask: Mask | None = None,
+    ) -> Float[Tensor, "batch m d_model"]:
+        if target_mask is not None:
+            _lengths(target_mask, target)  # padding on the right is read last, and so changes nothing before it
+        return self.decode(target, self.encode(source, source_mask), source_mask)
 
     def encode(self, source: Int[Tensor, "batch n"], mask: Mask | None = None) -> LuongMemory:
         """Return the encoder's states; each source is read up to its length, by mask=ts.padding(lengths)."""
@@ -190,13 +193,11 @@ class LuongTranslator(Model, config_type=LuongConfig):
         Raises a ValueError unless exactly one of memory and cache is given.
         """
         check_ids("target", target, self.vocabulary)
-        if (memory is None) == (cache is None):
-            raise ValueError("decode needs the memory, model.encode(source), or a cache that was made for one")
+        check_memory_or_cache(memory, cache)
         if cache is None:
             assert memory is not None
             cache = self.cache(memory, memory_mask)
-        if target.shape[0] != cache.batch:
-            raise ValueError(f"target has a batch of {target.shape[0]}, the cache one of {cache.batch}")
+        check_batch("target", target, cache.batch)
         cache.length += target.shape[1]
         x = self.dropout(self.target_embedding(target))
         if not self.config.input_feeding:
@@ -206,31 +207,6 @@ class LuongTranslator(Model, config_type=LuongConfig):
             cache.fed = self._step(torch.cat([word, cache.fed], dim=-1), cache)
             outputs.append(cache.fed)
         return torch.cat(outputs, dim=1)
-
-    def loss(
-        self,
-        source: Int[Tensor, "batch n"],
-        target: Int[Tensor, "batch m"],
-        targets: Int[Tensor, "batch m"],
-        source_mask: Mask | None = None,
-        *,
-        ignore: int = -100,
-        label_smoothing: float = 0.0,
-        reduction: Reduction = "mean",
-    ) -> Float[Tensor, ""]:
-        """Return the cross entropy of `targets`, which follow the tokens of `target`: mean or sum without `ignore`.
-
-        See `models.loss.cross_entropy` for the options; the logits of the whole batch are never in memory at once.
-        """
-        hidden = self.decode(target, self.encode(source, source_mask), source_mask)
-        return cross_entropy(
-            hidden, self.head.weight, targets, ignore=ignore, label_smoothing=label_smoothing, reduction=reduction
-        )
-
-    def logits(self, hidden: Float[Tensor, "batch m d_model"]) -> Float[Tensor, "batch m vocabulary"]:
-        """Return hidden states times the head."""
-        y: Tensor = self.head(hidden)
-        return y
 
     def cache(
         self, memory: LuongMemory, memory_mask: Mask | None = None, room: int | None = None, *, beams: int = 1
@@ -246,11 +222,6 @@ class LuongTranslator(Model, config_type=LuongConfig):
         return LuongCache(memory, memory_mask, hidden, cell, fed)
 
     # ------------------------------------------------------------------------------------------------------- parts
-
-    @property
-    def vocabulary(self) -> int:
-        """The size of the target's vocabulary."""
-        return self.config.vocabulary if self.config.target_vocabulary is None else self.config.target_vocabulary
 
     def _step(self, x: Float[Tensor, "batch m d_in"], cache: LuongCache) -> Float[Tensor, "batch m d_model"]:
         """Return h̃ = tanh(W_c [c; s]) with s = LSTM(x) (equation 5), and update the cache's LSTM state."""

@@ -201,6 +201,12 @@ def check_ids(name: str, ids: Tensor, vocabulary: int) -> None:
             raise ValueError(f"{name} has the id {outside}; the vocabulary is 0 to {vocabulary - 1}")
 
 
+def check_batch(name: str, ids: Tensor, batch: int) -> None:
+    """Raise a ValueError unless `ids` have as many rows as the cache, whose batch this is."""
+    if ids.shape[0] != batch:
+        raise ValueError(f"{name} has a batch of {ids.shape[0]}, the cache one of {batch}")
+
+
 def real_tokens(mask: Mask | None, x: Tensor) -> Bool[Tensor, "batch n"]:
     """Return which tokens of x (batch, n, …) are not padding, by a padding mask; all where there is no mask.
 

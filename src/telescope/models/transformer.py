@@ -8,7 +8,6 @@ from typing import Any, Literal, cast
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from ..attention import Attention, Mask, causal
 from ..layers import (
@@ -26,8 +25,8 @@ from ..layers.cache import LayerCache
 from ..layers.check_sizes import check_sizes
 from ..layers.multi_head import KeysAndValues, StackedLinear
 from .config import Config, check_at_least_one, check_heads, check_positive, check_probabilities
-from .loss import Reduction, cross_entropy
-from .model import Model, Norm, check_ids, modules_to_initialise, norm_factory
+from .model import Norm, check_batch, check_ids, modules_to_initialise, norm_factory
+from .translator import Translator, check_memory_or_cache
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ class TransformerCache(Cache):
         return self.memory[0][0].shape[0]
 
 
-class Transformer(Model, config_type=TransformerConfig):
+class Transformer(Translator, config_type=TransformerConfig):
     """source → encoder blocks → z; target → decoder blocks, with causal attention and attention to z → head → logits.
 
     config     sizes and options
@@ -187,19 +186,14 @@ class Transformer(Model, config_type=TransformerConfig):
 
     # --------------------------------------------------------------------------------------- from source to logits
 
-    def forward(
+    def hidden(
         self,
         source: Int[Tensor, "batch n"],
         target: Int[Tensor, "batch m"],
         source_mask: Mask | None = None,
         target_mask: Mask | None = None,
-    ) -> Float[Tensor, "batch m vocabulary"]:
-        """Return the logits of the token that follows each token of the target, given the source.
-
-        The masks hide padding, e.g. ts.padding(lengths). Raises a ValueError where ids are not in the vocabulary, or
-        too many for learned positions.
-        """
-        return self.logits(self.decode(target, self.encode(source, source_mask), target_mask, source_mask))
+    ) -> Float[Tensor, "batch m d_model"]:
+        return self.decode(target, self.encode(source, source_mask), target_mask, source_mask)
 
     def encode(
         self, source: Int[Tensor, "batch n"], mask: Mask | None = None, positions: Int[Tensor, "*batch n"] | None = None
@@ -231,15 +225,15 @@ class Transformer(Model, config_type=TransformerConfig):
         start: int | Tensor = 0
         memories: Sequence[Tensor | KeysAndValues]
         rooms: Sequence[LayerCache | None]
+        check_memory_or_cache(memory, cache)
         if cache is not None:
-            self._check_cache(target, memory, cache)
+            check_batch("target", target, cache.batch)
             start, memories, rooms = cache.start(target.shape[1]), cache.memory, cache.rooms
             mask, memory_mask = cache.mask(mask), cache.memory_mask
             positions = cache.positions(target.shape[1]) if positions is None else positions
-        elif memory is not None:
-            memories, rooms = [memory] * len(self.decoder), [None] * len(self.decoder)
         else:
-            raise ValueError("decode needs the memory, model.encode(source), or a cache that was made for one")
+            assert memory is not None
+            memories, rooms = [memory] * len(self.decoder), [None] * len(self.decoder)
 
         x = self._embed("target", target, self._target_embedding, self.target_positions, positions)
         at = CachePosition(start, positions)
@@ -249,30 +243,6 @@ class Transformer(Model, config_type=TransformerConfig):
             cache.advance(target.shape[1])
         y: Tensor = self.decoder_norm(x)
         return y
-
-    def loss(
-        self,
-        source: Int[Tensor, "batch n"],
-        target: Int[Tensor, "batch m"],
-        targets: Int[Tensor, "batch m"],
-        source_mask: Mask | None = None,
-        target_mask: Mask | None = None,
-        *,
-        ignore: int = -100,
-        label_smoothing: float = 0.0,
-        reduction: Reduction = "mean",
-    ) -> Float[Tensor, ""]:
-        """Return the cross entropy of `targets`, which follow the tokens of `target`: mean or sum without `ignore`.
-
-        See `models.loss.cross_entropy` for the options; the logits of the whole batch are never in memory at once.
-        """
-        hidden = self.decode(target, self.encode(source, source_mask), target_mask, source_mask)
-        W, b = self.head_weight, self.head_bias
-        return cross_entropy(hidden, W, targets, b, ignore=ignore, label_smoothing=label_smoothing, reduction=reduction)
-
-    def logits(self, hidden: Float[Tensor, "batch m d_model"]) -> Float[Tensor, "batch m vocabulary"]:
-        """Return hidden states times the head, plus its bias."""
-        return linear(hidden, self.head_weight, self.head_bias)
 
     def cache(
         self,
@@ -302,11 +272,6 @@ class Transformer(Model, config_type=TransformerConfig):
         )
 
     # ------------------------------------------------------------------------------------------------------- parts
-
-    @property
-    def vocabulary(self) -> int:
-        """The size of the target's vocabulary."""
-        return self.config.vocabulary if self.config.target_vocabulary is None else self.config.target_vocabulary
 
     @property
     def head_weight(self) -> Float[Tensor, "vocabulary d_model"]:
@@ -354,12 +319,6 @@ class Transformer(Model, config_type=TransformerConfig):
                 nn.init.zeros_(module.bias)
             if isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=self.config.d_model**-0.5)
-
-    def _check_cache(self, target: Tensor, memory: Tensor | None, cache: TransformerCache) -> None:
-        if memory is not None:
-            raise ValueError("the cache holds the memory already; pass only one of memory and cache")
-        if target.shape[0] != cache.batch:
-            raise ValueError(f"target has a batch of {target.shape[0]}, the cache one of {cache.batch}")
 
     def _check_length(self, name: str, n: int) -> None:
         if self.config.positions == "learned" and n > self.config.max_positions:

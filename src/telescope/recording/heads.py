@@ -13,11 +13,12 @@ from jaxtyping import Float, Int
 from rich.table import Table
 from torch import Tensor
 
-from ..trace.terminal import render_text
-from ..words import hint
+from ..trace.render import render_text
+from ..words import hint, index_range, whole_number
 from .head_shares import COUNTS, FAR, NAMES, BatchTokens, Places, counted
-from .kept import RecordedCall, SummariesCall
 from .names import Layers, select_layers
+from .recorded_call import RecordedCall
+from .summaries_call import SummariesCall
 
 Decode = Callable[[list[int]], str]
 IsMark = Callable[[int], bool]  # whether a token id is punctuation
@@ -156,12 +157,10 @@ class Heads(Sequence[Head]):
     def _select(self, number: int | Iterable[int]) -> set[tuple[str, int]]:
         """Return the (layer, number) of every head that has one of these numbers; negative ones count from the last."""
         selected: set[tuple[str, int]] = set()
+        most = max(self._counts.values(), default=0)
         for one in number if isinstance(number, Iterable) else (number,):
-            most = max(self._counts.values(), default=0)
-            if most and not -most <= one < most:
-                raise ValueError(
-                    f"number={one} is no head of any layer; they count from 0 to {most - 1}, or from -{most} to -1"
-                )
+            if most and not -most <= whole_number("number", one) < most:
+                raise ValueError(f"number={one} is no head of any layer; they count {index_range(most)}")
             selected |= {(layer, count + one if one < 0 else one) for layer, count in self._counts.items()}
         return selected
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import SupportsIndex
 
 from torch import nn
 
-from ..words import hint
+from ..words import hint, index_range, whole_number
 
-Layers = str | int | Iterable[str | int] | None
+Layers = str | SupportsIndex | Iterable[str | SupportsIndex] | None
 """Names, patterns such as "encoder.*" or numbers of layers; None is all."""
 Modules = Mapping[str, nn.Module]
 """Every module of a model by its path; the model's own path is ""."""
@@ -55,7 +56,7 @@ def select_layers(
     return [name for name in names if any(name in selected for selected in found)]
 
 
-def _select(names: Sequence[str], one: str | int, unwatched: Sequence[str], argument: str) -> list[str]:
+def _select(names: Sequence[str], one: str | SupportsIndex, unwatched: Sequence[str], argument: str) -> list[str]:
     """Return the names that one item of `layers` selects."""
     if isinstance(one, str):
         found = [name for name in names if fnmatchcase(name, one)] or attentions_inside(names, one)
@@ -67,15 +68,18 @@ def _select(names: Sequence[str], one: str | int, unwatched: Sequence[str], argu
                 else f'{argument}="{one}" is no attention of this model; {hint(one, names)}'
             )
         return found
-    if not isinstance(one, int) or isinstance(one, bool):
-        raise TypeError(f'{argument} takes names, patterns such as "encoder.*" and numbers, not {type(one).__name__}')
+    try:
+        number = whole_number(argument, one)
+    except TypeError:
+        kind = type(one).__name__
+        raise TypeError(f'{argument} takes names, patterns such as "encoder.*" and numbers, not {kind}') from None
     places = {name: place for name in names if (place := _stack_and_number(name))}
-    sizes = {stack: number + 1 for stack, number in sorted(places.values())}
-    found = [name for name, (stack, number) in places.items() if number == (one if one >= 0 else sizes[stack] + one)]
+    sizes = {stack: last + 1 for stack, last in sorted(places.values())}
+    found = [
+        name for name, (stack, place) in places.items() if place == (number if number >= 0 else sizes[stack] + number)
+    ]
     if not found:
-        count = max(sizes.values(), default=0)
-        numbered = f"they count from 0 to {count - 1}, or from -{count} to -1"
-        known = numbered if sizes else f"none is numbered: {', '.join(names)}"
+        known = f"they count {index_range(max(sizes.values()))}" if sizes else f"none is numbered: {', '.join(names)}"
         raise ValueError(f"{argument}={one} is no layer of this model; {known}")
     return found
 

@@ -10,16 +10,21 @@ from torch import Tensor
 
 from ..survey import Survey
 from ..survey.survey import Peak, Top
-from ..trace.terminal import render_text
+from ..trace.render import render_text
 from ..trace.trace import Tokens, Trace
 from ..words import format_bytes, hint
 from .attention_call import AttentionCall
 from .heads import Heads, heads_of
-from .kept import KEEP, KeepOptions, MapSize, RecordedCall, nbytes_of
 from .names import attentions_inside, describe_unwatched
+from .queries_keys_call import QueriesKeysCall, StepsCall
+from .recorded_call import KeepOptions, MapSize, RecordedCall, nbytes_of
 from .saved.save import save_recording
 from .storage import STORES
+from .summaries_call import SummariesCall
 from .survey_queue import SurveyQueue
+
+KEEP: dict[str, type[RecordedCall]] = {kind.keep: kind for kind in (SummariesCall, QueriesKeysCall, StepsCall)}
+"""The class of recorded calls for each value of `ts.watch(keep=...)`."""
 
 
 class UnknownNameError(KeyError):

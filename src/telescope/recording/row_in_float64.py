@@ -11,7 +11,7 @@ from ..attention.restrict import restrict_to_queries
 from ..engines.exact import nan_safe_weigh
 from ..survey.exact_rows import KEYS, masked_rows
 from ..tiles.head_scores import OneHead
-from ..trace.trace import formulas, score_products
+from ..trace.trace import PAIR_STEPS, formulas, score_products
 
 ALL, SOME = 512, 64  # up to the first number, all keys are returned; of more keys, those with the largest weights
 
@@ -28,7 +28,7 @@ class RowInFloat64:
     """The numbers of the keys."""
     formulas: dict[str, str]
     steps: dict[str, Float[Tensor, " key"]]
-    """scores, scaled, capped, biased, masked and weights; a step that the definition lacks repeats the step before."""
+    """Each of `PAIR_STEPS`, from scores to weights; a step that the definition lacks repeats the step before."""
     query: Float[Tensor, " d_q"]
     key: Float[Tensor, "key d_k"]
     value: Float[Tensor, "key d_v"] | None
@@ -68,21 +68,14 @@ def row_in_float64(head: OneHead, i: int, keys: Int[Tensor, " key"] | None = Non
     scaled = attention.scaled(scores, chosen)
     capped = attention.capped(scaled)
     biased = attention.biased(capped, at)
-    steps = {
-        "scores": scores,
-        "scaled": scaled,
-        "capped": capped,
-        "biased": biased,
-        "masked": attention.masked(biased, at),
-        "weights": weights[..., keys],
-    }
+    computed = (scores, scaled, capped, biased, attention.masked(biased, at), weights[..., keys])
     others = weights.index_fill(-1, keys, 0.0)
     factors, terms = score_products(attention.score, query, chosen)
     sink = None if attention.sink is None else float(torch.as_tensor(attention.sink).reshape(-1)[0])
     return RowInFloat64(
         keys=keys,
         formulas=formulas(head.attention, chosen.shape[-1]),
-        steps={name: step[0, 0, 0] for name, step in steps.items()},
+        steps={name: step[0, 0, 0] for name, step in zip(PAIR_STEPS, computed, strict=True)},
         query=query[0, 0, 0],
         key=chosen[0, 0],
         value=None if head.values is None else head.values[0, 0, keys].double(),

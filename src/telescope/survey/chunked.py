@@ -27,19 +27,6 @@ def cannot(queries: Tensor, keys: Tensor, attention: Attention, top: int = 0) ->
     return None
 
 
-def pool(
-    queries: Float[Tensor, "batch heads query d_q"],
-    keys: Float[Tensor, "batch key_heads key d_k"],
-    attention: Attention,
-    lse: Float[Tensor, "batch heads query"] | None,
-    cells: Cells,
-) -> Float[Tensor, "batch heads rows columns"]:
-    """Return the map of these cells alone."""
-    pooled = summarize(queries, keys, attention, lse, 0, cells).map
-    assert pooled is not None
-    return pooled
-
-
 def summarize(
     queries: Float[Tensor, "batch heads query d_q"],
     keys: Float[Tensor, "batch key_heads key d_k"],

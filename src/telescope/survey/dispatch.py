@@ -1,16 +1,18 @@
 """Choose the engine that runs a survey.
 
-An engine is a module with three functions: `cannot` returns why it cannot survey an attention, or None; `summarize`
-returns the Summary; `pool` returns a map alone.
+An engine is a module with two functions: `cannot` returns why it cannot survey an attention, or None; `summarize`
+returns the Summary. An engine that can compute a map without the rest has a third function, `pool`.
 """
 
 from types import ModuleType
 
+from jaxtyping import Float
 from torch import Tensor
 
 from ..attention import Attention
 from ..words import hint
 from . import chunked, reference, triton
+from .cells import Cells
 
 ENGINES: dict[str, ModuleType] = {  # in order of preference
     "triton": triton,
@@ -30,3 +32,20 @@ def choose(queries: Tensor, keys: Tensor, attention: Attention, top: int, engine
         formula = attention.formula(keys.shape[-1])
         raise ValueError(f'engine="{engine}" cannot survey {formula}: {obstacle}; leave engine out, or use "chunked"')
     return engine
+
+
+def pool(
+    engine: str,
+    queries: Float[Tensor, "batch heads query d_q"],
+    keys: Float[Tensor, "batch key_heads key d_k"],
+    attention: Attention,
+    lse: Float[Tensor, "batch heads query"] | None,
+    cells: Cells,
+) -> Float[Tensor, "batch heads rows columns"]:
+    """Return the map of these cells by the engine of this name: by its `pool`, or else from its `summarize`."""
+    chosen = ENGINES[engine]
+    if hasattr(chosen, "pool"):
+        pooled: Tensor = chosen.pool(queries, keys, attention, lse, cells)
+    else:
+        pooled = chosen.summarize(queries, keys, attention, lse, 0, cells).map
+    return pooled

@@ -38,19 +38,6 @@ def summarize(
     )
 
 
-def pool(
-    queries: Float[Tensor, "batch heads query d_q"],
-    keys: Float[Tensor, "batch key_heads key d_k"],
-    attention: Attention,
-    lse: Float[Tensor, "batch heads query"] | None,
-    cells: Cells,
-) -> Float[Tensor, "batch heads rows columns"]:
-    """Return the map of these cells alone."""
-    pooled = summarize(queries, keys, attention, lse, 0, cells).map
-    assert pooled is not None
-    return pooled
-
-
 def _masked_scores(queries: Tensor, keys: Tensor, attention: Attention) -> Float[Tensor, "batch heads query key"]:
     (batch, heads, rows, _), columns, dtype = queries.shape, keys.shape[-2], compute_dtype(queries)
     at = Pairs.block(range(rows), range(columns), of=(rows, columns), batch=batch, heads=heads, device=queries.device)

@@ -13,10 +13,10 @@ from ..attention import Attention, everyone, softmax
 from ..attention.restrict import key_heads_of, restrict_to_heads
 from ..engines import attend, torch_modes
 from ..engines.check_inputs import check, check_without_values
-from ..words import whole_number
+from ..words import check_index, whole_number
 from .cells import Cells, grid, segments
 from .device import side_stream
-from .dispatch import ENGINES, choose
+from .dispatch import ENGINES, choose, pool
 from .exact_rows import check_lse, check_sums, masked_rows
 from .extend import append_rows, can_reuse_rows
 from .summary import Marks, Summary
@@ -117,14 +117,13 @@ class Survey:
         self._require_tensors("map")
         cells = _cells(self.queries, self.keys, rows, cols, how, segments)
         with torch_modes.without_autocast(self.queries.device):
-            pooled: Tensor = ENGINES[self.engine].pool(self.queries, self.keys, self.attention, self.lse, cells)
-        return pooled
+            return pool(self.engine, self.queries, self.keys, self.attention, self.lse, cells)
 
     @torch.no_grad()
     def rows(self, i: int | slice | range | Sequence[int] | Tensor) -> Float[Tensor, "batch heads row key"]:
         """Return the weights of these queries with all keys. Negative numbers count from the last query."""
         self._require_tensors("rows")
-        where = _indices("rows", i, self.queries.shape[-2], "queries").to(self.queries.device)
+        where = _query_indices(i, self.queries.shape[-2]).to(self.queries.device)
         with torch_modes.without_autocast(self.queries.device):
             return self.attention.weights(self._masked_scores(where, range(self.keys.shape[-2])))
 
@@ -132,8 +131,8 @@ class Survey:
     def cell(self, i: SupportsIndex, j: SupportsIndex) -> Float[Tensor, "batch heads"]:
         """Return the weight that query i gives to key j, in every sequence and head. Negative numbers count back."""
         self._require_tensors("cell")
-        (row,) = _indices("cell(i, ...)", whole_number("i", i), self.queries.shape[-2], "queries").tolist()
-        (column,) = _indices("cell(..., j)", whole_number("j", j), self.keys.shape[-2], "keys").tolist()
+        row = check_index("query", whole_number("i", i), self.queries.shape[-2])
+        column = check_index("key", whole_number("j", j), self.keys.shape[-2])
         if self.lse is None:
             return self.rows(row)[:, :, 0, column]
         with torch_modes.without_autocast(self.queries.device):
@@ -143,7 +142,7 @@ class Survey:
 
     def head(self, i: SupportsIndex) -> "Survey":
         """Return the survey of head i; every tensor keeps its heads axis, of size 1. Negative numbers count back."""
-        (number,) = _indices("head", whole_number("head", i), self.queries.shape[1], "heads").tolist()
+        number = check_index("head", i, self.queries.shape[1])
         which = torch.tensor([number])
         key_head = key_heads_of(which, self.queries.shape[1], self.keys.shape[1]).tolist()
         return replace(
@@ -332,18 +331,18 @@ def _pair(size: Any) -> tuple[int, int]:
     return size
 
 
-def _indices(what: str, i: Any, count: int, of: str) -> Int[Tensor, " row"]:
+def _query_indices(i: Any, count: int) -> Int[Tensor, " row"]:
     """Return positions from 0 on, given as a number, slice, range, list or tensor of numbers down to -count."""
     if isinstance(i, slice):
         i = range(*i.indices(count))
     where = torch.as_tensor(list(i) if isinstance(i, range) else i)
     where = where if where.numel() else where.long()  # an empty list is taken for floats
     if where.is_floating_point() or where.dtype == torch.bool or where.ndim > 1:
-        raise TypeError(f"{what} takes whole numbers, not a {where.dtype} tensor of shape {tuple(where.shape)}")
+        raise TypeError(f"rows takes whole numbers, not a {where.dtype} tensor of shape {tuple(where.shape)}")
     where = where.reshape(-1).cpu()
     wrong = where[(where < -count) | (where >= count)]
     if len(wrong):
-        raise ValueError(f"{what}: there is no {int(wrong[0])} among {count} {of}, counted from 0")
+        check_index("query", int(wrong[0]), count)
     return where.long() % max(count, 1)
 
 

@@ -17,8 +17,7 @@ from ..attention.restrict import key_heads_of, restrict_to_heads
 from ..engines import reference, torch_modes
 from ..engines.check_inputs import check
 from ..engines.exact import repeat_key_heads
-from ..words import hint, whole_number
-from .html import render_html
+from ..words import check_index, hint
 from .numbers import (
     decimal_places,
     format_factor,
@@ -28,7 +27,17 @@ from .numbers import (
     json_numbers,
     visible_indices,
 )
-from .terminal import ROWS, TraceStep, indent, largest_weight, render_steps, render_table, render_text, table_rows
+from .render import (
+    ROWS,
+    TraceStep,
+    indent,
+    largest_weight,
+    render_html,
+    render_steps,
+    render_table,
+    render_text,
+    table_rows,
+)
 
 STEPS = tuple(field.name for field in fields(reference.AttentionSteps))
 """The steps of an attention in the order they are computed. Tables, HTML, JSON, formulas and rows follow this list."""
@@ -38,7 +47,10 @@ _AXES = {
     "keys": ("key_head", "key", "d_k"),
     "values": ("key_head", "key", "d_v"),
     "context": ("head", "query", "d_v"),
-}  # after the batch; every other step has a number for each query and key
+}  # after the batch
+
+PAIR_STEPS = tuple(name for name in STEPS if name not in _AXES)
+"""The steps with a number for each pair of a query and a key, from scores to weights."""
 
 Tokens = Sequence[str] | tuple[Sequence[str], Sequence[str]]
 
@@ -134,16 +146,15 @@ class Trace(reference.AttentionSteps):
     def row(self, query: SupportsIndex | str, *, head: SupportsIndex = 0, batch: SupportsIndex = 0) -> "Row":
         """Return one query with every product written out: the products that sum to its scores and to its context.
 
-        query  the position, also counted from the end (-1), or the token; of equal tokens, the first
-        head   the number of the head, from 0
-        batch  the number of the sequence in the batch, from 0
+        query  the position, or the token; of equal tokens, the first
+        head   the number of the head
+        batch  the number of the sequence in the batch
 
-        Raises ValueError where the trace has no such query, head or sequence.
+        Numbers count from 0; negative numbers count from the end, -1 is the last. Raises ValueError where the trace has
+        no such query, head or sequence.
         """
-        i, head, batch = self.find(query), whole_number("head", head), whole_number("batch", batch)
-        for name, index, count in (("batch", batch, self.queries.shape[0]), ("head", head, self.queries.shape[1])):
-            if not 0 <= index < count:
-                raise ValueError(f"there is no {name} {index}; there are {count}, counted from 0")
+        i, head = self.find(query), check_index("head", head, self.queries.shape[1])
+        batch = check_index("batch", batch, self.queries.shape[0])
         q, k, v = (tensor[batch : batch + 1].to(self.scores.dtype) for tensor in (self.queries, self.keys, self.values))
         factors, terms = score_products(self.attention.score, q[:, :, i : i + 1], repeat_key_heads(k, q), head)
         return Row(
@@ -152,22 +163,18 @@ class Trace(reference.AttentionSteps):
             formula=self.attention.score.formula,
             terms=terms,
             factors=factors,
-            steps={
-                step.name: step.numbers[batch, head, i] for step in self.walk() if step.axes[2:] == ("query", "key")
-            },
+            steps={step.name: step.numbers[batch, head, i] for step in self.walk() if step.name in PAIR_STEPS},
             values=repeat_key_heads(v, q)[0, head],
             context=self.context[batch, head, i],
         )
 
     def head(self, number: SupportsIndex) -> "Trace":
-        """Return the trace of one head, counted from 0, with the keys and values of that head.
+        """Return the trace of one head, counted from 0, with the keys and values of that head; -1 is the last head.
 
         Raises ValueError where the trace has no such head.
         """
-        number, heads = whole_number("head", number), self.queries.shape[1]
-        if not 0 <= number < heads:
-            raise ValueError(f"there is no head {number}; there are {heads}, counted from 0")
-        chosen = torch.tensor([number])
+        heads = self.queries.shape[1]
+        chosen = torch.tensor([check_index("head", number, heads)])
         indices = {name: key_heads_of(chosen, heads, getattr(self, name).shape[1]).tolist() for name in STEPS}
         return replace(
             self,
@@ -180,12 +187,8 @@ class Trace(reference.AttentionSteps):
 
         Upper and lower case are one. Raises ValueError where the trace has no such query.
         """
-        count = len(self.query_tokens)
         if not isinstance(query, str):
-            position = whole_number("query", query)
-            if not -count <= position < count:
-                raise ValueError(f"there is no query {position}; there are {count}, counted from 0")
-            return position % count
+            return check_index("query", query, len(self.query_tokens))
         lower = [token.lower() for token in self.query_tokens]
         if query.lower() not in lower:
             raise ValueError(f'no query is "{query}"; {hint(query, self.query_tokens)}')

@@ -14,8 +14,9 @@ from ..attention.padding_queries import find_padding
 from ..attention.values import identity_key
 from ..engines import torch_modes
 from ..recording.attention_call import AttentionCall
-from ..recording.kept import RecordedCall
+from ..recording.recorded_call import RecordedCall
 from ..recording.recording import Recording
+from ..words import index_range
 
 COMPILED = "watch sees nothing of what torch.compile makes; inside the block, call what is not compiled"
 INPUTS = 4  # token inputs that are remembered; an encoder-decoder needs two
@@ -60,9 +61,7 @@ class Observer:
             return None
         numbers = tuple(count + number if number < 0 else number for number in self.heads)
         if not all(0 <= number < count for number in numbers):
-            raise ValueError(
-                f'heads={[*self.heads]}: "{name}" has {count}, numbered from 0 to {count - 1} or from -{count} to -1'
-            )
+            raise ValueError(f'heads={[*self.heads]}: "{name}" has {count}, numbered {index_range(count)}')
         if len(set(numbers)) < len(numbers):
             raise ValueError(f'heads={[*self.heads]} names a head of "{name}" twice: it has {count} heads')
         return numbers

@@ -12,8 +12,8 @@ from ..attention import Attention
 from ..engines import sdpa, torch_modes
 from ..layers import AddNorm, Attend
 from ..recording.attention_call import AttentionCall
-from ..recording.kept import StepsCall
 from ..recording.names import Modules, attention_name
+from ..recording.queries_keys_call import StepsCall
 from .observer import ModuleHook, Observer, uncompiled
 from .sdpa_lse import SdpaWithLse
 

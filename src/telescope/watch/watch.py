@@ -2,13 +2,13 @@
 
 One call of an attention takes this way, which a debugger can step through:
 
-    huggingface/interface.py  WatchedModel.run_attention   run the model's own attention function
-    huggingface/definition.py DefinitionReader.read_call   describe the call as an AttentionCall
-    observer.py               Observer.record              select heads, attach token ids
-    recording/recording.py    Recording.record             append to the call before, or begin a new one
-    recording/kept.py         SummariesCall                store the call; its survey is queued
-    recording/survey_queue.py SurveyQueue.add              batch the surveys of several layers, and run them
-    recording/kept.py         SummaryDestination.receive   store the numbers of the survey
+    huggingface/interface.py    WatchedModel.run_attention   run the model's own attention function
+    huggingface/definition.py   DefinitionReader.read_call   describe the call as an AttentionCall
+    observer.py                 Observer.record              select heads, attach token ids
+    recording/recording.py      Recording.record             append to the call before, or begin a new one
+    recording/summaries_call.py SummariesCall                store the call; its survey is queued
+    recording/survey_queue.py   SurveyQueue.add              batch the surveys of several layers, and run them
+    recording/summaries_call.py SummaryDestination.receive   store the numbers of the survey
 
 A model of Telescope begins in telescope_models.py, ModelHooks.after_attention, and goes on with Observer.record.
 """
@@ -21,7 +21,6 @@ from typing import Any, SupportsIndex
 from torch import nn
 
 from ..recording.attention_call import QuerySelection, query_selection
-from ..recording.kept import KEEP, TOP, KeepOptions, MapSize, SummariesCall
 from ..recording.names import (
     Layers,
     Modules,
@@ -30,8 +29,10 @@ from ..recording.names import (
     select_layers,
     unwatched_attentions,
 )
-from ..recording.recording import Recording
+from ..recording.recorded_call import TOP, KeepOptions, MapSize
+from ..recording.recording import KEEP, Recording
 from ..recording.storage import store_named
+from ..recording.summaries_call import SummariesCall
 from ..words import hint, whole_number
 from . import huggingface, telescope_models
 from .observer import Observer

@@ -11,7 +11,7 @@ from ...attention.restrict import Renumbered, RenumberedBias, Restriction, SomeH
 from ...files.errors import LoadError
 from ...files.safetensors import DTYPES
 from ..head_shares import COUNTS, NAMES
-from ..kept import CallFacts
+from ..recorded_call import CallFacts
 
 FILE = "recording.json"
 KIND, VERSION = "telescope recording", 1

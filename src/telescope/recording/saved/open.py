@@ -15,8 +15,8 @@ from ...files import paths, safetensors
 from ...files.definitions import from_json
 from ...files.errors import LoadError
 from ...files.safetensors import BYTES, read_header
-from ..kept import KEEP, RecordedCall
-from ..recording import Recording
+from ..recorded_call import RecordedCall
+from ..recording import KEEP, Recording
 from ..storage import StoredTensor
 from .manifest import FILE, KIND, VERSION, check_tensors, facts_from_json
 

@@ -14,7 +14,7 @@ from ...files.atomic import atomic_folder, resolve_path, write_json
 from ...files.definitions import to_json
 from ...files.errors import LoadError
 from ...files.paths import read_json
-from ..kept import RecordedCall
+from ..recorded_call import RecordedCall
 from .manifest import FILE, KIND, VERSION, facts_to_json
 
 OUR_FILES = re.compile(rf"{re.escape(FILE)}|\d+\.safetensors")

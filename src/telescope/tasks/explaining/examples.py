@@ -17,7 +17,7 @@ from torch import Tensor
 from ...attention import Attention, causal
 from ...attention.definition import Normalizer
 from ...trace.geometry import nearness
-from ...trace.terminal import render_table, table_rows
+from ...trace.render import render_table, table_rows
 from ...trace.trace import Trace, trace
 
 BOOK = "the numbers are those of Raschka, Build a Large Language Model, chapter 3"

@@ -5,7 +5,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from ...trace.terminal import indent
+from ...trace.render import indent
 from .sentence import ExplainedSentence, SentenceScene
 from .show import JOINED, draw_alignment, percent_table
 

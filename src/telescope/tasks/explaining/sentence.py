@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from ...decoding import Written
 from ...models import Model, Transformer
 from ...trace.whole_words import Words
-from ...words import hint
+from ...words import check_index, hint
 from .sentence_views import SentenceAttention, translate_whole, watch_translation
 
 NOTES = "The man saw the astronomer with a telescope"  # ambiguous: the man or the astronomer may have the telescope
@@ -131,7 +131,7 @@ def explain_sentence(
     query        the word whose row is shown, of the sentence or of its translation; the last word unless given
     between      two words of the sentence, whose weights from `query` are compared in every head
     layer, head  the head that is shown in every step; unless given, in each scene the one with the largest weight
-                 on a single word
+                 on a single word; they count from 0, and -1 is the last
 
     Raises ValueError for a model that is no Transformer, a sentence that is too long or has no words, and a word,
     layer or head that does not exist.
@@ -222,8 +222,8 @@ def _find_word(word: str, words: Words) -> int:
 def _check_layer_and_head(layer: int | None, head: int | None, attentions: Sequence[SentenceAttention]) -> None:
     layers, heads = (max(attention.weights.shape[axis] for attention in attentions) for axis in (0, 1))
     for name, number, count in (("layer", layer, layers), ("head", head, heads)):
-        if number is not None and not 0 <= number < count:
-            raise ValueError(f"there is no {name} {number}; there are {count}, counted from 0")
+        if number is not None:
+            check_index(name, number, count)
 
 
 def _choose_head(
@@ -232,11 +232,15 @@ def _choose_head(
     """Return the layer and head with the largest weight from `row` to one of the columns.
 
     The choice is restricted to the given layer and head, as far as this attention has them: an encoder may have more
-    layers than a decoder.
+    layers than a decoder. Negative numbers count from the last layer and head of this attention.
     """
     weights = attention.weights[:, :, row]
     largest = weights[..., list(columns)].amax(-1) if columns else weights.amax(-1)
     layers, heads = range(len(largest)), range(largest.shape[1])
+    layer, head = (
+        len(known) + number if number is not None and number < 0 else number
+        for number, known in ((layer, layers), (head, heads))
+    )
     choices = [
         (i, j)
         for i in layers

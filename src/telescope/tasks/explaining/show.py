@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...decoding import Written
 from ...models import Model
-from ...trace.terminal import FirstThatFits, indent, number_cell
+from ...trace.render import FirstThatFits, indent, number_cell
 from ..writing.rewrite import RewrittenPart
 from .sentence_views import SentenceAttention, watch_alignment
 

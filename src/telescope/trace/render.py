@@ -1,6 +1,7 @@
-"""Render the steps of an attention as tables for a terminal: named rows and columns, weights as coloured cells."""
+"""Render the steps of an attention as tables, for a terminal and as HTML: named rows, weights as coloured cells."""
 
 from collections.abc import Callable, Iterable, Sequence
+from html import escape
 from io import StringIO
 from math import inf
 from typing import NamedTuple
@@ -16,6 +17,13 @@ from torch import Tensor
 from .numbers import background, decimal_places, format_number, text_colour, visible_indices
 
 ROWS, COLUMNS = 24, 12  # what fits a page; every number is in to_json()
+HTML_ROWS, HTML_COLUMNS = 48, 24
+
+STYLE = (
+    "<style>.telescope table{border-collapse:collapse;font:12px ui-monospace,monospace;margin:.2em 0 1em 1em}"
+    ".telescope th,.telescope td{padding:.15em .5em;text-align:right;font-weight:normal;border:0}"
+    ".telescope th{opacity:.7}.telescope summary{cursor:pointer}</style>"
+)
 
 
 class TraceStep(NamedTuple):
@@ -138,3 +146,43 @@ def render_text(renderable: RenderableType, width: int = 240) -> str:
     page = StringIO()
     Console(file=page, width=width, color_system=None, legacy_windows=False).print(renderable)
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
+
+
+# ----------------------------------------------------------------------------------------------------------------- HTML
+
+
+def render_html(formula: str, steps: Sequence[TraceStep], heads: int, batch: int = 0) -> str:
+    """Return a table of each step of one sequence of the batch as HTML, with the full number behind every cell.
+
+    Tokens are escaped: a token is data, never markup.
+    """
+    parts = [STYLE, f"<p><b>{escape(formula)}</b></p>"]
+    for head in range(heads):
+        tables = "".join(_render_step(step, batch, head, heads) for step in steps)
+        opened = " open" if head == 0 else ""
+        parts.append(f"<details{opened}><summary>head {head}</summary>{tables}</details>" if heads > 1 else tables)
+    return f'<div class="telescope">{"".join(parts)}</div>'
+
+
+def _render_step(step: TraceStep, batch: int, head: int, heads: int) -> str:
+    matrix = step.matrix(batch, head, heads)
+    peak = largest_weight(step.name, matrix)
+    places, values = decimal_places(matrix) if peak is None else 4, matrix.tolist()
+    columns = visible_indices(matrix.shape[-1], HTML_COLUMNS)
+    names = step.columns or tuple(map(str, range(matrix.shape[-1])))
+    lines = ["<tr><th></th>", *(f"<th>{'…' if j is None else escape(names[j])}</th>" for j in columns), "</tr>"]
+    for i in visible_indices(len(values), HTML_ROWS):
+        if i is None:
+            lines.append("<tr><th>…</th></tr>")
+            continue
+        cells = "".join("<td>…</td>" if j is None else _render_cell(values[i][j], places, peak) for j in columns)
+        lines.append(f"<tr><th>{escape(step.rows[i])}</th>{cells}</tr>")
+    return f"<div>{escape(step.name)} = {escape(step.formula)}</div><table>{''.join(lines)}</table>"
+
+
+def _render_cell(number: float, places: int, peak: float | None) -> str:
+    style = ""
+    if peak is not None:
+        colour = background(number / peak)
+        style = f' style="background:rgb{colour};color:{text_colour(colour)}"'
+    return f'<td title="{number!r}"{style}>{format_number(number, places)}</td>'

@@ -1,0 +1,188 @@
+"""Recorded calls that keep tensors: queries and keys (keep="queries-keys"), or every step (keep="steps").
+
+Surveys, rows and maps are computed from them on request; `one_head` selects one head of one sequence.
+"""
+
+from collections.abc import Iterator
+from typing import SupportsIndex
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..attention.padding_queries import include_padding_queries
+from ..attention.restrict import key_heads_of, restrict_to_heads, restrict_to_sequences
+from ..attention.values import tensors
+from ..engines import torch_modes
+from ..survey import Survey, survey
+from ..survey.extend import Size
+from ..tiles.head_scores import OneHead
+from ..trace.trace import Tokens, Trace, trace
+from ..words import check_index
+from .attention_call import AttentionCall
+from .head_shares import Places, shares
+from .recorded_call import TOP, KeepOptions, MapSize, RecordedCall
+from .survey_queue import SurveyQueue
+
+
+class QueriesKeysCall(RecordedCall):
+    """Keep queries and keys; surveys, rows and maps are computed on request, on the model's device."""
+
+    keep = "queries-keys"
+    _surveys: dict[tuple[int, Size], Survey] | None = None
+    _heads: dict[int, Survey] | None = None
+
+    def _store_first(self, call: AttentionCall, queue: SurveyQueue) -> None:
+        if call.lse is not None:
+            self._parts.grow("lse", call.lse)
+        self._parts.grow("queries", call.queries)
+        self._parts.grow("keys", call.keys)
+
+    def _store_more(self, call: AttentionCall, known: int) -> None:
+        self._surveys = self._heads = None
+        if call.lse is not None and "lse" in self._parts:
+            self._parts.grow("lse", call.lse)
+        else:  # the lse of some of the queries is of no use
+            self._parts.pop("lse", None)
+        self._parts.grow("queries", call.queries)
+        self._parts.grow("keys", call.keys[:, :, known:])
+
+    @classmethod
+    def expected_bytes(cls, call: AttentionCall, options: KeepOptions) -> int:
+        kept = len(options.queries(call.size[0], 0)) / max(call.size[0], 1)
+        lse = 0 if call.lse is None else call.lse.nbytes
+        return int((call.queries.nbytes + lse) * kept) + _bytes_with_evicted(call.keys, call.evicted)
+
+    def survey(self, *, top: int | None = None, map: MapSize | None = None) -> Survey:
+        """Return the survey of all heads; see `ts.survey`. A survey without a map is computed once."""
+        wanted = (TOP if top is None else top, self.size)
+        if map is None and self._surveys and wanted in self._surveys:
+            return self._surveys[wanted]
+        queries, keys = self._to_model_device(self.queries), self._to_model_device(self.keys)
+        with torch_modes.without_autocast(queries.device):
+            seen = survey(queries, keys, self.kept_attention(), top=wanted[0], map=map)
+        self._surveys = {**(self._surveys or {}), wanted: seen}
+        return seen
+
+    def head(self, number: SupportsIndex) -> Survey:
+        """Return the survey of one head, by its number in the model; the other heads are not computed."""
+        place, heads = self.head_index(number), len(self.heads)
+        if self._surveys and (TOP, self.size) in self._surveys:
+            return self._surveys[TOP, self.size].head(place)
+        if self._heads is None or place not in self._heads:
+            which = torch.tensor([place])
+            key_heads = key_heads_of(which, heads, self.keys.shape[1]).tolist()
+            queries = self._to_model_device(self.queries[:, [place]])
+            keys = self._to_model_device(self.keys[:, key_heads])
+            with torch_modes.without_autocast(queries.device):
+                seen = survey(queries, keys, restrict_to_heads(self.kept_attention(), which, heads), top=TOP)
+            self._heads = {**(self._heads or {}), place: seen}
+        return self._heads[place]
+
+    def shares(self, places: Places) -> Float[Tensor, "batch heads sum"]:
+        seen, queries, keys = self.survey(), self._to_model_device(self.queries), self._to_model_device(self.keys)
+        with torch_modes.without_autocast(queries.device):
+            return shares(queries, keys, self.kept_attention(), seen.summary, places)
+
+    def _wait(self) -> None:
+        """Return at once: queries and keys are stored while the model runs."""
+
+    @property
+    def queries(self) -> Float[Tensor, "batch heads query d_q"]:
+        return self.parts["queries"].tensor
+
+    @property
+    def keys(self) -> Float[Tensor, "batch key_heads key d_k"]:
+        return self.parts["keys"].tensor
+
+    def _other_tensors(self) -> Iterator[Tensor]:
+        """Yield also the tensors of the surveys computed so far, with the queries and keys copied for them."""
+        yield from super()._other_tensors()
+        for seen in (*(self._surveys or {}).values(), *(self._heads or {}).values()):
+            yield from (part for part in (seen.queries, seen.keys, *vars(seen.summary).values()) if part is not None)
+            yield from tensors(seen.attention)
+
+    def _to_model_device(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.facts.device)
+
+
+class StepsCall(QueriesKeysCall):
+    """Keep queries, keys and values, from which every step is computed on request, and the residual stream."""
+
+    keep = "steps"
+
+    def _store_first(self, call: AttentionCall, queue: SurveyQueue) -> None:
+        super()._store_first(call, queue)
+        self._parts.grow("values", call.values)
+
+    def _store_more(self, call: AttentionCall, known: int) -> None:
+        super()._store_more(call, known)
+        self._parts.grow("values", call.values[:, :, known:])
+
+    @classmethod
+    def expected_bytes(cls, call: AttentionCall, options: KeepOptions) -> int:
+        """Return how many bytes would be kept, without the residual stream, whose width an attention cannot tell."""
+        return super().expected_bytes(call, options) + _bytes_with_evicted(call.values, call.evicted)
+
+    def add_residual_stream(
+        self, before: Float[Tensor, "batch n d_model"], after: Float[Tensor, "batch n d_model"]
+    ) -> None:
+        """Append the residual stream before and after the add & norm around the latest queries."""
+        self._parts.grow("before", before, 1)
+        self._parts.grow("after", after, 1)
+
+    def trace(self, tokens: Tokens | None = None) -> Trace:
+        """Return every step as it ran, queries at padding included; dropout is not applied."""
+        queries, keys, values = map(self._to_model_device, (self.queries, self.keys, self.values))
+        with torch.no_grad(), torch_modes.without_autocast(self.facts.device):
+            return trace(queries, keys, values, include_padding_queries(self.kept_attention()), tokens)
+
+    @property
+    def values(self) -> Float[Tensor, "batch key_heads key d_v"]:
+        return self.parts["values"].tensor
+
+    @property
+    def before(self) -> Float[Tensor, "batch query d_model"]:
+        return self._residual_stream("before")
+
+    @property
+    def after(self) -> Float[Tensor, "batch query d_model"]:
+        return self._residual_stream("after")
+
+    def _residual_stream(self, name: str) -> Tensor:
+        if name not in self.parts:
+            raise ValueError(f'"{self.name}" has no residual stream: it was not called by an AddNorm')
+        stream = self.parts[name].tensor
+        if stream.shape[1] != self.size[0]:
+            raise ValueError(
+                f'"{self.name}": {stream.shape[1]} positions of the residual stream do not fit its {self.size[0]} '
+                "queries; beams run side by side, and a call that was interrupted has no stream"
+            )
+        return stream
+
+
+def _bytes_with_evicted(tensor: Tensor, evicted: int) -> int:
+    """Return the size of the tensor with a place for each evicted key."""
+    batch, heads, keys, width = tensor.shape
+    return batch * heads * (evicted + keys) * width * tensor.element_size()
+
+
+def one_head(call: RecordedCall, number: SupportsIndex, sequence: SupportsIndex = 0) -> OneHead:
+    """Return the queries, keys, values and definition of one head in one sequence, as views of the call's tensors.
+
+    `number` is the head's number in the model. Negative numbers count from the last head kept and the last sequence.
+    Raise a ValueError that names the range if there is no such head or sequence.
+    """
+    place, batch, heads = call.head_index(number), call.facts.shape[0], len(call.heads)
+    sequence = check_index("sequence", sequence, batch, of=f'"{call.name}"')
+    one = slice(sequence, sequence + 1)
+    key_head = int(key_heads_of(torch.tensor([place]), heads, call.keys.shape[1]))
+    own, shared = (one, slice(place, place + 1)), (one, slice(key_head, key_head + 1))
+    attention = restrict_to_heads(call.kept_attention(), torch.tensor([place]), heads)
+    return OneHead(
+        queries=call.queries[own],
+        keys=call.keys[shared],
+        values=call.values[shared] if isinstance(call, StepsCall) else None,
+        attention=restrict_to_sequences(attention, torch.tensor([sequence]), batch),
+        lse=None if call.lse is None else call.lse[own],
+    )

@@ -1,0 +1,342 @@
+"""`RecordedCall`: what a recording keeps of one call of an attention, and how the call grows token by token.
+
+The subclasses, one for each value of `ts.watch(keep=...)`, are in summaries_call.py and queries_keys_call.py.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, SupportsIndex
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..attention import Attention
+from ..attention.restrict import restrict_to_queries
+from ..attention.values import tensors
+from ..survey import Survey
+from ..survey.extend import Size
+from ..trace.trace import Tokens, Trace
+from ..words import whole_number
+from .attention_call import AttentionCall, QuerySelection, all_queries, seems_cross_attention
+from .continuation import continues, fingerprints, same_bits
+from .head_shares import Places
+from .storage import GrowingTensor, Store, StoredParts, StoredTensor, on_device
+from .survey_queue import SurveyQueue
+
+TOP = 8
+CROSS = ("cross", "cross_attn", "encoder_attn", "EncDecAttention", "crossattention")  # if a recording has no `across`
+MapSize = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class KeepOptions:
+    """What a recording keeps of each call, and where; see `ts.watch`."""
+
+    top: int = TOP
+    map: MapSize | None = None
+    queries: QuerySelection = all_queries
+    store: Store = on_device
+
+
+@dataclass
+class CallFacts:
+    """Everything known about a call besides its tensors."""
+
+    name: str
+    heads: tuple[int, ...]
+    """The number of each head in the model."""
+    dropout: float
+    attention: Attention
+    size: Size
+    """The number of queries and of keys."""
+    rows: list[int] | None
+    """The queries that were kept; None is all."""
+    shape: tuple[int, int, int, int]
+    """batch, key heads, d_q, d_k"""
+    dtype: torch.dtype
+    device: torch.device
+    """The device on which the model ran."""
+    engine: str | None = None
+    recorded: MapSize | None = None
+    """The size of the map that was kept."""
+    across: bool | None = None
+    """Whether queries and keys come from two sequences; None in a recording that does not say."""
+
+
+class RecordedCall(ABC):
+    """What was kept of one call of an attention.
+
+    Calls that continue a sequence, as decoding token by token does, are appended to the first and count as one call.
+    """
+
+    keep: ClassVar[str]
+    fingerprints_of_keys_come_late: ClassVar[bool] = False
+    """Whether the survey computes the fingerprints of the keys, and not the constructor."""
+
+    facts: CallFacts
+    _parts: StoredParts
+    _fingerprints: list[GrowingTensor]
+    """Of each of `AttentionCall.identifying_tensors`."""
+    _first_query: Tensor | None = None
+    """Tells sequences apart whose keys are equal, as in cross-attention."""
+
+    def __init__(self, name: str, call: AttentionCall, options: KeepOptions, queue: SurveyQueue) -> None:
+        call = call.with_evicted_keys()
+        self.options, self.kind = options, call.kind
+        (batch, key_heads, _, d_k), d_q = call.keys.shape, call.queries.shape[-1]
+        self.facts = CallFacts(
+            name=name,
+            heads=call.heads,
+            dropout=call.dropout,
+            attention=call.attention.clone(),
+            size=call.size,
+            rows=None if options.queries is all_queries else [],
+            shape=(batch, key_heads, d_q, d_k),
+            dtype=call.queries.dtype,
+            device=call.queries.device,
+            across=call.is_cross_attention,
+        )
+        self._parts = StoredParts(options.store)
+        if call.attention.mask.same_for_all_queries:
+            self._first_query = call.queries[:, :, :1].detach().clone()
+        identifying = call.identifying_tensors[1:] if self.fingerprints_of_keys_come_late else call.identifying_tensors
+        self._fingerprints = [GrowingTensor(fingerprints(tensor), 2, owned=True) for tensor in identifying]
+        self._store_first(self._select_queries(call, 0), queue)
+        self._store_ids(call, 0)
+
+    @classmethod
+    def opened(cls, facts: CallFacts, parts: Mapping[str, StoredTensor]) -> "RecordedCall":
+        """Return a call that was read from a file; nothing can be appended to such a call."""
+        call = cls.__new__(cls)
+        call.facts, call._parts, call._fingerprints = facts, StoredParts(on_device, parts), []
+        return call
+
+    # ------------------------------------------------------------------------------------------------------ growing
+
+    def is_continued_by(self, call: AttentionCall, *, same_run: bool) -> bool:
+        """Return whether `call` is the rest of this one.
+
+        Over the same keys, `call` may also begin another sequence: if it belongs to another run of the model, or if
+        its first query is the one this call began with.
+        """
+        self._wait()
+        if (
+            call.kind != self.kind
+            or not (call.size[1] > self.size[1] or (same_run and self._began_with_another_query(call)))
+            or not continues(self.attention, self.size, call)
+        ):
+            return False
+        old = slice(0, self.size[1] - call.evicted)
+        return all(
+            same_bits(known.tensor[:, :, call.evicted :], fingerprints(now[:, :, old]))
+            for known, now in zip(self._fingerprints, call.identifying_tensors, strict=True)
+        )
+
+    def _began_with_another_query(self, call: AttentionCall) -> bool:
+        return self._first_query is not None and not same_bits(self._first_query, call.queries[:, :, :1])
+
+    def append(self, call: AttentionCall) -> None:
+        """Append a call for which `is_continued_by` is true."""
+        queries, keys = self.size
+        self._store_more(self._select_queries(call, queries), keys - call.evicted)
+        self._store_ids(call, queries)
+        for known, new in zip(self._fingerprints, call.identifying_tensors, strict=True):
+            known.append(fingerprints(new[:, :, keys - call.evicted :]))
+        self.facts.size = (queries + call.size[0], call.size[1])
+        if call.attention != self.attention:
+            self.facts.attention = call.attention.clone()
+
+    @abstractmethod
+    def _store_first(self, call: AttentionCall, queue: SurveyQueue) -> None:
+        """Store the first queries of a sequence."""
+
+    @abstractmethod
+    def _store_more(self, call: AttentionCall, known: int) -> None:
+        """Store queries that continue the sequence; the first `known` of the call's keys are stored already."""
+
+    @classmethod
+    @abstractmethod
+    def expected_bytes(cls, call: AttentionCall, options: KeepOptions) -> int:
+        """Return how many bytes would be kept of the call."""
+
+    def _select_queries(self, call: AttentionCall, before: int) -> AttentionCall:
+        """Return the call with the queries that are to be kept; `before` queries came earlier."""
+        if self.facts.rows is None:
+            return call
+        which = self.options.queries(call.size[0], before)
+        self.facts.rows += [before + row for row in which]
+        return call.select_queries(torch.tensor(which, dtype=torch.long))
+
+    def _store_ids(self, call: AttentionCall, before: int) -> None:
+        """Store the token ids, as long as those of every query are known."""
+        if before == 0 and call.key_ids is not None:
+            self._parts.grow("key_ids", call.key_ids, 1, owned=True)
+        if call.query_ids is not None and (before == 0 or "query_ids" in self._parts):
+            self._parts.grow("query_ids", call.query_ids, 1, owned=True)
+        else:
+            self._parts.pop("query_ids", None)
+
+    # ------------------------------------------------------------------------------------------------------ reading
+
+    @abstractmethod
+    def survey(self, *, top: int | None = None, map: MapSize | None = None) -> Survey:
+        """Return the survey of all heads; see `ts.survey`."""
+
+    @abstractmethod
+    def shares(self, places: Places) -> Float[Tensor, "batch heads sum"]:
+        """Return the share of each habit of each head, summed over the queries; see `head_shares.shares`."""
+
+    def head(self, number: SupportsIndex) -> Survey:
+        """Return the survey of one head, by its number in the model; -1 is the last head that was kept."""
+        return self.survey().head(self.head_index(number))
+
+    def head_index(self, number: SupportsIndex) -> int:
+        """Return the index of a head among those kept; raise a ValueError that lists the heads if it was not kept.
+
+        `number` is the head's number in the model; a negative number counts from the last head that was kept.
+        """
+        number, count = whole_number("head", number), len(self.heads)
+        if -count <= number < 0:
+            return count + number
+        if number not in self.heads:
+            negative = f", and -{count} to -1 count from the last" if count else ""
+            kept = ", ".join(map(str, self.heads))
+            raise ValueError(f'there is no head {number} of "{self.name}"; kept are {kept}{negative}')
+        return self.heads.index(number)
+
+    def trace(self, tokens: Tokens | None = None) -> Trace:
+        """Return every step; see `ts.trace`. The random dropout of a training step is not applied."""
+        raise self._not_kept("trace()", "steps")
+
+    @property
+    def parts(self) -> dict[str, StoredTensor]:
+        """The tensors that are kept, by name."""
+        self._wait()
+        return self._parts
+
+    @abstractmethod
+    def _wait(self) -> None:
+        """Wait until `_parts` and `_fingerprints` are complete."""
+
+    @property
+    def name(self) -> str:
+        """The name of the attention in the model."""
+        return self.facts.name
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """The number of each head in the model."""
+        return self.facts.heads
+
+    @property
+    def size(self) -> Size:
+        """The number of queries and of keys."""
+        return self.facts.size
+
+    @property
+    def across(self) -> bool:
+        """Whether queries and keys come from two sequences, as in the cross-attention of a decoder."""
+        if self.facts.across is not None:
+            return self.facts.across
+        named = self.name.rpartition(".")[2] in CROSS
+        return named or "key_ids" in self._parts or seems_cross_attention(self.attention, self.size)
+
+    @property
+    def attention(self) -> Attention:
+        """The definition, over all queries."""
+        return self.facts.attention
+
+    @property
+    def dropout(self) -> float:
+        """The probability with which the model dropped weights."""
+        return self.facts.dropout
+
+    @property
+    def rows(self) -> list[int]:
+        """The numbers of the queries that were kept."""
+        return list(range(self.size[0])) if self.facts.rows is None else self.facts.rows
+
+    @property
+    def queries(self) -> Float[Tensor, "batch heads query d_q"]:
+        """The queries; keep="summaries" does not keep them."""
+        raise self._not_kept("queries", "queries-keys")
+
+    @property
+    def keys(self) -> Float[Tensor, "batch key_heads key d_k"]:
+        """The keys; keep="summaries" does not keep them."""
+        raise self._not_kept("keys", "queries-keys")
+
+    @property
+    def lse(self) -> Float[Tensor, "batch heads query"] | None:
+        """ln Σ exp(score) of each query, if kept: part of a summary, or as the engine that ran returned it."""
+        return self.parts["lse"].tensor if "lse" in self.parts else None
+
+    @property
+    def values(self) -> Float[Tensor, "batch key_heads key d_v"]:
+        """The values; only keep="steps" keeps them."""
+        raise self._not_kept("values", "steps")
+
+    @property
+    def before(self) -> Float[Tensor, "batch query d_model"]:
+        """The residual stream before the attention's add & norm."""
+        raise self._not_kept("before", "steps")
+
+    @property
+    def after(self) -> Float[Tensor, "batch query d_model"]:
+        """The residual stream after the attention's add & norm: x + output, normalised in a post-norm model."""
+        raise self._not_kept("after", "steps")
+
+    @property
+    def query_ids(self) -> Int[Tensor, "batch query"] | None:
+        """The token ids of the queries, if the model was given any."""
+        return self._ids("query_ids", self.size[0])
+
+    @property
+    def key_ids(self) -> Int[Tensor, "batch key"] | None:
+        """The token ids of the keys: those of the queries, or of the other sequence."""
+        if "key_ids" in self.parts:
+            return self._ids("key_ids", self.size[1])
+        return self.query_ids if self.size[0] == self.size[1] and not self.across else None
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes are kept, in memory or in files."""
+        return nbytes_of([self])
+
+    def _other_tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors that are kept besides the parts and the fingerprints."""
+        yield from tensors(self.attention)
+        if self._first_query is not None:
+            yield self._first_query
+
+    def _ids(self, name: str, count: int) -> Tensor | None:
+        part = self.parts.get(name)
+        return None if part is None or part.tensor.shape[1] != count else part.tensor
+
+    def kept_attention(self) -> Attention:
+        """Return the definition over the queries that were kept."""
+        rows = self.facts.rows
+        return (
+            self.attention
+            if rows is None
+            else restrict_to_queries(self.attention, torch.tensor(rows).long(), self.size)
+        )
+
+    def _not_kept(self, what: str, keep: str) -> ValueError:
+        return ValueError(f'"{self.name}" has no {what}: keep="{self.keep}" did not keep it, keep="{keep}" does')
+
+
+def nbytes_of(calls: Sequence[RecordedCall]) -> int:
+    """Return how many bytes these calls keep, in memory or in files; shared memory is counted once."""
+    parts = [part for call in calls for part in (*call.parts.values(), *call._fingerprints)]
+    in_files = sum(part.nbytes for part in parts if not isinstance(part, GrowingTensor))
+    in_memory = [part.memory for part in parts if isinstance(part, GrowingTensor)]
+    views: dict[int, set[tuple[int, int]]] = {}
+    storages: dict[int, int] = {}
+    for tensor in (*in_memory, *(tensor for call in calls for tensor in call._other_tensors())):
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+        views.setdefault(storage.data_ptr(), set()).add((int(tensor.storage_offset()), tensor.nbytes))
+    return in_files + sum(min(total, sum(size for _, size in views[at])) for at, total in storages.items())

@@ -1,0 +1,160 @@
+"""`SummariesCall`, for keep="summaries": the numbers of a survey, computed while the model runs."""
+
+import warnings
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..survey import Summary, Survey, survey_unchecked
+from ..survey.summary import compute_dtype
+from .attention_call import AttentionCall
+from .head_shares import COUNTS, NAMES, BatchTokens, Places, shares
+from .recorded_call import CallFacts, KeepOptions, MapSize, RecordedCall
+from .storage import GrowingTensor, StoredParts
+from .survey_queue import SurveyDestination, SurveyQueue, SurveyResult
+
+
+class SummariesCall(RecordedCall):
+    """Keep the numbers of a survey, computed while the model runs; queries and keys are not kept."""
+
+    keep = "summaries"
+    fingerprints_of_keys_come_late = True
+    _pending: "PendingSummary | None" = None
+    """The survey of the first queries, until its result is read."""
+    _text: BatchTokens | None = None
+
+    def _store_first(self, call: AttentionCall, queue: SurveyQueue) -> None:
+        if call.query_ids is not None:
+            self._text = queue.tokens(call.query_ids)
+        self._pending = PendingSummary(queue, SummaryDestination(self.facts, self._parts, self._fingerprints))
+        queue.add(call._replace(text=self._text), self._pending.destination)
+
+    def _store_more(self, call: AttentionCall, known: int) -> None:
+        self._text = None if self._text is None or call.query_ids is None else self._text.followed_by(call.query_ids)
+        call = call._replace(text=self._text)
+        attention = call.attention_over_present_keys
+        seen = survey_unchecked(call.queries, call.keys, attention, top=self.options.top, lse=call.lse)
+        self._add_received(seen.summary.received, call.evicted, known)
+        summed = self._parts["shares"].tensor
+        summed.add_(shares(call.queries, call.keys, attention, seen.summary, call.places).to(summed.device))
+        if self._parts.pop("map", None) is not None:  # the rows of a longer text have other borders
+            warnings.warn(
+                "watch(map=...) keeps the map of a text that is read at once; more was read or generated after it, so "
+                'the map is dropped; keep="queries-keys" has maps of the whole text',
+                stacklevel=2,
+            )
+        self.facts.engine, self.facts.recorded = seen.engine, None
+        store_rows(self._parts, seen.summary, call.evicted)
+
+    def _add_received(self, more: Float[Tensor, "batch heads key"], evicted: int, known: int) -> None:
+        """Add to the sums in float64: there are as many summands as calls."""
+        received = self._parts["received"]
+        if received.tensor.dtype != torch.float64:
+            received = self._parts["received"] = GrowingTensor(received.tensor.double(), 2, self.options.store)
+        assert isinstance(received, GrowingTensor)
+        received.append(torch.zeros_like(more[:, :, known:]))
+        received.tensor[:, :, evicted:].add_(more.to(received.memory.device))
+
+    def _wait(self) -> None:
+        """Run the survey if it is still queued, and order the current stream after it."""
+        if self._pending is not None:
+            queue, destination = self._pending
+            if not destination.received:
+                queue.flush()
+            queue.wait(*(part.tensor for part in (*self._parts.values(), *self._fingerprints)))
+            self._pending = None
+
+    def _other_tensors(self) -> Iterator[Tensor]:
+        yield from super()._other_tensors()
+        if self._text is not None:
+            yield from self._text.tensors()
+
+    @classmethod
+    def expected_bytes(cls, call: AttentionCall, options: KeepOptions) -> int:
+        (batch, heads, queries, _), keys = call.queries.shape, call.size[1]
+        number = compute_dtype(call.queries).itemsize
+        rows = len(options.queries(queries, 0))
+        pooled = 0 if options.map is None else min(options.map[0], rows) * min(options.map[1], keys)
+        sums = 8 * (len(NAMES) + len(COUNTS))
+        return (
+            batch * heads * (number * (2 * rows + keys + options.top * rows + pooled) + 4 * options.top * rows + sums)
+        )
+
+    def survey(self, *, top: int | None = None, map: MapSize | None = None) -> Survey:
+        """Return the survey that was kept, with at most the `top` and exactly the `map` of `ts.watch`."""
+        numbers = {name: part.tensor for name, part in self.parts.items()}
+        kept, (batch, key_heads, d_q, d_k) = numbers["top_keys"].shape[-1], self.facts.shape
+        top = kept if top is None else top
+        if not 0 <= top <= kept:
+            raise ValueError(f'"{self.name}" has the top {kept} of each query, not {top}; watch(..., top=...) sets it')
+        if map is not None and map != self.facts.recorded:
+            raise self._not_kept(f"map of {map[0]} x {map[1]}", "queries-keys")
+        heads, rows = numbers["entropy"].shape[1:]
+        return Survey(
+            queries=torch.empty(batch, heads, rows, d_q, dtype=self.facts.dtype, device="meta"),
+            keys=torch.empty(batch, key_heads, self.size[1], d_k, dtype=self.facts.dtype, device="meta"),
+            values=None,
+            attention=self.kept_attention(),
+            engine=self.facts.engine or "",
+            summary=Summary(
+                lse=numbers.get("lse"),
+                received=numbers["received"].to(numbers["entropy"].dtype, copy=True),  # later calls add in place
+                entropy=numbers["entropy"],
+                top_weights=numbers["top_weights"][..., :top],
+                top_keys=numbers["top_keys"][..., :top],
+                map=numbers.get("map"),
+            ),
+            recorded=self.facts.recorded,
+            context=None,
+        )
+
+    def shares(self, places: Places) -> Float[Tensor, "batch heads sum"]:
+        """Return the sums as they were computed; NaN in a recording of a version that did not keep them."""
+        part = self.parts.get("shares")
+        if part is not None:
+            return part.tensor
+        heads = (self.facts.shape[0], len(self.heads))
+        return torch.full((*heads, len(NAMES) + len(COUNTS)), torch.nan, dtype=torch.float64)
+
+
+class SummaryDestination(SurveyDestination):
+    """Store the result of a queued survey in the parts of a SummariesCall.
+
+    The queue refers to this object and not to the call, and this object refers to neither: without a reference cycle,
+    the memory of a recording is freed as soon as the last reference to the recording is gone.
+    """
+
+    def __init__(self, facts: CallFacts, parts: StoredParts, fingerprints: list[GrowingTensor]) -> None:
+        self.facts, self.parts, self.fingerprints = facts, parts, fingerprints
+        self.received = False
+
+    def receive(self, result: SurveyResult) -> None:
+        self.received, summary = True, result.summary
+        self.fingerprints.insert(0, GrowingTensor(result.fingerprints, 2, owned=True))
+        self.facts.engine = result.engine
+        self.facts.recorded = None if summary.map is None else (summary.map.shape[-2], summary.map.shape[-1])
+        self.parts.grow("received", summary.received, owned=True)
+        self.parts.grow("shares", result.shares)
+        if summary.map is not None:
+            self.parts.grow("map", summary.map, owned=True)
+        store_rows(self.parts, summary, 0)
+
+
+class PendingSummary(NamedTuple):
+    """A survey that was handed to a queue."""
+
+    queue: SurveyQueue
+    destination: SummaryDestination
+
+
+def store_rows(parts: StoredParts, summary: Summary, evicted: int) -> None:
+    """Store the numbers of each query; keys are counted from the first one ever, evicted keys included."""
+    if summary.lse is not None:
+        parts.grow("lse", summary.lse, owned=True)
+    parts.grow("entropy", summary.entropy, owned=True)
+    parts.grow("top_weights", summary.top_weights, owned=True)
+    keys = torch.where(summary.top_keys < 0, -1, summary.top_keys + evicted) if evicted else summary.top_keys
+    parts.grow("top_keys", keys, owned=True)
