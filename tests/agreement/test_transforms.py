@@ -261,6 +261,17 @@ def test_a_definition_can_be_built_inside_a_compiled_function(unchecked):
     assert_near(torch.compile(attend, backend="eager", fullgraph=True)(*inputs), attend(*inputs))
 
 
+@pytest.mark.parametrize("key_heads", [1, 4])
+def test_dynamic_lengths_inside_torch_compile(unchecked, key_heads):
+    """torch.compile(dynamic=True) passes symbolic sizes, and torch's kernel takes no symbolic flag."""
+    torch._dynamo.reset()
+    compiled = torch.compile(ts.attend, dynamic=True, backend="eager", fullgraph=True)
+    attention = ts.Attention(mask=ts.causal)
+    for queries, keys in ((1, 9), (1, 30), (17, 17), (5, 40)):
+        q, (k, v) = torch.randn(2, 4, queries, 16), torch.randn(2, 2, key_heads, keys, 16)
+        assert_near(compiled(q, k, v, attention), ts.attend(q, k, v, attention, engine="reference"))
+
+
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_compiled_function_is_not_taken_for_an_export(strict, unchecked):
     """torch 2.11 reports an export whenever it compiles; then everything would run on `reference`."""

@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from ..attention import Attention, Mask, Pairs, everyone, softmax
 from ..attention.values import has_data, identity_key, tensors, to_device
-from .torch_modes import is_exporting
+from . import torch_modes
 
 TILE = 128  # queries and keys of a block, FlexAttention's own default
 MIN_FEATURES = 16  # a narrower product does not fit a tensor core
@@ -58,7 +58,7 @@ def cannot(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, 
         return f"it does not run on {queries.device.type} devices"
     if not torch.compiler.is_compiling() and not has_data(queries):
         return "it needs tensors with data"
-    if is_exporting():
+    if torch_modes.is_exporting():
         return "torch.export cannot hold a kernel that is compiled for one size"
     elsewhere = next((tensor.device for tensor in tensors(attention) if tensor.device != queries.device), None)
     if elsewhere is not None and torch.compiler.is_compiling():
@@ -122,7 +122,7 @@ def _run_kernel(
         score_mod=None if moved.softcap is None and moved.bias is None else score_mod,
         block_mask=None if attention.mask == everyone else _block_mask(attention.mask, queries, keys),
         scale=scale,
-        enable_gqa=queries.shape[1] != keys.shape[1],
+        enable_gqa=torch_modes.constant(queries.shape[1] != keys.shape[1]),
         kernel_options=_kernel_options(queries, moved),
         return_aux=request,
     )

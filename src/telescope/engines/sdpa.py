@@ -140,9 +140,11 @@ def _fused(
     options: dict[str, Any] = {
         "attn_mask": added,
         "dropout_p": dropout,
-        "is_causal": bool(square and of[0] != 1),  # which in torch aligns the first query with the first key
+        "is_causal": torch_modes.constant(
+            square and of[0] != 1
+        ),  # which in torch aligns the first query with the first key
         "scale": scale,
-        "enable_gqa": queries.shape[1] != keys.shape[1],
+        "enable_gqa": torch_modes.constant(queries.shape[1] != keys.shape[1]),
     }
     if queries.is_cuda and not square and _needs_gradient(queries, keys, values, attention):
         with sdpa_kernel(SOUND_GRADIENTS):

@@ -74,3 +74,10 @@ def _transform_levels() -> list[str]:
     """Return the names of the torch.func transforms around this call, the outermost first."""
     stack = torch._C._functorch.get_interpreter_stack()
     return [level.key().name for level in stack] if stack else []
+
+
+def constant(condition: bool) -> bool:
+    """Return the condition as a constant: torch's kernels need one inside torch.compile, where sizes may be symbols."""
+    if condition:  # noqa: SIM103, bool(condition) would stay a symbol
+        return True
+    return False
