@@ -140,9 +140,8 @@ def _fused(
     options: dict[str, Any] = {
         "attn_mask": added,
         "dropout_p": dropout,
-        "is_causal": torch_modes.constant(
-            square and of[0] != 1
-        ),  # which in torch aligns the first query with the first key
+        # torch's own causal mask aligns the first query with the first key
+        "is_causal": torch_modes.constant(square and of[0] != 1),
         "scale": scale,
         "enable_gqa": torch_modes.constant(queries.shape[1] != keys.shape[1]),
     }

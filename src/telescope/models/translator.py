@@ -1,5 +1,6 @@
 """The base class of models that read a source and write a target: logits and loss, and what `decode` checks."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from jaxtyping import Float, Int
@@ -11,7 +12,7 @@ from .loss import Reduction, cross_entropy
 from .model import Model
 
 
-class Translator(Model):
+class Translator(Model, ABC):
     """The base class of Transformer and LuongTranslator, which implement `hidden` and `head_weight`."""
 
     config: Any  # has the fields vocabulary and target_vocabulary
@@ -55,6 +56,7 @@ class Translator(Model):
         """Return hidden states times the head, plus its bias where it has one."""
         return linear(hidden, self.head_weight, self.head_bias)
 
+    @abstractmethod
     def hidden(
         self,
         source: Int[Tensor, "batch n"],
@@ -63,7 +65,6 @@ class Translator(Model):
         target_mask: Mask | None = None,
     ) -> Float[Tensor, "batch m d_model"]:
         """Return the decoder's hidden states for the target, given the source; `logits` turns them into logits."""
-        raise NotImplementedError
 
     @property
     def vocabulary(self) -> int:
@@ -72,9 +73,9 @@ class Translator(Model):
         return size
 
     @property
+    @abstractmethod
     def head_weight(self) -> Float[Tensor, "vocabulary d_model"]:
         """The matrix that turns hidden states into logits."""
-        raise NotImplementedError
 
 
 def check_memory_or_cache(memory: Any, cache: Any) -> None:
