@@ -212,7 +212,9 @@ def test_a_compiled_function_calls_a_watched_model():
 def test_gradient_checkpointing_records_each_layer_once(reentrant, inside):
     model = FAMILIES["llama"].model().train()
     results = []
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    # transformers 5.23 renamed it
+    enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+    enable({"use_reentrant": reentrant})
     for watching in (False, True):
         model.zero_grad()
         with ts.watch(model) if watching else nullcontext() as recording:
