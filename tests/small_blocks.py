@@ -40,7 +40,6 @@ LADDER = {  # what reads off a matrix block by block; engines, kernels and tiles
     "agreement/test_watch.py",
     "golden/test_survey_golden.py",
     "golden/test_watch_golden.py",
-    "properties/test_survey_properties.py",
 }
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import telescope as ts
+from small_blocks import small_blocks
 from strategies import Shape, composite, definitions, normal, position_masks, seeds, shapes, tensors
 from telescope.survey import chunked
 
@@ -15,9 +16,9 @@ SUMMARY = ("lse", "received", "entropy", "top_weights")
 
 
 @pytest.fixture(autouse=True, scope="module")
-def small_blocks():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(chunked.SCORES, "cpu", 60)
+def many_blocks():
+    """Cut small attentions into many blocks: with the usual sizes, one block would hold all of it."""
+    with small_blocks():
         yield
 
 
