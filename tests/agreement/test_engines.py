@@ -83,7 +83,7 @@ def score_by_hand(score, q, k, head):
 
 
 @given(st.data())
-@settings(max_examples=80)
+@settings(max_examples=150)
 def test_reference_is_the_formula(data):
     shape = data.draw(shapes().filter(lambda shape: math.prod(shape.whole) < 300))
     attention = data.draw(definitions(shape))
@@ -141,7 +141,7 @@ def test_sdpa_agrees_wherever_it_can_run():
 
 
 @given(st.data())
-@settings(max_examples=80)
+@settings(max_examples=150)
 def test_sdpa_takes_one_query_with_any_mask(data):
     shape = Shape(**vars(data.draw(shapes())) | {"queries": 1})
     attention = data.draw(fused(shape))
@@ -155,7 +155,7 @@ def test_sdpa_takes_any_mask_a_block_of_queries_at_a_time(monkeypatch):
     ran = Counter()
 
     @given(st.data())
-    @settings(max_examples=80)
+    @settings(max_examples=200)
     def compare(data):
         shape = data.draw(shapes())
         attention = ts.Attention(
@@ -172,7 +172,7 @@ def test_sdpa_takes_any_mask_a_block_of_queries_at_a_time(monkeypatch):
 
 
 @given(st.data())
-@settings(max_examples=180)
+@settings(max_examples=300)
 def test_attend_agrees_for_every_definition(data):
     shape = data.draw(shapes())
     attention = data.draw(st.one_of(definitions(shape), fused(shape)))
@@ -184,7 +184,7 @@ def test_chunked_agrees_for_every_definition():
     ran = Counter()
 
     @given(st.data())
-    @settings(max_examples=180)
+    @settings(max_examples=300)
     def compare(data):
         shape = data.draw(shapes())
         attention = data.draw(definitions(shape))

@@ -107,7 +107,7 @@ def by_hand(weights, masked, top):
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=100)
 def test_reference_is_the_formula(data):
     shape = data.draw(shapes().filter(lambda shape: math.prod(shape.whole) < 300))
     attention = data.draw(definitions(shape))
@@ -141,7 +141,7 @@ def map_by_hand(weights, cells, b):
 
 @on_every_engine
 @given(st.data())
-@settings(max_examples=80)
+@settings(max_examples=150)
 def test_engines_agree(engine, data):
     shape = data.draw(shapes())
     attention = data.draw(definitions(shape))
@@ -271,7 +271,7 @@ def test_without_features_all_weights_are_equal(engine):
 
 @on_all
 @given(st.data())
-@settings(max_examples=80)
+@settings(max_examples=150)
 def test_of_equal_scores_the_lower_key_comes_first(engine, data):
     """Scores of small whole numbers: many are equal, and every engine computes them without rounding."""
     shape = Shape(**vars(data.draw(shapes())) | {"d_k": data.draw(st.sampled_from([1, 4, 16]))})

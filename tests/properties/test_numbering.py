@@ -164,7 +164,7 @@ def of_numbers(tensor, *numbers):
     return tensor
 
 
-@settings(max_examples=120)
+@settings(max_examples=300)
 @given(parts())
 def test_a_part_computes_what_the_whole_computes_there(drawn):
     part, (weights, context) = drawn
@@ -175,7 +175,7 @@ def test_a_part_computes_what_the_whole_computes_there(drawn):
             assert_near(ts.attend(*inputs, part.attention, engine=name), of_numbers(context, *part.numbers[:3]))
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(parts())
 def test_the_properties_of_a_restricted_mask_are_true(drawn):
     """Its spans, whether it is the same for all queries, and its form for the last query."""
