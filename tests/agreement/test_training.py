@@ -23,7 +23,8 @@ from telescope.training import (
     learning_rate,
     objectives,
 )
-from telescope.training.objectives import Learner, health
+from telescope.training.health import health
+from telescope.training.objectives import Learner
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 

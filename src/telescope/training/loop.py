@@ -18,7 +18,8 @@ from . import checkpoint, processes
 from .batch import Data
 from .checkpoint import Checkpoint
 from .events import Event, Finished, HeadsWatched, Logged, Report, Saved, Started, Stopped, Validated, tensorboard
-from .objectives import Heads, Learner, Objective, health
+from .health import Heads, health
+from .objectives import Learner, Objective
 from .processes import Processes
 from .progress import Clock, terminal_report
 from .settings import Training, TrainingError, learning_rate

@@ -1,28 +1,21 @@
-"""Objectives: functions from a model and a batch to the summed loss; and the health of the heads on a batch.
-
-A step divides the sum by all its targets.
-"""
+"""Objectives: functions from a model and a batch to the summed loss. A step divides the sum by all its targets."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ..attention import padding
 from ..models import Model
-from ..survey import Survey
-from ..watch.watch import watch
 from .batch import IGNORE, Batch, PairBatch, TextBatch
 from .settings import Training
 
 # objective(model, batch, label_smoothing=0.0, agreement=0.0) returns the summed loss of the batch's targets, except
 # those that are IGNORE.
 Objective = Callable[..., Tensor]
-
-Heads = dict[str, tuple[float, ...]]  # one number for each head, by the name of the attention
 
 
 def language(
@@ -134,41 +127,3 @@ class Learner(nn.Module):
         with torch.autocast(device, torch.bfloat16, enabled=self.bf16 and device != "cpu"):
             total = self.objective(self.model, batch, **self.options)
         return total.float() / divisor if total.dtype != torch.float64 else total / divisor
-
-
-# ---------------------------------------------------------------------------------------------- the health of the heads
-
-
-@torch.no_grad()
-def health(model: Model, batch: Any, objective: Objective) -> tuple[Heads, Heads]:
-    """Return the mean entropy of each head's queries, in nats, and each head's largest logit, on one batch.
-
-    A collapsed entropy and exploding logits are signs that a training fails. Queries that are padding, or whose target
-    is IGNORE, are left out.
-    """
-    with watch(model, keep="summaries", top=1) as recording:
-        objective(model, batch)
-    entropy, logit = {}, {}
-    for name, watched in recording.items():
-        if watched.calls:
-            survey = watched.survey()
-            counted = _counted_queries(name, batch)[:, None]
-            entropy[name] = tuple((survey.entropy * counted).sum((0, 2)).div(counted.sum()).tolist())
-            logit[name] = tuple(_largest_logits(survey).masked_fill(~counted, -torch.inf).amax((0, 2)).tolist())
-    return entropy, logit
-
-
-def _largest_logits(survey: Survey) -> Float[Tensor, "batch heads query"]:
-    """Return the largest logit of each query: its peak weight is exp(logit - lse). Without a softmax it is NaN."""
-    if survey.lse is None:
-        return survey.peak.weight.new_full(survey.peak.weight.shape, torch.nan)
-    return survey.lse + survey.peak.weight.log()
-
-
-def _counted_queries(name: str, batch: Any) -> Bool[Tensor, "batch query"]:
-    """Return which queries count: an encoder's are the source's tokens, all others the positions with a target."""
-    has_target: Tensor = batch.targets != IGNORE
-    if isinstance(batch, PairBatch) and name.startswith("encoder"):
-        place = torch.arange(batch.source.shape[1], device=has_target.device)
-        return (place < batch.lengths[:, None]) & has_target.any(1, keepdim=True)
-    return has_target
