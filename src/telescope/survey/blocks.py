@@ -55,7 +55,7 @@ def blocks(queries: Tensor, keys: Tensor, attention: Attention, most: int) -> It
     """Yield every block in which a key is seen, of at most `most` scores, or of one row if a row has more."""
     rows = queries.shape[-2]
     most = most // attention.score.numbers_per_score(queries, keys)
-    start, stop, complete = _spans(queries, keys, attention)
+    start, stop, complete = row_spans(queries, keys, attention)
     for sequences, heads in _matrices(queries, keys, attention, most):
         first, last = start[sequences, heads].amin((0, 1)), stop[sequences, heads].amax((0, 1))
         matrices = (sequences.stop - sequences.start) * (heads.stop - heads.start)
@@ -77,7 +77,7 @@ def blocks(queries: Tensor, keys: Tensor, attention: Attention, most: int) -> It
             row += count
 
 
-def _spans(queries: Tensor, keys: Tensor, attention: Attention) -> tuple[Tensor, Tensor, bool]:
+def row_spans(queries: Tensor, keys: Tensor, attention: Attention) -> tuple[Tensor, Tensor, bool]:
     """Return the first key each row sees and one past the last, (batch, heads, query), and whether it sees all between.
 
     A row that sees nothing starts at the last key and stops at the first, so that no block grows by it.

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from ..attention import Attention
 from ..words import hint
-from . import chunked, reference, triton
+from . import chunked, fused, reference, triton
 from .cells import Cells
 
 ENGINES: dict[str, ModuleType] = {  # in order of preference
     "triton": triton,
+    "fused": fused,
     "chunked": chunked,
     "reference": reference,
 }

@@ -301,7 +301,7 @@ def survey_unchecked(
     """
     chosen = choose(queries, keys, attention, top, engine)
     cells = None if map is None else _cells(queries, keys, *_pair(map), "share", None)
-    extra = () if marks is None or chosen != "chunked" else (marks,)
+    extra = () if marks is None or chosen not in ("chunked", "fused") else (marks,)
     summary = ENGINES[chosen].summarize(queries, keys, attention, lse, top, cells, *extra)
     return Survey(queries, keys, None, attention, chosen, summary, map, None)
 

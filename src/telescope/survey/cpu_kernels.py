@@ -1,0 +1,508 @@
+"""The survey's kernels for a CPU, compiled by numba: each strip of scores is read while it is in the cache.
+
+numba's own loops do not vectorise a maximum, a tile of products or an exponential well. The inner loops are therefore
+written as LLVM vectors (`intrinsic`); the loops around them are Python. Everything is in powers of two: a score is
+multiplied by log2(e) before it gets here, lse are to base two, and 2^(score - lse) is the weight.
+
+All functions release the GIL. numba compiles a function at its first call and keeps the code on disk, next to this
+file or in the user's cache folder. Everything that is compiled stands in this file, since numba compares the cached
+code with the date of one file.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import log, log2
+from typing import Any
+
+import numpy as np
+from llvmlite import binding, ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+FEATURES = binding.get_host_cpu_features()
+VECTOR = 64 if FEATURES.get("avx512f") else 32 if FEATURES.get("avx2") else 16  # bytes of the CPU's vectors
+TILE_ROWS, TILE_VECTORS = (4, 3) if VECTOR == 32 else (8, 2)  # of a tile of products, which stays in registers
+STRIP = 32  # rows whose scores are held at a time, a multiple of TILE_ROWS
+GROUP = 16  # keys whose largest score is written down; the top is searched in the groups with the largest
+LN_2 = log(2.0)
+
+FAST = {"contract", "reassoc", "nsz", "arcp"}  # NaN and infinity keep their meaning
+
+
+def _compiled(function: Callable[..., Any]) -> Any:
+    """Compile a function at its first call, and keep the code on disk where a folder can be written to."""
+    options = {"nogil": True, "fastmath": FAST, "error_model": "numpy", "boundscheck": False}
+    try:
+        return njit(cache=True, **options)(function)
+    except RuntimeError:  # no folder can be written to
+        return njit(**options)(function)
+
+
+# ----------------------------------------------------------------------------------------------------- LLVM vectors
+
+I32, I64 = ir.IntType(32), ir.IntType(64)
+
+
+class Vectors:
+    """Build LLVM code for vectors of float32 or float64."""
+
+    def __init__(self, builder: Any, double: bool) -> None:
+        self.build = builder
+        self.scalar = ir.DoubleType() if double else ir.FloatType()
+        self.bits = 64 if double else 32
+        self.lanes = VECTOR * 8 // self.bits
+        self.type = ir.VectorType(self.scalar, self.lanes)
+        self.integers = ir.VectorType(ir.IntType(self.bits), self.lanes)
+
+    def constant(self, number: float) -> Any:
+        return ir.Constant(self.type, [number] * self.lanes)
+
+    def splat(self, scalar: Any) -> Any:
+        """Return a vector with the scalar in every lane."""
+        undefined = ir.Constant(self.type, ir.Undefined)
+        first = self.build.insert_element(undefined, scalar, ir.Constant(I32, 0))
+        return self.build.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(I32, self.lanes), [0] * self.lanes))
+
+    def load(self, pointer: Any, index: Any) -> Any:
+        vector = self.build.load(self._at(pointer, index))
+        vector.align = self.bits // 8
+        return vector
+
+    def store(self, vector: Any, pointer: Any, index: Any) -> None:
+        self.build.store(vector, self._at(pointer, index)).align = self.bits // 8
+
+    def _at(self, pointer: Any, index: Any) -> Any:
+        return self.build.bitcast(self.build.gep(pointer, [index]), self.type.as_pointer())
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call an LLVM function of vectors, such as fma or floor."""
+        kind = ir.FunctionType(self.type, [self.type] * len(arguments))
+        function = cgutils.get_or_insert_function(
+            self.build.module, kind, f"llvm.{name}.v{self.lanes}f{self.bits}"
+        )
+        return self.build.call(function, arguments)
+
+    def fma(self, x: Any, y: Any, z: Any) -> Any:
+        """Return x · y + z, rounded once."""
+        return self.call("fma", x, y, z)
+
+    def larger(self, x: Any, y: Any) -> Any:
+        return self.build.select(self.build.fcmp_ordered(">", x, y), x, y)
+
+    def exp2(self, x: Any) -> Any:
+        """Return 2^x for x up to 127: 2^floor(x) by its bits, and a polynomial for the rest. Below 2^-126 it is 0."""
+        least, mantissa, bias, polynomial = (-1022.0, 52, 1023, EXP2_DOUBLE) if self.bits == 64 else (-126.0, 23, 127, EXP2)
+        tiny = self.build.fcmp_ordered("<", x, self.constant(least))
+        x = self.build.select(tiny, self.constant(least), x)
+        whole = self.call("floor", x)
+        part = self.build.fsub(x, whole)
+        power = self.constant(polynomial[0])
+        for coefficient in polynomial[1:]:
+            power = self.fma(power, part, self.constant(coefficient))
+        exponent = self.build.add(self.build.fptosi(whole, self.integers), self._integer(bias))
+        scale = self.build.bitcast(self.build.shl(exponent, self._integer(mantissa)), self.type)
+        return self.build.select(tiny, self.constant(0.0), self.build.fmul(power, scale))
+
+    def _integer(self, number: int) -> Any:
+        return ir.Constant(self.integers, [number] * self.lanes)
+
+    def total(self, vector: Any) -> Any:
+        """Return the sum of the lanes."""
+        count = self.lanes
+        while count > 1:
+            count //= 2
+            undefined = ir.Constant(vector.type, ir.Undefined)
+            halves = (
+                self.build.shuffle_vector(
+                    vector, undefined, ir.Constant(ir.VectorType(I32, count), [*range(first, first + count)])
+                )
+                for first in (0, count)
+            )
+            vector = self.build.fadd(*halves)
+        return self.build.extract_element(vector, ir.Constant(I32, 0))
+
+    def variable(self, number: float = 0.0) -> Any:
+        """Return memory for a vector, which LLVM keeps in a register."""
+        memory = cgutils.alloca_once(self.build, self.type)
+        self.build.store(self.constant(number), memory)
+        return memory
+
+    @contextmanager
+    def each(self, count: Any) -> Iterator[Any]:
+        """Build a loop over the first elements of `count` vectors: 0, lanes, 2 · lanes, ..."""
+        with cgutils.for_range(self.build, count) as loop:
+            yield self.build.mul(loop.index, ir.Constant(I64, self.lanes))
+
+    def ahead(self, index: Any, vectors: int) -> Any:
+        return self.build.add(index, ir.Constant(I64, vectors * self.lanes))
+
+
+def _taylor(degree: int) -> list[float]:
+    coefficients = [1.0]
+    for i in range(1, degree + 1):
+        coefficients.append(coefficients[-1] * LN_2 / i)
+    return coefficients[::-1]
+
+
+# 2^x for 0 <= x < 1. float32: a minimax polynomial, relative error 1e-7; float64: as exact as its rounding
+EXP2 = [1.8775767e-3, 8.9893397e-3, 5.5826318e-2, 2.4015361e-1, 6.9315308e-1, 9.9999994e-1]
+EXP2_DOUBLE = _taylor(17)
+
+
+def _is_double(pointer: Any) -> bool:
+    return bool(pointer.dtype == types.float64)
+
+
+@intrinsic
+def at(context: Any, array: Any, index: Any) -> Any:  # noqa: ARG001
+    """Return a pointer to element `index` of a contiguous array."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        made = context.make_array(signature.args[0])(context, builder, arguments[0])
+        return builder.gep(made.data, [arguments[1]])
+
+    return types.CPointer(array.dtype)(array, types.intp), build
+
+
+@intrinsic
+def multiply_tile(context: Any, queries: Any, keys: Any, products: Any, width: Any, features: Any) -> Any:  # noqa: ARG001
+    """Write queries · keys: TILE_ROWS queries (row, feature), a packed tile of keys (feature, key), rows of `width`."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vectors = Vectors(builder, _is_double(signature.args[0]))
+        queries, keys, products, width, features = arguments
+        sums = [[vectors.variable() for _ in range(TILE_VECTORS)] for _ in range(TILE_ROWS)]
+        with cgutils.for_range(builder, features) as loop:
+            first = builder.mul(loop.index, ir.Constant(I64, TILE_VECTORS * vectors.lanes))
+            key = [vectors.load(keys, vectors.ahead(first, i)) for i in range(TILE_VECTORS)]
+            for r, row in enumerate(sums):
+                place = builder.add(builder.mul(ir.Constant(I64, r), features), loop.index)
+                query = vectors.splat(builder.load(builder.gep(queries, [place])))
+                for i, total in enumerate(row):
+                    builder.store(vectors.fma(query, key[i], builder.load(total)), total)
+        for r, row in enumerate(sums):
+            first = builder.mul(ir.Constant(I64, r), width)
+            for i, total in enumerate(row):
+                vectors.store(builder.load(total), products, vectors.ahead(first, i))
+        return context.get_dummy_value()
+
+    return types.void(queries, keys, products, types.intp, types.intp), build
+
+
+@intrinsic
+def group_maxima(context: Any, scores: Any, vectors: Any, maxima: Any) -> Any:  # noqa: ARG001
+    """Write the largest score of each lane over so many vectors."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        scores, count, maxima = arguments
+        vectors = Vectors(builder, _is_double(signature.args[0]))
+        largest = vectors.variable(-np.inf)
+        with vectors.each(count) as index:
+            builder.store(vectors.larger(vectors.load(scores, index), builder.load(largest)), largest)
+        vectors.store(builder.load(largest), maxima, ir.Constant(I64, 0))
+        return context.get_dummy_value()
+
+    return types.void(scores, types.intp, maxima), build
+
+
+@intrinsic
+def exponentials(context: Any, scores: Any, vectors: Any, shift: Any) -> Any:  # noqa: ARG001
+    """Replace scores by p = 2^(score - shift), and return Σ p and Σ p · (score - shift)."""
+    number = scores.dtype
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        scores, count, shift = arguments
+        vectors = Vectors(builder, _is_double(signature.args[0]))
+        shift, least = vectors.splat(shift), vectors.constant(-1e30)  # finite: 0 · least is 0
+        total, spread = vectors.variable(), vectors.variable()
+        with vectors.each(count) as index:
+            x = vectors.larger(least, builder.fsub(vectors.load(scores, index), shift))
+            power = vectors.exp2(x)
+            builder.store(builder.fadd(builder.load(total), power), total)
+            builder.store(vectors.fma(power, x, builder.load(spread)), spread)
+            vectors.store(power, scores, index)
+        sums = [vectors.total(builder.load(sums)) for sums in (total, spread)]
+        return context.make_tuple(builder, signature.return_type, sums)
+
+    return types.UniTuple(number, 2)(scores, types.intp, number), build
+
+
+@intrinsic
+def add_columns(context: Any, powers: Any, width: Any, rows: Any, share: Any, vectors: Any, sums: Any) -> Any:  # noqa: ARG001
+    """Add Σ over the rows of powers · share to sums, for so many vectors of columns."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        powers, width, rows, share, count, sums = arguments
+        vectors = Vectors(builder, _is_double(signature.args[0]))
+        total = vectors.variable()
+        with vectors.each(count) as column:
+            builder.store(vectors.load(sums, column), total)
+            with cgutils.for_range(builder, rows) as loop:
+                weight = vectors.splat(builder.load(builder.gep(share, [loop.index])))
+                power = vectors.load(powers, builder.add(column, builder.mul(loop.index, width)))
+                builder.store(vectors.fma(power, weight, builder.load(total)), total)
+            vectors.store(builder.load(total), sums, column)
+        return context.get_dummy_value()
+
+    return types.void(powers, types.intp, types.intp, share, types.intp, sums), build
+
+
+@intrinsic
+def row_sum(context: Any, powers: Any, vectors: Any) -> Any:  # noqa: ARG001
+    """Return the sum of so many vectors."""
+    number = powers.dtype
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        powers, count = arguments
+        vectors = Vectors(builder, _is_double(signature.args[0]))
+        total = vectors.variable()
+        with vectors.each(count) as index:
+            builder.store(builder.fadd(builder.load(total), vectors.load(powers, index)), total)
+        return vectors.total(builder.load(total))
+
+    return number(powers, types.intp), build
+
+
+@intrinsic
+def cap(context: Any, scores: Any, vectors: Any, softcap: Any) -> Any:  # noqa: ARG001
+    """Replace scores in natural units by softcap · tanh(score / softcap) · log2(e)."""
+    number = scores.dtype
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        scores, count, softcap = arguments
+        vectors = Vectors(builder, _is_double(signature.args[0]))
+        one, two = vectors.constant(1.0), vectors.constant(2.0)
+        factor = builder.fdiv(vectors.constant(2.0 / LN_2), vectors.splat(softcap))
+        height = builder.fmul(vectors.splat(softcap), vectors.constant(1.0 / LN_2))
+        with vectors.each(count) as index:
+            x = builder.fmul(vectors.load(scores, index), factor)  # tanh is 1 or -1 far before 2^±64
+            x = vectors.larger(vectors.constant(-64.0), x)  # in this order, NaN stays NaN
+            x = builder.select(builder.fcmp_ordered(">", x, vectors.constant(64.0)), vectors.constant(64.0), x)
+            shrunk = builder.fsub(one, builder.fdiv(two, builder.fadd(vectors.exp2(x), one)))
+            vectors.store(builder.fmul(height, shrunk), scores, index)
+        return context.get_dummy_value()
+
+    return types.void(scores, types.intp, number), build
+
+
+# ------------------------------------------------------------------------------------------------------- the kernels
+
+
+@_compiled
+def survey_rows(
+    queries, keys, scores, first_key, scale, softcap, slope, table, shift, start, stop, sink, lse, lse_known,
+    received, entropy, weights, found, map_row, map_column, pooled, marked_stop, marked_keys, marked_sum, marked_weights,
+):  # fmt: skip
+    """Survey some rows of one head, and add to what its keys receive. Optional arrays have no elements if not wanted.
+
+    queries          (row, feature), and keys (tile, feature, key), packed: their products times `scale` are the scores;
+    scores           or the scores themselves (row, key - first_key), which are overwritten; then times `scale`
+    softcap          0 for none; with one, scores before it are in natural units
+    slope, table     a bias: ALiBi's slope, 0 for none; one number for each distance, `table`
+    shift            the position of row 0, counted in keys
+    start, stop      (row,): the first key that each row sees, and one past the last
+    sink             to base two, -inf for none
+    lse              (row,), to base two: read if `lse_known`, else written
+    received         (key,), float64: added to
+    entropy          (row,), in nats; weights, found (row, top): written
+    map_row          (row,), map_column (key,): the cell of each pair; pooled (rows, columns), float64: added to
+    marked_stop      (row,): the weight of all keys before is written to marked_sum (row,)
+    marked_keys      (row, mark): the weight of each is written to marked_weights (row, mark)
+    """
+    rows, features = start.shape[0], queries.shape[1]
+    lanes = VECTOR // entropy.itemsize
+    wide = TILE_VECTORS * lanes
+    given = scores.shape[0] > 0
+    strip_rows = scores.shape[0] if given else STRIP
+    width = scores.shape[1] if given else keys.shape[0] * wide
+    strip = np.empty((1 if given else STRIP, width), entropy.dtype)
+    query = np.zeros((STRIP, features), entropy.dtype)
+    maxima = np.empty(width // GROUP + lanes, entropy.dtype)
+    share = np.empty(strip_rows, entropy.dtype)
+    sums = np.empty(width, entropy.dtype)
+    for first in range(0, rows, strip_rows):
+        count = min(strip_rows, rows - first)
+        begin, end = width, 0
+        for i in range(first, first + count):
+            if start[i] < stop[i]:
+                begin, end = min(begin, start[i] - first_key), max(end, stop[i] - first_key)
+        if given:
+            begin, powers = begin // lanes * lanes, scores
+        else:
+            begin, powers = begin // wide * wide, strip
+            for i in range(count):
+                for c in range(features):
+                    query[i, c] = queries[first + i, c] * scale
+            for tile in range(begin // wide, (end + wide - 1) // wide):
+                for i in range(0, count, TILE_ROWS):
+                    multiply_tile(
+                        at(query, i * features), at(keys, tile * features * wide), at(powers, i * width + tile * wide),
+                        width, features,
+                    )  # fmt: skip
+        end = (end + lanes - 1) // lanes * lanes
+        if begin >= end:  # no row sees a key
+            begin = end = 0
+        for i in range(count):
+            row = first + i
+            low, high = max(start[row] - first_key, begin), min(stop[row] - first_key, end)
+            if low >= high:
+                low = high = begin
+            left, right = low // lanes * lanes, (high + lanes - 1) // lanes * lanes
+            line = powers[i]
+            if given:
+                for j in range(left, right):
+                    line[j] *= scale
+            else:
+                if softcap > 0.0:
+                    cap(at(line, left), (right - left) // lanes, entropy.dtype.type(softcap))
+                _add_bias(line, low, high, slope, table, shift + row)
+            line[left:low] = -np.inf
+            line[high:right] = -np.inf
+            share[i] = _survey_row(
+                line, left, right, lanes, maxima, first_key, sink, lse_known, row, lse, entropy, weights, found
+            )  # fmt: skip
+            line[begin:left] = 0.0
+            line[right:end] = 0.0
+            if marked_stop.shape[0]:
+                cut = min(max(marked_stop[row] - first_key, left), right)
+                aligned = left + (cut - left) // lanes * lanes
+                total = row_sum(at(line, left), (aligned - left) // lanes)
+                for j in range(aligned, cut):
+                    total += line[j]
+                marked_sum[row] = total * share[i]
+                for m in range(marked_keys.shape[1]):
+                    j = marked_keys[row, m] - first_key
+                    marked_weights[row, m] = line[j] * share[i] if left <= j < right else 0.0
+        _add_to_columns(
+            powers, share, first, count, begin, end, lanes, sums, first_key, received, map_row, map_column, pooled
+        )  # fmt: skip
+
+
+@_compiled
+def _add_bias(line, low, high, slope, table, position):
+    """Add ALiBi, or a bias for each distance, to the scores of the query at a position."""
+    if slope != 0.0:
+        for j in range(low, high):
+            line[j] -= slope * abs(position - j)
+    if table.shape[0]:
+        reach = table.shape[0] // 2
+        for j in range(low, high):
+            line[j] += table[min(max(j - position, -reach), reach) + reach]
+
+
+@_compiled
+def _survey_row(line, left, right, lanes, maxima, first_key, sink, lse_known, row, lse, entropy, weights, found):
+    """Replace the scores of a row by powers, write what is known of the row, and return the share of a power."""
+    number = line.dtype.type
+    groups = _group_maxima(line, left, right, lanes, maxima)
+    top = weights.shape[1]
+    seen = _find_top(line, left, right, lanes, maxima, groups, weights[row], found[row]) if top else 0
+    if lse_known:
+        shift = lse[row]
+    else:
+        shift = sink
+        if seen:
+            shift = max(shift, weights[row, 0])
+        elif not top:
+            for j in range(groups):
+                shift = max(shift, maxima[j])
+    if shift == -np.inf:  # nothing is seen, and there is no sink
+        shift = number(0.0)
+    total, spread = exponentials(at(line, left), (right - left) // lanes, shift)
+    share, log_total = number(1.0), number(0.0)
+    if not lse_known:
+        whole = total + number(2.0) ** (sink - shift)
+        lse[row] = -np.inf
+        if whole > 0.0 or np.isnan(whole):
+            share, log_total = number(1.0) / whole, number(log2(whole))
+            lse[row] = shift + log_total
+    entropy[row] = max(number(0.0), share * (total * log_total - spread) * number(LN_2)) if not np.isnan(total) else total
+    for t in range(top):
+        if t < seen:
+            weights[row, t] = number(2.0) ** (weights[row, t] - shift) * share
+            found[row, t] += first_key
+        else:
+            weights[row, t], found[row, t] = 0.0, -1
+    return share
+
+
+@_compiled
+def _group_maxima(line, left, right, lanes, maxima):
+    """Write the largest score of each group, and return how many groups there are.
+
+    A group has the keys of one lane in GROUP vectors, which needs no step from lane to lane.
+    """
+    groups = 0
+    for first in range(left, right, GROUP * lanes):
+        group_maxima(at(line, first), min(GROUP, (right - first) // lanes), at(maxima, groups))
+        groups += lanes
+    return groups
+
+
+@_compiled
+def _find_top(line, left, right, lanes, maxima, groups, best, key):
+    """Write the largest scores of a row and their keys, the lower key first among equal ones; return how many.
+
+    The n-th largest score is at least the n-th largest maximum of a group: only groups that reach it are searched.
+    """
+    top, count, bound = best.shape[0], 0, -np.inf
+    for j in range(groups):
+        x = maxima[j]
+        if x > bound or count < top:
+            place = count if count < top else top - 1
+            while place > 0 and best[place - 1] < x:
+                best[place] = best[place - 1]
+                place -= 1
+            best[place] = x
+            count = min(count + 1, top)
+            if count == top:
+                bound = best[top - 1]
+    if count < top:
+        bound = -np.inf
+    count = 0
+    for group in range(groups):
+        if maxima[group] >= bound and maxima[group] > -np.inf:
+            begin = left + group // lanes * (GROUP * lanes) + group % lanes
+            for j in range(begin, min(begin + GROUP * lanes, right), lanes):
+                x = line[j]
+                if x < bound or x == -np.inf:
+                    continue
+                if count == top and not (x > best[top - 1] or (x == best[top - 1] and j < key[top - 1])):
+                    continue
+                place = count if count < top else top - 1
+                while place > 0 and (best[place - 1] < x or (best[place - 1] == x and key[place - 1] > j)):
+                    best[place], key[place] = best[place - 1], key[place - 1]
+                    place -= 1
+                best[place], key[place] = x, j
+                count = min(count + 1, top)
+    return count
+
+
+@_compiled
+def _add_to_columns(
+    powers, share, first, count, begin, end, lanes, sums, first_key, received, map_row, map_column, pooled
+):  # fmt: skip
+    """Add the weights of a strip to what each key receives and to the cells of the map.
+
+    Rows that belong to the same row of the map are added up first, all rows where there is no map.
+    """
+    width, row = powers.shape[1], 0
+    keys = min(end, received.shape[0] - first_key)
+    while row < count:
+        last = count
+        if map_row.shape[0]:
+            last = row + 1
+            while last < count and map_row[first + last] == map_row[first + row]:
+                last += 1
+        sums[begin:end] = 0.0
+        add_columns(
+            at(powers, row * width + begin), width, last - row, at(share, row), (end - begin) // lanes, at(sums, begin)
+        )  # fmt: skip
+        for j in range(begin, keys):
+            received[first_key + j] += sums[j]
+        if map_row.shape[0]:
+            cell = pooled[map_row[first + row]]
+            for j in range(begin, keys):
+                cell[map_column[first_key + j]] += sums[j]
+        row = last
