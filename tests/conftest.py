@@ -35,7 +35,7 @@ ATTENTION = [
     )
 ]
 ENGINES = [f"telescope.engines.{name}" for name in ("chunked", "exact", "reference", "sdpa")]  # flex compiles
-SURVEY = [f"telescope.survey.{name}" for name in ("reference", "chunked", "triton", "cells")]
+SURVEY = [f"telescope.survey.{name}" for name in ("reference", "chunked", "fused", "triton", "cells")]
 TRACE = ["telescope.trace.geometry"]
 RECORDING = [
     f"telescope.recording.{name}"

@@ -22,6 +22,7 @@ SIZES: dict[str, dict[str, Any]] = {  # each module that reads a size, since a s
     "telescope.survey.blocks": {"ROWS": 3, "GROUP": 2},
     "telescope.survey.chunked": {"SCORES": {"cpu": 60}, "GROUP": 2, "STRIP": 2},
     "telescope.survey.exact_rows": {"KEYS": 3},
+    "telescope.survey.marks": {"TILE": 3},
     "telescope.survey.within": {"SCORES": {"cpu": 60}, "TILE": 3},
     "telescope.tiles.row_sums": {"ROWS": 3},
     "telescope.tiles.head_scores": {"ROWS": 3, "BLOCK": 12},

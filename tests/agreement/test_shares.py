@@ -15,7 +15,8 @@ from telescope.attention.padding_queries import RealQueries
 from telescope.attention.restrict import restrict_to_queries
 from telescope.recording import head_shares as module
 from telescope.recording.head_shares import NAMES, BatchTokens, Places, shares
-from telescope.survey import ENGINES, blocks, launch, reference, survey_unchecked, within
+from telescope.survey import ENGINES, blocks, fused, launch, reference, survey_unchecked, within
+from telescope.survey import marks as marked
 from telescope.survey import triton as engine
 
 
@@ -56,11 +57,13 @@ def placed(attention, shape, text, positions=None, size=None):
     )
 
 
-def summed(q, k, attention, places, top=1, *, in_the_pass=False):
-    if in_the_pass:
+def summed(q, k, attention, places, top=1, *, path=""):
+    if "pass" in path:
         marks = places.marks(len(q) // max(places.batch, 1))
-        summary = survey_unchecked(q, k, attention, top=top, engine="chunked", marks=marks).summary
+        engine = "fused" if "fused" in path and fused.cannot(q, k, attention) is None else "chunked"
+        summary = survey_unchecked(q, k, attention, top=top, engine=engine, marks=marks).summary
         assert summary.single is not None
+        assert (summary.listed is not None) == (engine == "fused" and bool(marks.listed))
     else:
         summary = reference.summarize(q, k, attention, None, top, None)
     return shares(q, k, attention, summary, places)
@@ -81,7 +84,7 @@ def cases(draw):
     return shape, draw(definitions(shape)), *draw(texts(shape)), draw(seeds)
 
 
-@pytest.mark.parametrize("path", ["rows", "lists", "in the pass"])
+@pytest.mark.parametrize("path", ["rows", "lists", "in the pass", "in the fused pass"])
 @pytest.mark.parametrize("padded", [False, True])
 @settings(max_examples=30)
 @given(case=cases())
@@ -97,15 +100,16 @@ def test_sums_agree(path, padded, case):
         patch.setattr(module, "FAR", 3)
         patch.setattr(module, "BLOCK", {"cpu": 40, "cuda": 40})
         patch.setattr(within, "TILE", 3)
+        patch.setattr(marked, "TILE", 3)
         patch.setattr(within, "SCORES", {"cpu": 400, "cuda": 400})
         patch.setattr(blocks, "ROWS", 4)
         places = placed(attention, shape, BatchTokens(ids))
-        got = summed(q, k, attention, places, in_the_pass=path == "in the pass")
+        got = summed(q, k, attention, places, path=path)
     positions = range(shape.keys - shape.queries, shape.keys)
     torch.testing.assert_close(got, truth(q, k, attention, positions, ids, first, 3), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("path", ["rows", "lists", "in the pass"])
+@pytest.mark.parametrize("path", ["rows", "lists", "in the pass", "in the fused pass"])
 @settings(max_examples=25)
 @given(case=cases(), chosen=st.sets(st.integers(0, 16), min_size=1))
 def test_sums_of_selected_queries(path, case, chosen):
@@ -118,8 +122,9 @@ def test_sums_of_selected_queries(path, case, chosen):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "SMALL", 2**16 if path == "rows" else -1)
         patch.setattr(within, "TILE", 3)
+        patch.setattr(marked, "TILE", 3)
         places = placed(attention, shape, BatchTokens(ids), positions)
-        got = summed(q[:, :, rows], k, some, places, in_the_pass=path == "in the pass")
+        got = summed(q[:, :, rows], k, some, places, path=path)
     expected = truth(q[:, :, rows], k, some, positions, ids, [0] * shape.batch)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-9)
 
@@ -168,9 +173,9 @@ def test_several_layers_at_once():
     ids, attention = torch.tensor([[1, 2] * 6, [3, 3, 4] * 4]), ts.Attention(mask=ts.causal)
     q, k, _ = tensors(replace(shape, batch=6))
     with pytest.MonkeyPatch.context() as patch:
-        for small, in_the_pass in ((2**16, False), (-1, False), (-1, True)):
+        for small, path in ((2**16, ""), (-1, ""), (-1, "in the pass"), (-1, "in the fused pass")):
             patch.setattr(module, "SMALL", small)
-            got = summed(q, k, attention, placed(attention, shape, BatchTokens(ids)), in_the_pass=in_the_pass)
+            got = summed(q, k, attention, placed(attention, shape, BatchTokens(ids)), path=path)
             expected = truth(q, k, attention, range(12), ids.repeat(3, 1), [0] * 6)
             torch.testing.assert_close(got, expected, rtol=0, atol=1e-9)
 

@@ -18,9 +18,10 @@ from telescope.survey import blocks as scores
 from telescope.survey.cells import grid, segments
 from telescope.survey.dispatch import pool
 
-FAST = ["chunked"]
+FAST = ["chunked", "fused"]
 on_every_engine = pytest.mark.parametrize("engine", FAST)
 on_all = pytest.mark.parametrize("engine", [*FAST, "reference"])
+on_general = pytest.mark.parametrize("engine", ["chunked", "reference"])  # those that run every normaliser and size
 
 
 @contextmanager
@@ -153,7 +154,7 @@ def test_engines_agree(engine, data):
             agree(engine, (q, k), attention, **options)
 
 
-@on_all
+@on_general
 def test_by_sum(engine):
     """Weights of both signs, in rows whose sums are far from zero: every second key counts a negative tenth."""
     ran = Counter()
@@ -184,7 +185,7 @@ def by_sign(shape):
     return segments(ids, "share", of=size, batch=shape.batch, device=torch.device("cpu"))
 
 
-@on_all
+@on_general
 def test_a_map_of_negative_weights_sums_over_blocks(engine):
     """By hand: scores 1, 2 and -1 sum to 2, so each of 600 queries gives its keys 1/2, 1 and -1/2."""
     q, k = torch.ones(1, 2, 600, 1), torch.tensor([1.0, 2.0, -1.0])[None, None, :, None].expand(1, 2, 3, 1)
@@ -197,7 +198,7 @@ def test_a_map_of_negative_weights_sums_over_blocks(engine):
     assert_close(got.map(1, 3, how="max"), weights)
 
 
-@on_all
+@on_general
 def test_the_entropy_of_a_row_with_negative_weights_is_nan(engine):
     q, k = torch.ones(1, 1, 2, 1), torch.tensor([-1.0, 3.0])[None, None, :, None]
     got = ts.survey(q, k, ts.Attention(scale=1.0, normalize=ts.by_sum), engine=engine, top=2)
@@ -234,7 +235,7 @@ def test_a_sink_far_from_the_scores(engine, sink):
     agree(engine, (q, k), ts.Attention(sink=sink, mask=ts.causal & ts.padding([0, 4])))
 
 
-@on_all
+@on_general
 @pytest.mark.parametrize("empty", ["batch", "queries", "keys"])
 def test_empty_sequences(engine, empty):
     shape = Shape(**vars(Shape()) | {empty: 0})
@@ -258,7 +259,7 @@ def every_mask(shape):
     return [*masks, *(~mask for mask in masks), *(ts.causal & mask for mask in masks), *(m | ts.causal for m in masks)]
 
 
-@on_all
+@on_general
 def test_without_features_all_weights_are_equal(engine):
     q, k, _ = tensors(Shape(d_k=0))
     got = ts.survey(q, k, engine=engine)

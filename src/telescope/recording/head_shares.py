@@ -20,7 +20,8 @@ from ..attention.restrict import Renumbered
 from ..attention.values import identity_key
 from ..survey import Marks, Summary
 from ..survey.exact_rows import masked_rows
-from ..survey.within import Listing, listed_weights
+from ..survey.marks import Listing
+from ..survey.within import listed_weights
 
 FAR = 64
 NAMES = ("itself", "previous", "first", "same", "induction", "far")
@@ -175,7 +176,8 @@ class Places:
             return None
         first, place = self.first.repeat(count if len(self.first) > 1 else 1)[:, None], self.place[None]
         single = torch.stack([key.expand(len(first), len(self.place)) for key in (place, place - 1, first)])
-        return Marks(self.place - FAR, single)
+        listed = [self.listed[name].repeated(count) for name in ("same", "induction") if name in self.listed]
+        return Marks(self.place - FAR, single, tuple(listed))
 
     def habits(self, rows: slice) -> Bool[Tensor, "name #batch row key"]:
         """Return which keys belong to which habit, for some of the queries."""
@@ -224,6 +226,12 @@ def shares(
                 add(name, summary.single[..., i], chooses)
             add("far", summary.before, chooses)
             listed = {name: listing for name, listing in listed.items() if name in ("same", "induction")}
+        if listed and summary.listed is not None and summary.listed_seen is not None:
+            again = chooses & summary.listed_seen[..., 0]
+            total[..., -1] = again.sum(-1)
+            for i, name in enumerate(listed):
+                add(name, summary.listed[..., i], again)
+            listed = {}
         parts = listed_weights(
             queries, keys, attention, summary.lse, [listing.repeated(count) for listing in listed.values()]
         )

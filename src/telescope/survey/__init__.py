@@ -6,7 +6,8 @@ chunked.py computes the same block by block on any device, triton.py with kernel
 
 from .cells import Cells
 from .dispatch import ENGINES
-from .summary import Marks, Summary
+from .marks import Marks
+from .summary import Summary
 from .survey import Survey, survey, survey_unchecked
 
 __all__ = ["ENGINES", "Cells", "Marks", "Summary", "Survey", "survey", "survey_unchecked"]

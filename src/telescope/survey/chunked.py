@@ -15,7 +15,8 @@ from ..attention.normalizers import ZeroSumError
 from .blocks import GROUP, Block, BlockScores, blocks
 from .cells import Cells
 from .device import run_within_memory
-from .summary import Marks, Summary, compute_dtype
+from .marks import Marks
+from .summary import Summary, compute_dtype
 
 SCORES = {"cpu": 2**21, "cuda": 2**26}  # scores in a block: on a CPU as many as stay in its last-level cache
 STRIP = 64  # rows whose marks are read together

@@ -20,23 +20,32 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-FEATURES = binding.get_host_cpu_features()
+try:
+    FEATURES = binding.get_host_cpu_features()
+except RuntimeError:  # LLVM does not know this CPU
+    FEATURES = {}
 VECTOR = 64 if FEATURES.get("avx512f") else 32 if FEATURES.get("avx2") else 16  # bytes of the CPU's vectors
 TILE_ROWS, TILE_VECTORS = (4, 3) if VECTOR == 32 else (8, 2)  # of a tile of products, which stays in registers
 STRIP = 32  # rows whose scores are held at a time, a multiple of TILE_ROWS
-GROUP = 16  # keys whose largest score is written down; the top is searched in the groups with the largest
 LN_2 = log(2.0)
 
 FAST = {"contract", "reassoc", "nsz", "arcp"}  # NaN and infinity keep their meaning
 
 
+OPTIONS = {"nogil": True, "fastmath": FAST, "error_model": "numpy", "boundscheck": False}
+
+
 def _compiled(function: Callable[..., Any]) -> Any:
+    """Compile a function as a part of those that call it."""
+    return njit(**OPTIONS)(function)
+
+
+def _cached(function: Callable[..., Any]) -> Any:
     """Compile a function at its first call, and keep the code on disk where a folder can be written to."""
-    options = {"nogil": True, "fastmath": FAST, "error_model": "numpy", "boundscheck": False}
     try:
-        return njit(cache=True, **options)(function)
+        return njit(cache=True, **OPTIONS)(function)
     except RuntimeError:  # no folder can be written to
-        return njit(**options)(function)
+        return njit(**OPTIONS)(function)
 
 
 # ----------------------------------------------------------------------------------------------------- LLVM vectors
@@ -62,7 +71,9 @@ class Vectors:
         """Return a vector with the scalar in every lane."""
         undefined = ir.Constant(self.type, ir.Undefined)
         first = self.build.insert_element(undefined, scalar, ir.Constant(I32, 0))
-        return self.build.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(I32, self.lanes), [0] * self.lanes))
+        return self.build.shuffle_vector(
+            first, undefined, ir.Constant(ir.VectorType(I32, self.lanes), [0] * self.lanes)
+        )
 
     def load(self, pointer: Any, index: Any) -> Any:
         vector = self.build.load(self._at(pointer, index))
@@ -78,9 +89,7 @@ class Vectors:
     def call(self, name: str, *arguments: Any) -> Any:
         """Call an LLVM function of vectors, such as fma or floor."""
         kind = ir.FunctionType(self.type, [self.type] * len(arguments))
-        function = cgutils.get_or_insert_function(
-            self.build.module, kind, f"llvm.{name}.v{self.lanes}f{self.bits}"
-        )
+        function = cgutils.get_or_insert_function(self.build.module, kind, f"llvm.{name}.v{self.lanes}f{self.bits}")
         return self.build.call(function, arguments)
 
     def fma(self, x: Any, y: Any, z: Any) -> Any:
@@ -92,7 +101,9 @@ class Vectors:
 
     def exp2(self, x: Any) -> Any:
         """Return 2^x for x up to 127: 2^floor(x) by its bits, and a polynomial for the rest. Below 2^-126 it is 0."""
-        least, mantissa, bias, polynomial = (-1022.0, 52, 1023, EXP2_DOUBLE) if self.bits == 64 else (-126.0, 23, 127, EXP2)
+        least, mantissa, bias, polynomial = (
+            (-1022.0, 52, 1023, EXP2_DOUBLE) if self.bits == 64 else (-126.0, 23, 127, EXP2)
+        )
         tiny = self.build.fcmp_ordered("<", x, self.constant(least))
         x = self.build.select(tiny, self.constant(least), x)
         whole = self.call("floor", x)
@@ -109,6 +120,10 @@ class Vectors:
 
     def total(self, vector: Any) -> Any:
         """Return the sum of the lanes."""
+        return self.reduce(vector, self.build.fadd)
+
+    def reduce(self, vector: Any, join: Callable[[Any, Any], Any]) -> Any:
+        """Return what is left when the two halves of the lanes are joined again and again."""
         count = self.lanes
         while count > 1:
             count //= 2
@@ -119,7 +134,7 @@ class Vectors:
                 )
                 for first in (0, count)
             )
-            vector = self.build.fadd(*halves)
+            vector = join(*halves)
         return self.build.extract_element(vector, ir.Constant(I32, 0))
 
     def variable(self, number: float = 0.0) -> Any:
@@ -166,12 +181,16 @@ def at(context: Any, array: Any, index: Any) -> Any:  # noqa: ARG001
 
 
 @intrinsic
-def multiply_tile(context: Any, queries: Any, keys: Any, products: Any, width: Any, features: Any) -> Any:  # noqa: ARG001
-    """Write queries · keys: TILE_ROWS queries (row, feature), a packed tile of keys (feature, key), rows of `width`."""
+def multiply_tile(context: Any, queries: Any, keys: Any, scale: Any, scores: Any, width: Any, features: Any) -> Any:  # noqa: ARG001
+    """Write queries · keys · scale: TILE_ROWS queries (row, feature), a tile of keys (feature, key), rows of `width`.
+
+    The scale is applied to the products, so that equal products stay equal.
+    """
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         vectors = Vectors(builder, _is_double(signature.args[0]))
-        queries, keys, products, width, features = arguments
+        queries, keys, scale, scores, width, features = arguments
+        scale = vectors.splat(scale)
         sums = [[vectors.variable() for _ in range(TILE_VECTORS)] for _ in range(TILE_ROWS)]
         with cgutils.for_range(builder, features) as loop:
             first = builder.mul(loop.index, ir.Constant(I64, TILE_VECTORS * vectors.lanes))
@@ -184,14 +203,14 @@ def multiply_tile(context: Any, queries: Any, keys: Any, products: Any, width: A
         for r, row in enumerate(sums):
             first = builder.mul(ir.Constant(I64, r), width)
             for i, total in enumerate(row):
-                vectors.store(builder.load(total), products, vectors.ahead(first, i))
+                vectors.store(builder.fmul(builder.load(total), scale), scores, vectors.ahead(first, i))
         return context.get_dummy_value()
 
-    return types.void(queries, keys, products, types.intp, types.intp), build
+    return types.void(queries, keys, queries.dtype, scores, types.intp, types.intp), build
 
 
 @intrinsic
-def group_maxima(context: Any, scores: Any, vectors: Any, maxima: Any) -> Any:  # noqa: ARG001
+def lane_maxima(context: Any, scores: Any, vectors: Any, maxima: Any) -> Any:  # noqa: ARG001
     """Write the largest score of each lane over so many vectors."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -204,6 +223,63 @@ def group_maxima(context: Any, scores: Any, vectors: Any, maxima: Any) -> Any:  
         return context.get_dummy_value()
 
     return types.void(scores, types.intp, maxima), build
+
+
+@intrinsic
+def nth_largest(context: Any, numbers: Any, vectors: Any, n: Any) -> Any:  # noqa: ARG001
+    """Return the n-th largest number in so many vectors, or the smallest if there are fewer.
+
+    It is the least of the numbers that fewer than n others exceed.
+    """
+    number = numbers.dtype
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        numbers, count, n = arguments
+        vectors = Vectors(builder, _is_double(signature.args[0]))
+        n = vectors.splat(builder.sitofp(n, vectors.scalar))
+        least, exceeding = vectors.variable(np.inf), vectors.variable()
+        one, zero, infinite = (vectors.constant(x) for x in (1.0, 0.0, np.inf))
+        with vectors.each(count) as index:
+            own = vectors.load(numbers, index)
+            builder.store(zero, exceeding)
+            with cgutils.for_range(builder, builder.mul(count, ir.Constant(I64, vectors.lanes))) as loop:
+                other = vectors.splat(builder.load(builder.gep(numbers, [loop.index])))
+                more = builder.select(builder.fcmp_ordered(">", other, own), one, zero)
+                builder.store(builder.fadd(builder.load(exceeding), more), exceeding)
+            counted = builder.fcmp_ordered("<", builder.load(exceeding), n)
+            own = builder.select(counted, own, infinite)
+            builder.store(
+                builder.select(builder.fcmp_ordered("<", own, builder.load(least)), own, builder.load(least)), least
+            )
+        return vectors.reduce(builder.load(least), lambda x, y: builder.select(builder.fcmp_ordered("<", x, y), x, y))
+
+    return number(numbers, types.intp, types.intp), build
+
+
+@intrinsic
+def find_reaching(context: Any, scores: Any, vectors: Any, bound: Any, places: Any) -> Any:  # noqa: ARG001
+    """Write the places of the scores that are not below the bound, in order, and return how many there are."""
+    number = scores.dtype
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        scores, count, bound, places = arguments
+        vectors = Vectors(builder, _is_double(signature.args[0]))
+        bits = ir.IntType(vectors.lanes)
+        bound, found = vectors.splat(bound), cgutils.alloca_once_value(builder, ir.Constant(I64, 0))
+        left = cgutils.alloca_once(builder, bits)
+        with vectors.each(count) as index:
+            reaching = builder.bitcast(builder.fcmp_ordered(">=", vectors.load(scores, index), bound), bits)
+            builder.store(reaching, left)
+            with cgutils.for_range(builder, builder.zext(builder.ctpop(reaching), I64)):
+                now = builder.load(left)
+                lane = builder.zext(builder.cttz(now, ir.IntType(1)(1)), I64)
+                place = builder.trunc(builder.add(index, lane), I32)
+                builder.store(place, builder.gep(places, [builder.load(found)]))
+                builder.store(builder.add(builder.load(found), ir.Constant(I64, 1)), found)
+                builder.store(builder.and_(now, builder.sub(now, bits(1))), left)
+        return builder.load(found)
+
+    return types.intp(scores, types.intp, number, places), build
 
 
 @intrinsic
@@ -289,15 +365,16 @@ def cap(context: Any, scores: Any, vectors: Any, softcap: Any) -> Any:  # noqa: 
 # ------------------------------------------------------------------------------------------------------- the kernels
 
 
-@_compiled
+@_cached
 def survey_rows(
     queries, keys, scores, first_key, scale, softcap, slope, table, shift, start, stop, sink, lse, lse_known,
     received, entropy, weights, found, map_row, map_column, pooled, marked_stop, marked_keys, marked_sum, marked_weights,
+    listed_keys, listed_spans, listed_sum, listed_seen,
 ):  # fmt: skip
     """Survey some rows of one head, and add to what its keys receive. Optional arrays have no elements if not wanted.
 
     queries          (row, feature), and keys (tile, feature, key), packed: their products times `scale` are the scores;
-    scores           or the scores themselves (row, key - first_key), which are overwritten; then times `scale`
+    scores           or the scores themselves (row, key - first_key), times `scale`
     softcap          0 for none; with one, scores before it are in natural units
     slope, table     a bias: ALiBi's slope, 0 for none; one number for each distance, `table`
     shift            the position of row 0, counted in keys
@@ -309,36 +386,35 @@ def survey_rows(
     map_row          (row,), map_column (key,): the cell of each pair; pooled (rows, columns), float64: added to
     marked_stop      (row,): the weight of all keys before is written to marked_sum (row,)
     marked_keys      (row, mark): the weight of each is written to marked_weights (row, mark)
+    listed_keys      (slot,), listed_spans (row, list, 2): the total weight of the keys of each list is written to
+                     listed_sum (row, list), and whether the row sees one of them to listed_seen (row, list)
     """
     rows, features = start.shape[0], queries.shape[1]
     lanes = VECTOR // entropy.itemsize
     wide = TILE_VECTORS * lanes
     given = scores.shape[0] > 0
-    strip_rows = scores.shape[0] if given else STRIP
-    width = scores.shape[1] if given else keys.shape[0] * wide
-    strip = np.empty((1 if given else STRIP, width), entropy.dtype)
+    width = (scores.shape[1] + lanes - 1) // lanes * lanes if given else keys.shape[0] * wide
+    strip = np.empty((STRIP, width), entropy.dtype)
     query = np.zeros((STRIP, features), entropy.dtype)
-    maxima = np.empty(width // GROUP + lanes, entropy.dtype)
-    share = np.empty(strip_rows, entropy.dtype)
+    blocks = max(2, (2 * weights.shape[1] + lanes - 1) // lanes)  # of each row: of each lane there, one maximum
+    maxima = np.empty(blocks * lanes, entropy.dtype)
+    places = np.empty(width if weights.shape[1] else 0, np.int32)
+    share = np.empty(STRIP, entropy.dtype)
     sums = np.empty(width, entropy.dtype)
-    for first in range(0, rows, strip_rows):
-        count = min(strip_rows, rows - first)
+    for first in range(0, rows, STRIP):
+        count = min(STRIP, rows - first)
         begin, end = width, 0
         for i in range(first, first + count):
             if start[i] < stop[i]:
                 begin, end = min(begin, start[i] - first_key), max(end, stop[i] - first_key)
-        if given:
-            begin, powers = begin // lanes * lanes, scores
-        else:
-            begin, powers = begin // wide * wide, strip
-            for i in range(count):
-                for c in range(features):
-                    query[i, c] = queries[first + i, c] * scale
+        begin = begin // wide * wide
+        if not given:
+            query[:count] = queries[first : first + count]
             for tile in range(begin // wide, (end + wide - 1) // wide):
                 for i in range(0, count, TILE_ROWS):
                     multiply_tile(
-                        at(query, i * features), at(keys, tile * features * wide), at(powers, i * width + tile * wide),
-                        width, features,
+                        at(query, i * features), at(keys, tile * features * wide), scale,
+                        at(strip, i * width + tile * wide), width, features,
                     )  # fmt: skip
         end = (end + lanes - 1) // lanes * lanes
         if begin >= end:  # no row sees a key
@@ -349,18 +425,20 @@ def survey_rows(
             if low >= high:
                 low = high = begin
             left, right = low // lanes * lanes, (high + lanes - 1) // lanes * lanes
-            line = powers[i]
+            line = strip[i]
             if given:
-                for j in range(left, right):
-                    line[j] *= scale
+                for j in range(low, high):
+                    line[j] = scores[row, j] * scale
             else:
                 if softcap > 0.0:
                     cap(at(line, left), (right - left) // lanes, entropy.dtype.type(softcap))
                 _add_bias(line, low, high, slope, table, shift + row)
             line[left:low] = -np.inf
             line[high:right] = -np.inf
+            for m in range(listed_spans.shape[1]):
+                listed_seen[row, m] = _sees_any(line, low, high, first_key, listed_keys, listed_spans[row, m])
             share[i] = _survey_row(
-                line, left, right, lanes, maxima, first_key, sink, lse_known, row, lse, entropy, weights, found
+                line, left, right, lanes, maxima, places, first_key, sink, lse_known, row, lse, entropy, weights, found
             )  # fmt: skip
             line[begin:left] = 0.0
             line[right:end] = 0.0
@@ -374,9 +452,26 @@ def survey_rows(
                 for m in range(marked_keys.shape[1]):
                     j = marked_keys[row, m] - first_key
                     marked_weights[row, m] = line[j] * share[i] if left <= j < right else 0.0
+            for m in range(listed_spans.shape[1]):
+                total = entropy.dtype.type(0.0)
+                for slot in range(listed_spans[row, m, 0], listed_spans[row, m, 1]):
+                    j = listed_keys[slot] - first_key
+                    if low <= j < high:
+                        total += line[j]
+                listed_sum[row, m] = total * share[i]
         _add_to_columns(
-            powers, share, first, count, begin, end, lanes, sums, first_key, received, map_row, map_column, pooled
+            strip, share, first, count, begin, end, lanes, sums, first_key, received, map_row, map_column, pooled
         )  # fmt: skip
+
+
+@_compiled
+def _sees_any(line, low, high, first_key, keys, span):
+    """Return whether one of the listed keys has a score."""
+    for slot in range(span[0], span[1]):
+        j = keys[slot] - first_key
+        if low <= j < high and not line[j] == -np.inf:
+            return True
+    return False
 
 
 @_compiled
@@ -392,35 +487,36 @@ def _add_bias(line, low, high, slope, table, position):
 
 
 @_compiled
-def _survey_row(line, left, right, lanes, maxima, first_key, sink, lse_known, row, lse, entropy, weights, found):
+def _survey_row(
+    line, left, right, lanes, maxima, places, first_key, sink, lse_known, row, lse, entropy, weights, found
+):
     """Replace the scores of a row by powers, write what is known of the row, and return the share of a power."""
     number = line.dtype.type
-    groups = _group_maxima(line, left, right, lanes, maxima)
-    top = weights.shape[1]
-    seen = _find_top(line, left, right, lanes, maxima, groups, weights[row], found[row]) if top else 0
-    if lse_known:
-        shift = lse[row]
-    else:
-        shift = sink
-        if seen:
-            shift = max(shift, weights[row, 0])
-        elif not top:
-            for j in range(groups):
-                shift = max(shift, maxima[j])
+    vectors, top = (right - left) // lanes, weights.shape[1]
+    count = 0
+    if top or not lse_known:
+        largest = _block_maxima(line, left, vectors, lanes, maxima)
+    if top:
+        bound = max(nth_largest(at(maxima, 0), maxima.shape[0] // lanes, top), np.finfo(line.dtype).min)
+        reaching = find_reaching(at(line, left), vectors, number(bound), at(places, 0))
+        count = _keep_largest(line, left, places, reaching, found[row])
+    shift = lse[row] if lse_known else max(sink, largest)
     if shift == -np.inf:  # nothing is seen, and there is no sink
         shift = number(0.0)
-    total, spread = exponentials(at(line, left), (right - left) // lanes, shift)
+    total, spread = exponentials(at(line, left), vectors, shift)
     share, log_total = number(1.0), number(0.0)
     if not lse_known:
-        whole = total + number(2.0) ** (sink - shift)
+        whole = total + number(2.0) ** (sink - shift) if sink > -np.inf else total
         lse[row] = -np.inf
         if whole > 0.0 or np.isnan(whole):
             share, log_total = number(1.0) / whole, number(log2(whole))
             lse[row] = shift + log_total
-    entropy[row] = max(number(0.0), share * (total * log_total - spread) * number(LN_2)) if not np.isnan(total) else total
+    entropy[row] = (
+        max(number(0.0), share * (total * log_total - spread) * number(LN_2)) if not np.isnan(total) else total
+    )
     for t in range(top):
-        if t < seen:
-            weights[row, t] = number(2.0) ** (weights[row, t] - shift) * share
+        if t < count:
+            weights[row, t] = line[found[row, t]] * share
             found[row, t] += first_key
         else:
             weights[row, t], found[row, t] = 0.0, -1
@@ -428,55 +524,40 @@ def _survey_row(line, left, right, lanes, maxima, first_key, sink, lse_known, ro
 
 
 @_compiled
-def _group_maxima(line, left, right, lanes, maxima):
-    """Write the largest score of each group, and return how many groups there are.
+def _block_maxima(line, left, vectors, lanes, maxima):
+    """Write the largest score of every lane in each block of a row, and return the largest of all.
 
-    A group has the keys of one lane in GROUP vectors, which needs no step from lane to lane.
+    Neighbours are in different lanes, so that the largest scores of a row are in different lanes more often than not:
+    the n-th largest of twice as many maxima is close to the n-th largest score.
     """
-    groups = 0
-    for first in range(left, right, GROUP * lanes):
-        group_maxima(at(line, first), min(GROUP, (right - first) // lanes), at(maxima, groups))
-        groups += lanes
-    return groups
+    blocks = maxima.shape[0] // lanes
+    for block in range(blocks):
+        first, last = vectors * block // blocks, vectors * (block + 1) // blocks
+        lane_maxima(at(line, left + first * lanes), last - first, at(maxima, block * lanes))
+    largest = maxima[0]
+    for x in maxima[1:]:
+        largest = max(largest, x)
+    return largest
 
 
 @_compiled
-def _find_top(line, left, right, lanes, maxima, groups, best, key):
-    """Write the largest scores of a row and their keys, the lower key first among equal ones; return how many.
+def _keep_largest(line, left, places, count, keys):
+    """Write where the largest of these scores are, largest first, the lower key first among equal ones; return how many.
 
-    The n-th largest score is at least the n-th largest maximum of a group: only groups that reach it are searched.
+    `places` are counted from `left`, and increase.
     """
-    top, count, bound = best.shape[0], 0, -np.inf
-    for j in range(groups):
-        x = maxima[j]
-        if x > bound or count < top:
-            place = count if count < top else top - 1
-            while place > 0 and best[place - 1] < x:
-                best[place] = best[place - 1]
-                place -= 1
-            best[place] = x
-            count = min(count + 1, top)
-            if count == top:
-                bound = best[top - 1]
-    if count < top:
-        bound = -np.inf
-    count = 0
-    for group in range(groups):
-        if maxima[group] >= bound and maxima[group] > -np.inf:
-            begin = left + group // lanes * (GROUP * lanes) + group % lanes
-            for j in range(begin, min(begin + GROUP * lanes, right), lanes):
-                x = line[j]
-                if x < bound or x == -np.inf:
-                    continue
-                if count == top and not (x > best[top - 1] or (x == best[top - 1] and j < key[top - 1])):
-                    continue
-                place = count if count < top else top - 1
-                while place > 0 and (best[place - 1] < x or (best[place - 1] == x and key[place - 1] > j)):
-                    best[place], key[place] = best[place - 1], key[place - 1]
-                    place -= 1
-                best[place], key[place] = x, j
-                count = min(count + 1, top)
-    return count
+    top, kept = keys.shape[0], 0
+    for i in range(count):
+        j = left + places[i]
+        if kept == top and not line[j] > line[keys[top - 1]]:
+            continue
+        place = kept if kept < top else top - 1
+        while place > 0 and line[keys[place - 1]] < line[j]:
+            keys[place] = keys[place - 1]
+            place -= 1
+        keys[place] = j
+        kept = min(kept + 1, top)
+    return kept
 
 
 @_compiled
@@ -502,7 +583,17 @@ def _add_to_columns(
         for j in range(begin, keys):
             received[first_key + j] += sums[j]
         if map_row.shape[0]:
-            cell = pooled[map_row[first + row]]
-            for j in range(begin, keys):
-                cell[map_column[first_key + j]] += sums[j]
+            _add_to_cells(sums[begin:keys], map_column[first_key + begin :], pooled[map_row[first + row]])
         row = last
+
+
+@_compiled
+def _add_to_cells(sums, column, cells):
+    """Add what each key gets to the cell of its column; neighbours of one column are added up first."""
+    j = 0
+    while j < sums.shape[0]:
+        here, total = column[j], sums.dtype.type(0.0)
+        while j < sums.shape[0] and column[j] == here:
+            total += sums[j]
+            j += 1
+        cells[here] += total

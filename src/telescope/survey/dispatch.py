@@ -20,12 +20,15 @@ ENGINES: dict[str, ModuleType] = {  # in order of preference
     "chunked": chunked,
     "reference": reference,
 }
+FEW = 2**18  # scores up to which `fused` is not chosen: its compiler takes half a second to import
 
 
 def choose(queries: Tensor, keys: Tensor, attention: Attention, top: int, engine: str | None) -> str:
     """Return the name of the engine: `engine` if given, else the first that can survey this attention."""
     if engine is None:
-        return next(name for name in ENGINES if ENGINES[name].cannot(queries, keys, attention, top) is None)
+        few = queries.shape[:3].numel() * keys.shape[-2] <= FEW
+        names = [name for name in ENGINES if not (few and name == "fused")]
+        return next(name for name in names if ENGINES[name].cannot(queries, keys, attention, top) is None)
     if engine not in ENGINES:
         raise ValueError(f'there is no engine "{engine}"; {hint(engine, ENGINES)}')
     obstacle = ENGINES[engine].cannot(queries, keys, attention, top)

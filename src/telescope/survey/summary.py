@@ -1,32 +1,11 @@
 """What an engine of `survey` returns: numbers for each query and each key, none for each pair of them."""
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
-
-
-class Marks(NamedTuple):
-    """Keys of each query whose weights an engine should report with the summary, if it forms all weights anyway.
-
-    before   (query,): report the total weight of all keys before this one
-    single   (mark, batch or 1, query): report the weight of this key; -1 is no key
-
-    Example:
-        >>> import torch
-        >>> from telescope import Attention, causal
-        >>> from telescope.survey import Marks, survey_unchecked
-        >>> zeros, own = torch.zeros(1, 1, 4, 2), torch.arange(4)
-        >>> marks = Marks(before=own, single=own[None, None])  # everything before a query, and its own key
-        >>> seen = survey_unchecked(zeros, zeros, Attention(mask=causal), top=1, marks=marks)
-        >>> seen.summary.before[0, 0, 3].item(), seen.summary.single[0, 0, 3, 0].item()
-        (0.75, 0.25)
-    """
-
-    before: Int[Tensor, " query"]
-    single: Int[Tensor, "which #batch query"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +38,10 @@ class Summary:
     """The total weight that `Marks.before` names, from the engine that reports it."""
     single: Float[Tensor, "batch heads query which"] | None = None
     """The weights that `Marks.single` names, from the engine that reports them."""
+    listed: Float[Tensor, "batch heads query list"] | None = None
+    """The total weights of the lists of `Marks.listed`, from the engine that reports them."""
+    listed_seen: Bool[Tensor, "batch heads query list"] | None = None
+    """Whether the query may see a key of the list."""
 
     def one_head(self, i: int) -> "Summary":
         """Return the numbers of head i; every tensor keeps its heads axis, of size 1."""

@@ -19,7 +19,8 @@ from .device import side_stream
 from .dispatch import ENGINES, choose, pool
 from .exact_rows import check_lse, check_sums, masked_rows
 from .extend import append_rows, can_reuse_rows
-from .summary import Marks, Summary
+from .marks import Marks
+from .summary import Summary
 
 
 class Top(NamedTuple):

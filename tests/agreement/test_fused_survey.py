@@ -1,0 +1,243 @@
+"""The CPU's fused survey: strips, tiles and threads of every size, and machines on which its compiler does not work."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Thread
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_survey import agree, maps
+from torch.testing import assert_close
+
+import telescope as ts
+from strategies import Shape, definitions, seeds, tensors
+from telescope.survey import dispatch, fused
+
+pytest.importorskip("numba")
+LENGTHS = [1, 31, 33, 64, 65, 129]  # around a strip of 32 rows and tiles of 8 to 32 keys
+CAUSAL = ts.Attention(mask=ts.causal)
+
+
+@contextmanager
+def in_parts(threads, step):
+    """Cut rows into parts for so many threads, and a part into calls of the kernel with so many scores."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "get_num_threads", lambda: threads)
+        patch.setattr(fused, "STEP", step)
+        yield
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_longer_than_strips_and_tiles(data):
+    queries, keys = data.draw(st.sampled_from(LENGTHS)), data.draw(st.sampled_from(LENGTHS))
+    batch, key_heads, d_k = (data.draw(st.sampled_from(sizes)) for sizes in ([1, 2], [1, 2], [1, 8, 33]))
+    shape = Shape(batch, 2, key_heads, queries, keys, d_k)
+    attention, dtype = data.draw(definitions(shape)), data.draw(st.sampled_from([torch.float32, torch.float64]))
+    q, k, _ = tensors(shape, data.draw(seeds), dtype)
+    if fused.cannot(q, k, attention) is None:
+        options = {"top": data.draw(st.sampled_from([0, 1, 8, 40])), "cells": data.draw(st.none() | maps(shape))}
+        with in_parts(data.draw(st.sampled_from([1, 3])), data.draw(st.sampled_from([40, 2**26]))):
+            agree("fused", (q, k), attention, **options, lse=data.draw(st.booleans()))
+
+
+OTHER_CPU = """
+import sys, torch
+from llvmlite import binding
+features = binding.get_host_cpu_features()
+kept = {"avx2": ("avx512",), "neon": ("avx", "fma")}[sys.argv[1]]
+for name in features:
+    if name.startswith(kept):
+        features[name] = False
+binding.get_host_cpu_features = lambda: features
+from telescope.survey import cpu_kernels
+assert cpu_kernels.VECTOR == {"avx2": 32, "neon": 16}[sys.argv[1]], cpu_kernels.VECTOR
+sys.path[:0] = sys.argv[2:]
+import telescope as ts
+from strategies import Shape, tensors
+from test_survey import agree
+for mask in (ts.everyone, ts.causal & ts.window(70), ts.from_tensor(torch.rand(100, 150) < 0.3)):
+    for dtype in (torch.float32, torch.float64):
+        q, k, _ = tensors(Shape(1, 2, 1, 100, 150, 33), 0, dtype)
+        agree("fused", (q, k), ts.Attention(mask=mask), top=8)
+        agree("fused", (q, k), ts.Attention(mask=mask, softcap=3.0, sink=0.5), top=8, lse=True)
+"""
+
+
+@pytest.mark.parametrize("width", ["avx2", "neon"])
+def test_the_vectors_of_other_cpus(width):
+    """The kernels as they are for CPUs with shorter vectors. Their code runs here as well."""
+    folders = [os.path.dirname(sys.modules[name].__file__) for name in ("strategies", "test_survey")]
+    done = run_python(OTHER_CPU, width, *folders, NUMBA_OPT="1")
+    assert done.returncode == 0, done.stderr
+
+
+def run_python(script, *arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment,
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------- threads and processes
+
+
+def numbers(seed=0, **options):
+    q, k, _ = tensors(Shape(1, 4, 2, 200, 200, 16), seed, torch.float32)
+    seen = ts.survey(q, k, CAUSAL, engine="fused", **options)
+    return [seen.lse, seen.received, seen.entropy, seen.top.weights, seen.top.keys]
+
+
+def test_several_threads_at_once():
+    alone = [numbers(seed) for seed in range(12)]
+    with ThreadPoolExecutor(6) as pool, in_parts(2, 2**26):
+        together = list(pool.map(numbers, range(12)))
+    assert_close(together, alone)
+
+
+def in_another_process(queue):
+    queue.put([tensor.tolist() for tensor in numbers()])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_another_process(method):
+    if method not in multiprocessing.get_all_start_methods():
+        pytest.skip(f"this system has no {method}")
+    with in_parts(2, 2**26):
+        mine = [tensor.tolist() for tensor in numbers()]  # the threads of this process have begun
+        context = multiprocessing.get_context(method)
+        queue = context.Queue()
+        process = context.Process(target=in_another_process, args=(queue,), daemon=True)
+        process.start()
+        assert_close(queue.get(timeout=120), mine)
+        process.join(60)
+    assert process.exitcode == 0
+
+
+def test_a_loader_with_workers():
+    class Surveys(torch.utils.data.Dataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, i):
+            return numbers(i)[1]
+
+    numbers()
+    loader = torch.utils.data.DataLoader(Surveys(), batch_size=None, num_workers=1)
+    assert_close(list(loader), [numbers(i)[1] for i in range(3)])
+
+
+def test_an_error_in_one_thread_stops_the_others():
+    begun = []
+
+    def task(i):
+        begun.append(i)
+        if i == 0:
+            raise MemoryError("of a task")
+        yield
+
+    with in_parts(2, 2**26), pytest.raises(MemoryError, match="of a task"):
+        fused._run_in_threads([lambda i=i: task(i) for i in range(10_000)])
+    assert len(begun) < 10_000
+    numbers()  # the threads are as good as before
+
+
+def test_threads_are_those_of_torch():
+    names = set()
+
+    def task():
+        names.add(current())
+        yield
+
+    def current():
+        from threading import current_thread
+
+        return current_thread().name
+
+    with in_parts(1, 2**26):
+        fused._run_in_threads([task] * 4)
+    assert names == {current()}
+
+
+def test_a_survey_in_a_thread_of_its_own():
+    got = []
+    thread = Thread(target=lambda: got.append(numbers()))
+    thread.start()
+    thread.join()
+    assert_close(got, [numbers()])
+
+
+# ------------------------------------------------------------------------------------------------------ the choice
+
+
+def test_few_scores_are_left_to_chunked():
+    size = lambda n: torch.randn(1, 1, n, 4)  # noqa: E731
+    assert dispatch.choose(size(512), size(512), CAUSAL, 8, None) == "chunked"
+    assert dispatch.choose(size(513), size(512), CAUSAL, 8, None) == "fused"
+
+
+@pytest.fixture
+def looked_up_again():
+    fused.unavailable.cache_clear()
+    yield
+    fused.unavailable.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("broken", "advice"),
+    [
+        (lambda patch: patch.setattr(fused, "find_spec", lambda name: None), "it needs numba: pip install numba"),
+        (lambda patch: patch.setenv("NUMBA_DISABLE_JIT", "1"), "NUMBA_DISABLE_JIT is set"),
+        (lambda patch: patch.setattr(fused, "_kernels", cannot_import), "pip install --upgrade numba"),
+    ],
+    ids=["missing", "switched off", "too old"],
+)
+def test_without_a_working_compiler(broken, advice, monkeypatch, looked_up_again, command):
+    broken(monkeypatch)
+    q, k, _ = tensors(Shape(1, 2, 2, 600, 600, 4), 0, torch.float32)
+    assert ts.survey(q, k, CAUSAL).engine == "chunked"
+    with pytest.raises(ValueError, match='engine="fused" cannot survey') as problem:
+        ts.survey(q, k, CAUSAL, engine="fused")
+    assert advice in str(problem.value)
+    assert advice in " ".join(command("doctor", "--plain")[1].split())
+
+
+def cannot_import():
+    raise ImportError("Numba needs NumPy 1.26 or less")
+
+
+FIRST_SURVEY = """
+import torch, telescope as ts
+x = torch.ones(1, 1, 3, 2)
+print(ts.survey(x, x, ts.Attention(mask=ts.causal), engine="fused").received.tolist())
+"""
+
+
+def first_survey(**environment):
+    done = run_python(FIRST_SURVEY, NUMBA_OPT="1", **environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[[[1.8333333730697632, 0.8333333730697632, 0.3333333432674408]]]\n"
+
+
+def test_a_cache_that_cannot_be_written(tmp_path):
+    (tmp_path / "a_file").touch()
+    first_survey(NUMBA_CACHE_DIR=str(tmp_path / "a_file" / "in_it"))
+
+
+def test_a_cache_cut_short_is_written_again(tmp_path):
+    first_survey(NUMBA_CACHE_DIR=str(tmp_path))
+    written = {path: path.read_bytes() for path in tmp_path.rglob("*.nb?")}
+    assert written
+    for path, code in written.items():
+        path.write_bytes(code[: len(code) // 2])
+    first_survey(NUMBA_CACHE_DIR=str(tmp_path))
+    first_survey(NUMBA_CACHE_DIR=str(tmp_path))
+    assert all(len(path.read_bytes()) == len(code) for path, code in written.items() if path.suffix == ".nbi")
