@@ -39,11 +39,11 @@ from .attention import (
     softmax,
     window,
 )
-from .engines import Plan, attend, plan
+from .engines import Plan, attend
 from .models import LoadError, export, load
 from .recording import Recording
 from .recording import open as open  # not in __all__: `from telescope import *` leaves the builtin alone
-from .survey import Survey, survey
+from .survey import Survey, plan, survey
 from .trace import Row, Trace, trace
 from .watch import watch
 

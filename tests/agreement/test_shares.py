@@ -96,7 +96,7 @@ def test_sums_agree(path, padded, case):
         attention, first = attention.with_extra_mask(padding & RealQueries(padding)), [n % shape.keys for n in left]
     q, k, _ = tensors(shape, seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "SMALL", 2**16 if path == "rows" else -1)
+        patch.setattr(module, "SMALL", {"cpu": 2**16 if path == "rows" else -1})
         patch.setattr(module, "FAR", 3)
         patch.setattr(module, "BLOCK", {"cpu": 40, "cuda": 40})
         patch.setattr(within, "TILE", 3)
@@ -120,7 +120,7 @@ def test_sums_of_selected_queries(path, case, chosen):
     positions = tuple(shape.keys - shape.queries + row for row in rows)
     some = restrict_to_queries(attention, torch.tensor(rows), size)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "SMALL", 2**16 if path == "rows" else -1)
+        patch.setattr(module, "SMALL", {"cpu": 2**16 if path == "rows" else -1})
         patch.setattr(within, "TILE", 3)
         patch.setattr(marked, "TILE", 3)
         places = placed(attention, shape, BatchTokens(ids), positions)
@@ -153,7 +153,7 @@ ATTENTIONS = {
 @pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=ATTENTIONS)
 def test_the_kernel_agrees(attention, monkeypatch):
     need_triton()
-    monkeypatch.setattr(module, "SMALL", -1)
+    monkeypatch.setattr(module, "SMALL", {"cpu": -1})
     monkeypatch.setattr(module, "FAR", 9)
     for one in (launch, engine):
         monkeypatch.setattr(one, "BM", 16)
@@ -174,7 +174,7 @@ def test_several_layers_at_once():
     q, k, _ = tensors(replace(shape, batch=6))
     with pytest.MonkeyPatch.context() as patch:
         for small, path in ((2**16, ""), (-1, ""), (-1, "in the pass"), (-1, "in the fused pass")):
-            patch.setattr(module, "SMALL", small)
+            patch.setattr(module, "SMALL", {"cpu": small})
             got = summed(q, k, attention, placed(attention, shape, BatchTokens(ids)), path=path)
             expected = truth(q, k, attention, range(12), ids.repeat(3, 1), [0] * 6)
             torch.testing.assert_close(got, expected, rtol=0, atol=1e-9)

@@ -1,4 +1,4 @@
-"""Choose an engine: `attend` runs an attention on the fastest that can, `plan` says which one that is and why."""
+"""Choose an engine: `attend` runs an attention on the fastest that can, `plan_attend` says which one and why."""
 
 from dataclasses import dataclass
 from types import ModuleType
@@ -27,21 +27,23 @@ SMALL = 2**22
 
 @dataclass(frozen=True)
 class Plan:
-    """Name the engine that runs an attention, and say why in one sentence. Returned by `plan`.
+    """Name the engine that runs an attention or its survey, and say why in one sentence. Returned by `plan`.
 
     Args:
-        engine: "sdpa", "flex", "chunked" or "reference".
+        engine: "sdpa", "flex", "chunked" or "reference"; for a survey "triton", "fused", "chunked" or "reference".
         why: What the engine computes, and why faster engines cannot.
+        survey: The plan for the survey of the same attention; None in a survey's own plan.
 
     Example:
         >>> import telescope as ts, torch
         >>> x = torch.ones(1, 2, 3, 4)
-        >>> ts.plan(x, x, x).engine
-        'sdpa'
+        >>> ts.plan(x, x, x).engine, ts.plan(x, x, x).survey.engine
+        ('sdpa', 'chunked')
     """
 
     engine: str
     why: str
+    survey: "Plan | None" = None
 
     def __str__(self) -> str:
         return f"{self.engine}: {self.why}"
@@ -102,37 +104,10 @@ def _attend(
     return context
 
 
-def plan(
-    queries: Float[Tensor, "batch heads query d_q"],
-    keys: Float[Tensor, "batch key_heads key d_k"],
-    values: Float[Tensor, "batch key_heads key d_v"],
-    attention: Attention = Attention(),
-    *,
-    dropout: float = 0.0,
-    engine: str | None = None,
+def plan_attend(
+    queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, dropout: float, engine: str | None
 ) -> Plan:
-    """Return the engine that `attend` takes for these arguments, and why, without running it.
-
-    Args:
-        queries: (batch, heads, query, d_q).
-        keys: (batch, key_heads, key, d_k).
-        values: (batch, key_heads, key, d_v).
-        attention: The definition.
-        dropout: As for `attend`.
-        engine: As for `attend`.
-
-    Returns:
-        A Plan with `.engine` and `.why`; print it.
-
-    Raises:
-        TypeError, ValueError: As for `attend`.
-
-    Example:
-        >>> import telescope as ts, torch
-        >>> x = torch.ones(1, 2, 3, 4)
-        >>> print(ts.plan(x, x, x, ts.Attention(mask=ts.causal)))
-        sdpa: torch's fused attention computes softmax(mask(q·k / √4)) v without forming the 3 x 3 weights
-    """
+    """Return the engine that `attend` takes for these arguments, and why, without running it."""
     check(queries, keys, values, attention)
     queries, keys, values = torch_modes.cast_for_autocast(queries, keys, values)
     effective = attention.for_last_query() if queries.shape[-2] == 1 else attention

@@ -31,7 +31,7 @@ far: keys more than FAR positions before the query."""
 COUNTS = ("queries", "repeated")
 """queries: how many queries see a token besides the first, and so have a choice. repeated: how many of these may see an
 earlier occurrence of their own token."""
-SMALL = 2**16  # query-key pairs; up to so many, whole rows are computed
+SMALL = {"cpu": 2**12, "cuda": 2**16}  # query-key pairs; up to so many, whole rows are computed
 BLOCK = {"cpu": 2**20, "cuda": 2**26}  # scores in memory at a time where whole rows are computed
 
 
@@ -122,7 +122,7 @@ class Places:
         made = cls(
             place - evicted, first - evicted, batch, size[1] - evicted, evicted, across, _is_causal(attention.mask), ids
         )
-        if lists and attention.normalize is softmax and len(place) * made.keys > SMALL:
+        if lists and attention.normalize is softmax and len(place) * made.keys > SMALL.get(device.type, 0):
             made = replace(made, listed=made._lists())
         if text is not None:
             text.places = {**(text.places if len(text.places) < 4 else {}), key: (ref(attention), made)}

@@ -36,8 +36,12 @@ OPTIONS = {"nogil": True, "fastmath": FAST, "error_model": "numpy", "boundscheck
 
 
 def _compiled(function: Callable[..., Any]) -> Any:
-    """Compile a function as a part of those that call it."""
-    return njit(**OPTIONS)(function)
+    """Compile a function as a part of those that call it.
+
+    A call, and a slice of an array, count references to the array, which takes longer than a short row of scores: what
+    is done for each row is inlined, and indexes whole arrays.
+    """
+    return njit(inline="always", **OPTIONS)(function)
 
 
 def _cached(function: Callable[..., Any]) -> Any:
@@ -170,7 +174,7 @@ def _is_double(pointer: Any) -> bool:
 
 
 @intrinsic
-def at(context: Any, array: Any, index: Any) -> Any:  # noqa: ARG001
+def at(context: Any, array: Any, index: Any) -> Any:
     """Return a pointer to element `index` of a contiguous array."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -181,7 +185,7 @@ def at(context: Any, array: Any, index: Any) -> Any:  # noqa: ARG001
 
 
 @intrinsic
-def multiply_tile(context: Any, queries: Any, keys: Any, scale: Any, scores: Any, width: Any, features: Any) -> Any:  # noqa: ARG001
+def multiply_tile(context: Any, queries: Any, keys: Any, scale: Any, scores: Any, width: Any, features: Any) -> Any:
     """Write queries · keys · scale: TILE_ROWS queries (row, feature), a tile of keys (feature, key), rows of `width`.
 
     The scale is applied to the products, so that equal products stay equal.
@@ -210,7 +214,7 @@ def multiply_tile(context: Any, queries: Any, keys: Any, scale: Any, scores: Any
 
 
 @intrinsic
-def lane_maxima(context: Any, scores: Any, vectors: Any, maxima: Any) -> Any:  # noqa: ARG001
+def lane_maxima(context: Any, scores: Any, vectors: Any, maxima: Any) -> Any:
     """Write the largest score of each lane over so many vectors."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -226,7 +230,22 @@ def lane_maxima(context: Any, scores: Any, vectors: Any, maxima: Any) -> Any:  #
 
 
 @intrinsic
-def nth_largest(context: Any, numbers: Any, vectors: Any, n: Any) -> Any:  # noqa: ARG001
+def largest_of(context: Any, numbers: Any, vectors: Any) -> Any:
+    """Return the largest number in so many vectors."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        numbers, count = arguments
+        vectors = Vectors(builder, _is_double(signature.args[0]))
+        largest = vectors.variable(-np.inf)
+        with vectors.each(count) as index:
+            builder.store(vectors.larger(vectors.load(numbers, index), builder.load(largest)), largest)
+        return vectors.reduce(builder.load(largest), vectors.larger)
+
+    return numbers.dtype(numbers, types.intp), build
+
+
+@intrinsic
+def nth_largest(context: Any, numbers: Any, vectors: Any, n: Any) -> Any:
     """Return the n-th largest number in so many vectors, or the smallest if there are fewer.
 
     It is the least of the numbers that fewer than n others exceed.
@@ -257,7 +276,7 @@ def nth_largest(context: Any, numbers: Any, vectors: Any, n: Any) -> Any:  # noq
 
 
 @intrinsic
-def find_reaching(context: Any, scores: Any, vectors: Any, bound: Any, places: Any) -> Any:  # noqa: ARG001
+def find_reaching(context: Any, scores: Any, vectors: Any, bound: Any, places: Any) -> Any:
     """Write the places of the scores that are not below the bound, in order, and return how many there are."""
     number = scores.dtype
 
@@ -283,7 +302,7 @@ def find_reaching(context: Any, scores: Any, vectors: Any, bound: Any, places: A
 
 
 @intrinsic
-def exponentials(context: Any, scores: Any, vectors: Any, shift: Any) -> Any:  # noqa: ARG001
+def exponentials(context: Any, scores: Any, vectors: Any, shift: Any) -> Any:
     """Replace scores by p = 2^(score - shift), and return Σ p and Σ p · (score - shift)."""
     number = scores.dtype
 
@@ -305,7 +324,7 @@ def exponentials(context: Any, scores: Any, vectors: Any, shift: Any) -> Any:  #
 
 
 @intrinsic
-def add_columns(context: Any, powers: Any, width: Any, rows: Any, share: Any, vectors: Any, sums: Any) -> Any:  # noqa: ARG001
+def add_columns(context: Any, powers: Any, width: Any, rows: Any, share: Any, vectors: Any, sums: Any) -> Any:
     """Add Σ over the rows of powers · share to sums, for so many vectors of columns."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -325,7 +344,7 @@ def add_columns(context: Any, powers: Any, width: Any, rows: Any, share: Any, ve
 
 
 @intrinsic
-def row_sum(context: Any, powers: Any, vectors: Any) -> Any:  # noqa: ARG001
+def row_sum(context: Any, powers: Any, vectors: Any) -> Any:
     """Return the sum of so many vectors."""
     number = powers.dtype
 
@@ -341,7 +360,7 @@ def row_sum(context: Any, powers: Any, vectors: Any) -> Any:  # noqa: ARG001
 
 
 @intrinsic
-def cap(context: Any, scores: Any, vectors: Any, softcap: Any) -> Any:  # noqa: ARG001
+def cap(context: Any, scores: Any, vectors: Any, softcap: Any) -> Any:
     """Replace scores in natural units by softcap · tanh(score / softcap) · log2(e)."""
     number = scores.dtype
 
@@ -366,33 +385,59 @@ def cap(context: Any, scores: Any, vectors: Any, softcap: Any) -> Any:  # noqa: 
 
 
 @_cached
-def survey_rows(
-    queries, keys, scores, first_key, scale, softcap, slope, table, shift, start, stop, sink, lse, lse_known,
-    received, entropy, weights, found, map_row, map_column, pooled, marked_stop, marked_keys, marked_sum, marked_weights,
-    listed_keys, listed_spans, listed_sum, listed_seen,
+def survey_heads(
+    tasks, queries, keys, scores, origin, scale, softcap, slopes, tables, shift, start, stop, sinks, lse, lse_known,
+    received, entropy, weights, found, map_row, map_column, pooled, marked_stop, marked_keys, marked_sum,
+    marked_weights, listed_keys, listed_spans, listed_sum, listed_seen,
 ):  # fmt: skip
-    """Survey some rows of one head, and add to what its keys receive. Optional arrays have no elements if not wanted.
+    """Survey some rows of some heads, and add to what their keys receive. Optional arrays have no elements.
 
-    queries          (row, feature), and keys (tile, feature, key), packed: their products times `scale` are the scores;
-    scores           or the scores themselves (row, key - first_key), times `scale`
+    tasks            (task, 5): part, sequence b, head h, the first row and one past the last
+    queries, keys    (b, h, row, feature) and, packed, (b, key head, tile, feature, key): their products times `scale`
+                     are the scores;
+    scores           or the scores themselves (b, h, row, key), times `scale`
+    origin           (4,): which b, h, row and key the first of `scores` is
     softcap          0 for none; with one, scores before it are in natural units
-    slope, table     a bias: ALiBi's slope, 0 for none; one number for each distance, `table`
+    slopes, tables   a bias: (h,), ALiBi's slope, 0 for none; (h or 1, distance), one number for each distance
     shift            the position of row 0, counted in keys
-    start, stop      (row,): the first key that each row sees, and one past the last
-    sink             to base two, -inf for none
-    lse              (row,), to base two: read if `lse_known`, else written
-    received         (key,), float64: added to
-    entropy          (row,), in nats; weights, found (row, top): written
-    map_row          (row,), map_column (key,): the cell of each pair; pooled (rows, columns), float64: added to
-    marked_stop      (row,): the weight of all keys before is written to marked_sum (row,)
-    marked_keys      (row, mark): the weight of each is written to marked_weights (row, mark)
-    listed_keys      (slot,), listed_spans (row, list, 2): the total weight of the keys of each list is written to
-                     listed_sum (row, list), and whether the row sees one of them to listed_seen (row, list)
+    start, stop      (b, h, row): the first key that each row sees, and one past the last; not read with `scores`
+    sinks            (h,), to base two, -inf for none
+    lse              (b, h, row), to base two: read if `lse_known`, else written
+    received         (part, b, h, key), float64: added to
+    entropy          (b, h, row), in nats; weights, found (b, h, row, top): written
+    map_row          (b, row), map_column (b, key): the cell of each pair
+    pooled           (part, b, h, rows, columns), float64: added to
+    marked_stop      (row,): the weight of all keys before is written to marked_sum (b, h, row)
+    marked_keys      (b, row, mark): the weight of each is written to marked_weights (b, h, row, mark)
+    listed_keys      (b, slot), listed_spans (b, row, list, 2): the total weight of the keys of each list is written to
+                     listed_sum (b, h, row, list), and whether the row sees one of them to listed_seen, likewise
     """
-    rows, features = start.shape[0], queries.shape[1]
+    group = max(1, queries.shape[1] // max(1, keys.shape[1]))
+    for t in range(tasks.shape[0]):
+        part, b, h, first, last = tasks[t]
+        _survey_rows(
+            queries[b, h, first:last], keys[b, h // group],
+            scores[b - origin[0], h - origin[1], first - origin[2] : last - origin[2]], origin[3], scale, softcap,
+            slopes[h], tables[h % tables.shape[0]], shift + first, start[b, h, first:last], stop[b, h, first:last],
+            sinks[h], lse[b, h, first:last], lse_known, received[part, b, h], entropy[b, h, first:last],
+            weights[b, h, first:last], found[b, h, first:last], map_row[b, first:last], map_column[b],
+            pooled[part, b, h], marked_stop[first:last], marked_keys[b, first:last], marked_sum[b, h, first:last],
+            marked_weights[b, h, first:last], listed_keys[b], listed_spans[b, first:last],
+            listed_sum[b, h, first:last], listed_seen[b, h, first:last],
+        )  # fmt: skip
+
+
+@_compiled
+def _survey_rows(
+    queries, keys, scores, first_key, scale, softcap, slope, table, shift, start, stop, sink, lse, lse_known,
+    received, entropy, weights, found, map_row, map_column, pooled, marked_stop, marked_keys, marked_sum,
+    marked_weights, listed_keys, listed_spans, listed_sum, listed_seen,
+):  # fmt: skip
+    """Survey some rows of one head; the arguments are those of `survey_heads` for these rows."""
+    rows, features = entropy.shape[0], queries.shape[1]
     lanes = VECTOR // entropy.itemsize
     wide = TILE_VECTORS * lanes
-    given = scores.shape[0] > 0
+    given = scores.shape[1] > 0
     width = (scores.shape[1] + lanes - 1) // lanes * lanes if given else keys.shape[0] * wide
     strip = np.empty((STRIP, width), entropy.dtype)
     query = np.zeros((STRIP, features), entropy.dtype)
@@ -403,12 +448,12 @@ def survey_rows(
     sums = np.empty(width, entropy.dtype)
     for first in range(0, rows, STRIP):
         count = min(STRIP, rows - first)
-        begin, end = width, 0
-        for i in range(first, first + count):
-            if start[i] < stop[i]:
-                begin, end = min(begin, start[i] - first_key), max(end, stop[i] - first_key)
-        begin = begin // wide * wide
+        begin, end = (0, scores.shape[1]) if given else (width, 0)
         if not given:
+            for i in range(first, first + count):
+                if start[i] < stop[i]:
+                    begin, end = min(begin, start[i]), max(end, stop[i])
+            begin = begin // wide * wide
             query[:count] = queries[first : first + count]
             for tile in range(begin // wide, (end + wide - 1) // wide):
                 for i in range(0, count, TILE_ROWS):
@@ -421,43 +466,43 @@ def survey_rows(
             begin = end = 0
         for i in range(count):
             row = first + i
-            low, high = max(start[row] - first_key, begin), min(stop[row] - first_key, end)
+            low, high = (0, scores.shape[1]) if given else (max(start[row], begin), min(stop[row], end))
             if low >= high:
                 low = high = begin
             left, right = low // lanes * lanes, (high + lanes - 1) // lanes * lanes
-            line = strip[i]
             if given:
                 for j in range(low, high):
-                    line[j] = scores[row, j] * scale
+                    strip[i, j] = scores[row, j] * scale
             else:
                 if softcap > 0.0:
-                    cap(at(line, left), (right - left) // lanes, entropy.dtype.type(softcap))
-                _add_bias(line, low, high, slope, table, shift + row)
-            line[left:low] = -np.inf
-            line[high:right] = -np.inf
+                    cap(at(strip, i * width + left), (right - left) // lanes, entropy.dtype.type(softcap))
+                _add_bias(strip, i, low, high, slope, table, shift + row)
+            _fill(strip, i, left, low, -np.inf)
+            _fill(strip, i, high, right, -np.inf)
             for m in range(listed_spans.shape[1]):
-                listed_seen[row, m] = _sees_any(line, low, high, first_key, listed_keys, listed_spans[row, m])
+                listed_seen[row, m] = _sees_any(strip, i, low, high, first_key, listed_keys, listed_spans, row, m)
             share[i] = _survey_row(
-                line, left, right, lanes, maxima, places, first_key, sink, lse_known, row, lse, entropy, weights, found
+                strip, i, left, right, lanes, maxima, places, first_key, sink, lse_known, row, lse, entropy, weights,
+                found,
             )  # fmt: skip
-            line[begin:left] = 0.0
-            line[right:end] = 0.0
+            _fill(strip, i, begin, left, 0.0)
+            _fill(strip, i, right, end, 0.0)
             if marked_stop.shape[0]:
                 cut = min(max(marked_stop[row] - first_key, left), right)
                 aligned = left + (cut - left) // lanes * lanes
-                total = row_sum(at(line, left), (aligned - left) // lanes)
+                total = row_sum(at(strip, i * width + left), (aligned - left) // lanes)
                 for j in range(aligned, cut):
-                    total += line[j]
+                    total += strip[i, j]
                 marked_sum[row] = total * share[i]
                 for m in range(marked_keys.shape[1]):
                     j = marked_keys[row, m] - first_key
-                    marked_weights[row, m] = line[j] * share[i] if left <= j < right else 0.0
+                    marked_weights[row, m] = strip[i, j] * share[i] if left <= j < right else 0.0
             for m in range(listed_spans.shape[1]):
                 total = entropy.dtype.type(0.0)
                 for slot in range(listed_spans[row, m, 0], listed_spans[row, m, 1]):
                     j = listed_keys[slot] - first_key
                     if low <= j < high:
-                        total += line[j]
+                        total += strip[i, j]
                 listed_sum[row, m] = total * share[i]
         _add_to_columns(
             strip, share, first, count, begin, end, lanes, sums, first_key, received, map_row, map_column, pooled
@@ -465,45 +510,53 @@ def survey_rows(
 
 
 @_compiled
-def _sees_any(line, low, high, first_key, keys, span):
-    """Return whether one of the listed keys has a score."""
-    for slot in range(span[0], span[1]):
-        j = keys[slot] - first_key
-        if low <= j < high and not line[j] == -np.inf:
-            return True
-    return False
+def _fill(strip, i, first, last, number):
+    for j in range(first, last):
+        strip[i, j] = number
 
 
 @_compiled
-def _add_bias(line, low, high, slope, table, position):
+def _sees_any(strip, i, low, high, first_key, keys, spans, row, m):
+    """Return whether one of the listed keys has a score."""
+    seen = False
+    for slot in range(spans[row, m, 0], spans[row, m, 1]):
+        j = keys[slot] - first_key
+        if low <= j < high and strip[i, j] != -np.inf:
+            seen = True
+            break
+    return seen
+
+
+@_compiled
+def _add_bias(strip, i, low, high, slope, table, position):
     """Add ALiBi, or a bias for each distance, to the scores of the query at a position."""
     if slope != 0.0:
         for j in range(low, high):
-            line[j] -= slope * abs(position - j)
+            strip[i, j] -= slope * abs(position - j)
     if table.shape[0]:
         reach = table.shape[0] // 2
         for j in range(low, high):
-            line[j] += table[min(max(j - position, -reach), reach) + reach]
+            strip[i, j] += table[min(max(j - position, -reach), reach) + reach]
 
 
 @_compiled
 def _survey_row(
-    line, left, right, lanes, maxima, places, first_key, sink, lse_known, row, lse, entropy, weights, found
-):
+    strip, i, left, right, lanes, maxima, places, first_key, sink, lse_known, row, lse, entropy, weights, found
+):  # fmt: skip
     """Replace the scores of a row by powers, write what is known of the row, and return the share of a power."""
-    number = line.dtype.type
+    number, begin = strip.dtype.type, i * strip.shape[1] + left
     vectors, top = (right - left) // lanes, weights.shape[1]
-    count = 0
+    count, largest = 0, number(-np.inf)
     if top or not lse_known:
-        largest = _block_maxima(line, left, vectors, lanes, maxima)
+        largest = _block_maxima(strip, begin, vectors, lanes, maxima)
     if top:
-        bound = max(nth_largest(at(maxima, 0), maxima.shape[0] // lanes, top), np.finfo(line.dtype).min)
-        reaching = find_reaching(at(line, left), vectors, number(bound), at(places, 0))
-        count = _keep_largest(line, left, places, reaching, found[row])
+        bound = max(nth_largest(at(maxima, 0), maxima.shape[0] // lanes, top), np.finfo(strip.dtype).min)
+        reaching = find_reaching(at(strip, begin), vectors, number(bound), at(places, 0))
+        count = _keep_largest(strip, i, left, places, reaching, found, row)
     shift = lse[row] if lse_known else max(sink, largest)
     if shift == -np.inf:  # nothing is seen, and there is no sink
         shift = number(0.0)
-    total, spread = exponentials(at(line, left), vectors, shift)
+    total, spread = exponentials(at(strip, begin), vectors, shift)
     share, log_total = number(1.0), number(0.0)
     if not lse_known:
         whole = total + number(2.0) ** (sink - shift) if sink > -np.inf else total
@@ -516,7 +569,7 @@ def _survey_row(
     )
     for t in range(top):
         if t < count:
-            weights[row, t] = line[found[row, t]] * share
+            weights[row, t] = strip[i, found[row, t]] * share
             found[row, t] += first_key
         else:
             weights[row, t], found[row, t] = 0.0, -1
@@ -524,7 +577,7 @@ def _survey_row(
 
 
 @_compiled
-def _block_maxima(line, left, vectors, lanes, maxima):
+def _block_maxima(strip, begin, vectors, lanes, maxima):
     """Write the largest score of every lane in each block of a row, and return the largest of all.
 
     Neighbours are in different lanes, so that the largest scores of a row are in different lanes more often than not:
@@ -533,29 +586,26 @@ def _block_maxima(line, left, vectors, lanes, maxima):
     blocks = maxima.shape[0] // lanes
     for block in range(blocks):
         first, last = vectors * block // blocks, vectors * (block + 1) // blocks
-        lane_maxima(at(line, left + first * lanes), last - first, at(maxima, block * lanes))
-    largest = maxima[0]
-    for x in maxima[1:]:
-        largest = max(largest, x)
-    return largest
+        lane_maxima(at(strip, begin + first * lanes), last - first, at(maxima, block * lanes))
+    return largest_of(at(maxima, 0), blocks)
 
 
 @_compiled
-def _keep_largest(line, left, places, count, keys):
-    """Write where the largest of these scores are, largest first, the lower key first among equal ones; return how many.
+def _keep_largest(strip, i, left, places, count, keys, row):
+    """Write where the largest of these scores are, largest first, and return how many there are.
 
-    `places` are counted from `left`, and increase.
+    Among equal scores the lower key comes first. `places` are counted from `left`, and increase.
     """
-    top, kept = keys.shape[0], 0
-    for i in range(count):
-        j = left + places[i]
-        if kept == top and not line[j] > line[keys[top - 1]]:
+    top, kept = keys.shape[1], 0
+    for n in range(count):
+        j = left + places[n]
+        if kept == top and not strip[i, j] > strip[i, keys[row, top - 1]]:
             continue
         place = kept if kept < top else top - 1
-        while place > 0 and line[keys[place - 1]] < line[j]:
-            keys[place] = keys[place - 1]
+        while place > 0 and strip[i, keys[row, place - 1]] < strip[i, j]:
+            keys[row, place] = keys[row, place - 1]
             place -= 1
-        keys[place] = j
+        keys[row, place] = j
         kept = min(kept + 1, top)
     return kept
 
@@ -576,24 +626,25 @@ def _add_to_columns(
             last = row + 1
             while last < count and map_row[first + last] == map_row[first + row]:
                 last += 1
-        sums[begin:end] = 0.0
+        for j in range(begin, end):
+            sums[j] = 0.0
         add_columns(
             at(powers, row * width + begin), width, last - row, at(share, row), (end - begin) // lanes, at(sums, begin)
         )  # fmt: skip
         for j in range(begin, keys):
             received[first_key + j] += sums[j]
         if map_row.shape[0]:
-            _add_to_cells(sums[begin:keys], map_column[first_key + begin :], pooled[map_row[first + row]])
+            _add_to_cells(sums, begin, keys, first_key, map_column, pooled, map_row[first + row])
         row = last
 
 
 @_compiled
-def _add_to_cells(sums, column, cells):
+def _add_to_cells(sums, begin, end, first_key, column, cells, row):
     """Add what each key gets to the cell of its column; neighbours of one column are added up first."""
-    j = 0
-    while j < sums.shape[0]:
-        here, total = column[j], sums.dtype.type(0.0)
-        while j < sums.shape[0] and column[j] == here:
+    j = begin
+    while j < end:
+        here, total = column[first_key + j], sums.dtype.type(0.0)
+        while j < end and column[first_key + j] == here:
             total += sums[j]
             j += 1
-        cells[here] += total
+        cells[row, here] += total

@@ -26,8 +26,7 @@ FEW = 2**18  # scores up to which `fused` is not chosen: its compiler takes half
 def choose(queries: Tensor, keys: Tensor, attention: Attention, top: int, engine: str | None) -> str:
     """Return the name of the engine: `engine` if given, else the first that can survey this attention."""
     if engine is None:
-        few = queries.shape[:3].numel() * keys.shape[-2] <= FEW
-        names = [name for name in ENGINES if not (few and name == "fused")]
+        names = [name for name in ENGINES if not (name == "fused" and has_few_scores(queries, keys))]
         return next(name for name in names if ENGINES[name].cannot(queries, keys, attention, top) is None)
     if engine not in ENGINES:
         raise ValueError(f'there is no engine "{engine}"; {hint(engine, ENGINES)}')
@@ -36,6 +35,11 @@ def choose(queries: Tensor, keys: Tensor, attention: Attention, top: int, engine
         formula = attention.formula(keys.shape[-1])
         raise ValueError(f'engine="{engine}" cannot survey {formula}: {obstacle}; leave engine out, or use "chunked"')
     return engine
+
+
+def has_few_scores(queries: Tensor, keys: Tensor) -> bool:
+    """Return whether a survey is over sooner than the compiler of `fused` is imported."""
+    return queries.shape[:3].numel() * keys.shape[-2] <= FEW
 
 
 def pool(

@@ -1,12 +1,12 @@
 """Survey on a CPU: one pass over each strip of scores while it is in the cache, by kernels that numba compiles.
 
-Products, softcap, ALiBi, relative biases and masks that are spans of keys are computed in the kernel. Every other score,
+Products, softcap, ALiBi, relative biases and masks that are spans of keys are computed in the kernel. Any other score,
 bias or mask is computed by PyTorch, block by block, and read once by the kernel.
 """
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,8 +16,9 @@ from importlib.util import find_spec
 from math import log
 from threading import Event
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -28,7 +29,7 @@ from ..attention import Attention, dot, softmax
 from ..attention.biases import Alibi, Relative
 from ..attention.values import has_data
 from . import chunked
-from .blocks import Block, BlockScores, blocks, row_spans
+from .blocks import BlockScores, blocks, row_spans
 from .cells import Cells
 from .compiling import tell_if_slow
 from .device import run_within_memory
@@ -40,6 +41,7 @@ PARTS = 4  # a thread gets at least so many parts of the matrix, since some are 
 MOST = 128  # of `top`: each row compares about twice as many maxima with one another
 MAPS = 2**23  # cells of all maps that the parts add to, 64 MB
 STEP = 2**26  # scores of one call of the kernel, about a quarter of a second: Ctrl-C waits for it
+FEWEST = 2**18  # scores that a thread is given at a time: for fewer, another thread would be slower
 
 
 def cannot(queries: Tensor, keys: Tensor, attention: Attention, top: int = 0) -> str | None:
@@ -91,7 +93,7 @@ def _compiled(dtype: torch.dtype) -> Any:
         try:
             _survey_products(kernels, nothing, nothing, Attention(), Results.empty(nothing, nothing, Attention()))
         except Exception:  # a cache that cannot be read or written: a full disk, a file cut short
-            cached = kernels.survey_rows._cache
+            cached = kernels.survey_heads._cache
             with suppress(Exception):
                 cached.flush()  # the next process begins a new one
             cached.disable()
@@ -136,7 +138,8 @@ def _in_kernel(attention: Attention) -> bool:
 class Results:
     """The tensors that the kernel writes, and those it reads beside queries and keys."""
 
-    sinks: list[float]
+    sinks: Tensor
+    """(head,), float64, to base two."""
     lse: Tensor
     lse_known: bool
     received: Tensor
@@ -176,15 +179,15 @@ class Results:
         listed_keys, listed_spans = _lists(lists, batch, rows)
         known = None if lse is None else (lse.detach().to(dtype) * LOG2_E).contiguous()
         return cls(
-            sinks=(sink.reshape(-1).expand(heads) * LOG2_E).tolist(),
+            sinks=sink.reshape(-1).expand(heads) * LOG2_E,
             lse=torch.empty(batch, heads, rows, dtype=dtype) if known is None else known,
             lse_known=known is not None,
             received=torch.zeros(parts, batch, heads, columns, dtype=torch.float64),
             entropy=torch.empty(batch, heads, rows, dtype=dtype),
             weights=torch.empty(batch, heads, rows, top, dtype=dtype),
             found=torch.empty(batch, heads, rows, top, dtype=torch.int32),
-            map_row=none if cells is None else cells.row_of_query.int().expand(batch, -1),
-            map_column=none if cells is None else cells.column_of_key.int().expand(batch, -1),
+            map_row=none if cells is None else cells.row_of_query.int().expand(batch, -1).contiguous(),
+            map_column=none if cells is None else cells.column_of_key.int().expand(batch, -1).contiguous(),
             pooled=torch.zeros(parts, batch, heads, *size, dtype=torch.float64),
             marked_stop=stop,
             marked_keys=single.expand(-1, batch, -1).permute(1, 2, 0).int().contiguous(),
@@ -196,28 +199,22 @@ class Results:
             listed_seen=torch.zeros(batch, heads, rows, len(lists), dtype=torch.bool),
         )
 
-    def arguments(self, part: int, b: int, h: int, rows: slice) -> tuple[Any, ...]:
-        """Return the last arguments of the kernel, from the sink on, for some rows of a head."""
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The last arguments of the kernel, from the sinks on."""
         return (
-            _number(self.entropy)(self.sinks[h]),
-            self.lse[b, h, rows].numpy(),
+            self.sinks.to(self.entropy.dtype).numpy(),
+            self.lse.numpy(),
             self.lse_known,
-            self.received[part, b, h].numpy(),
-            self.entropy[b, h, rows].numpy(),
-            self.weights[b, h, rows].numpy(),
-            self.found[b, h, rows].numpy(),
-            self.map_row[b, rows].numpy(),
-            self.map_column[b].numpy(),
-            self.pooled[part, b, h].numpy(),
-            self.marked_stop[rows].numpy(),
-            self.marked_keys[b, rows].numpy(),
-            self.marked_sum[b, h, rows].numpy(),
-            self.marked_weights[b, h, rows].numpy(),
-            self.listed_keys[b].numpy(),
-            self.listed_spans[b, rows].numpy(),
-            self.listed_sum[b, h, rows].numpy(),
-            self.listed_seen[b, h, rows].numpy(),
-        )
+            *(
+                part.numpy()
+                for part in (
+                    self.received, self.entropy, self.weights, self.found, self.map_row, self.map_column, self.pooled,
+                    self.marked_stop, self.marked_keys, self.marked_sum, self.marked_weights,
+                    self.listed_keys, self.listed_spans, self.listed_sum, self.listed_seen,
+                )
+            ),
+        )  # fmt: skip
 
     def summary(self, lse: Tensor | None, cells: Cells | None) -> Summary:
         """Return the summary, once all rows are surveyed."""
@@ -253,8 +250,6 @@ def _lists(
 
 def _number(like: Tensor) -> Any:
     """Return numpy's type of the elements, so that kernels are compiled for two dtypes, not for Python's floats too."""
-    import numpy
-
     return numpy.float64 if like.dtype == torch.float64 else numpy.float32
 
 
@@ -270,36 +265,27 @@ def _survey_products(kernels: Any, queries: Tensor, keys: Tensor, attention: Att
     scale = scale if softcap else scale * LOG2_E
     if attention.score != dot:
         queries, keys = attention.score.as_dot(queries.to(dtype), keys.to(dtype))
-    queries, group = queries.detach().to(dtype).contiguous(), heads // keys.shape[1]
-    packed = _pack(kernels, keys.detach().to(dtype))
-    slopes, table = [0.0] * heads, torch.empty(1, 0, dtype=dtype)
+    queries, packed = queries.detach().to(dtype).contiguous(), _pack(kernels, keys.detach().to(dtype))
+    slopes, tables = torch.zeros(heads, dtype=dtype), torch.empty(1, 0, dtype=dtype)
     if isinstance(attention.bias, Alibi):
-        slopes = (attention.bias.slopes.detach().to(dtype) * LOG2_E).tolist()
+        slopes = (attention.bias.slopes.detach().to(dtype) * LOG2_E).contiguous()
     elif isinstance(attention.bias, Relative):
-        table = (attention.bias.table.detach().to(dtype) * LOG2_E).contiguous()
-    number, no_scores = _number(results.entropy), torch.empty(0, 0, dtype=dtype).numpy()
-
-    def survey_part(part: int, b: int, h: int, some: range) -> Iterator[None]:
-        seen = stop[b, h].numpy() - start[b, h].numpy()  # numpy, since torch would begin threads of its own here
-        step = max(kernels.STRIP, STEP // max(1, int(seen[some.start : some.stop].max())))
-        for first in range(some.start, some.stop, step):
-            of = slice(first, min(first + step, some.stop))
-            kernels.survey_rows(
-                queries[b, h, of].numpy(), packed[b, h // group].numpy(), no_scores, 0, number(scale), number(softcap),
-                number(slopes[h]), table[h % len(table)].numpy(), columns - rows + first,
-                start[b, h, of].numpy(), stop[b, h, of].numpy(), *results.arguments(part, b, h, of),
-            )  # fmt: skip
-            yield
-
+        tables = (attention.bias.table.detach().to(dtype) * LOG2_E).contiguous()
+    number, no_scores = _number(results.entropy), torch.empty(batch, heads, rows, 0, dtype=dtype)
+    arrays = (
+        queries.numpy(), packed.numpy(), no_scores.numpy(), numpy.zeros(4, int), number(scale), number(softcap),
+        slopes.numpy(), tables.numpy(), columns - rows, start.numpy(), stop.numpy(), *results.arguments,
+    )  # fmt: skip
+    seen = (stop - start).clamp(min=0).to(torch.float64).cumsum(-1).numpy()
     parts = len(results.received)
     edges = [rows * i // parts for i in range(parts + 1)]
-    _run_in_threads(
-        partial(survey_part, part, b, h, range(edges[part], edges[part + 1]))
+    units = [
+        _tasks((part, b, h), range(edges[part], edges[part + 1]), seen[b, h], kernels.STRIP)
         for part in range(parts)[::-1]  # under a causal mask, later rows take longer
         for b in range(batch)
         for h in range(heads)
-        if edges[part] < edges[part + 1]
-    )
+    ]
+    _run(kernels, units, arrays)
 
 
 def _pack(kernels: Any, keys: Tensor) -> Tensor:
@@ -317,35 +303,81 @@ def _survey_blocks(
     """Survey an attention whose scores PyTorch computes, in blocks of at most so many scores."""
     number, dtype = _number(results.entropy), results.entropy.dtype
     if not results.lse_known:
-        results.lse.copy_(torch.tensor(results.sinks, dtype=dtype)[:, None])
+        results.lse.copy_(results.sinks[:, None])
     for tensor, fill in ((results.entropy, 0.0), (results.weights, 0.0), (results.found, -1)):
         tensor.fill_(fill)  # the numbers of a row that is in no block, since it sees nothing
-    no_queries, no_keys, no_table = (torch.empty(shape, dtype=dtype).numpy() for shape in ((0, 0), (0, 0, 0), (0,)))
-    scores = BlockScores(queries, keys, attention)
-
-    def survey_head(block: Block, made: Tensor, i: int, j: int) -> Iterator[None]:
-        start, stop = (
-            torch.full(made.shape[2:3], end, dtype=torch.int32).numpy()
-            for end in (block.columns.start, block.columns.stop)
-        )
-        kernels.survey_rows(
-            no_queries, no_keys, made[i, j].numpy(), block.columns.start, number(LOG2_E), number(0.0), number(0.0),
-            no_table, 0, start, stop,
-            *results.arguments(0, block.sequences.start + i, block.heads.start + j, block.rows),
-        )  # fmt: skip
-        yield
-
+    batch, heads, count, _ = queries.shape
+    none = [torch.empty(*shape, dtype=dtype).numpy() for shape in ((batch, heads, count, 0), (batch, heads, 0, 0, 0))]
+    no_span, no_table = torch.empty(batch, heads, 0, dtype=torch.int32).numpy(), torch.empty(1, 0, dtype=dtype).numpy()
+    no_slopes, scores = torch.zeros(heads, dtype=dtype).numpy(), BlockScores(queries, keys, attention)
     for block in blocks(queries, keys, attention, most):
-        made = scores(block).detach()
-        _run_in_threads(
-            partial(survey_head, block, made, i, j) for i in range(made.shape[0]) for j in range(made.shape[1])
-        )
+        made, (sequences, some_heads, rows) = scores(block).detach().contiguous(), block.index
+        origin = numpy.array([sequences.start, some_heads.start, rows.start, block.columns.start])
+        arrays = (
+            *none, made.numpy(), origin, number(LOG2_E), number(0.0), no_slopes, no_table, 0, no_span, no_span,
+            *results.arguments,
+        )  # fmt: skip
+        size = (rows.stop - rows.start) * block.width
+        units = [
+            [Task((0, b, h, rows.start, rows.stop), size)]
+            for b in range(sequences.start, sequences.stop)
+            for h in range(some_heads.start, some_heads.stop)
+        ]
+        _run(kernels, units, arrays)
+
+
+# --------------------------------------------------------------------------------------------------------- tasks
+
+
+class Task(NamedTuple):
+    """Rows of one head, for one call of the kernel."""
+
+    place: tuple[int, int, int, int, int]
+    """part, sequence, head, the first row and one past the last"""
+    scores: float
+
+
+def _tasks(head: tuple[int, int, int], rows: range, seen: Any, strip: int) -> list[Task]:
+    """Return tasks of at most about STEP scores for these rows of a head; `seen` counts the keys of all rows so far."""
+    found, first = [], rows.start
+    before = float(seen[rows.start - 1]) if rows.start else 0.0
+    while first < rows.stop:
+        last = int(numpy.searchsorted(seen, before + STEP, side="right"))
+        last = min(max(last, first + strip), rows.stop)
+        found.append(Task((*head, first, last), float(seen[last - 1]) - before))
+        first, before = last, float(seen[last - 1])
+    return found
+
+
+def _run(kernels: Any, units: Sequence[list[Task]], arrays: tuple[Any, ...]) -> None:
+    """Run the kernel on all tasks. The tasks of one unit add to the same sums, so that one thread runs them."""
+    threads, total = torch.get_num_threads(), sum(task.scores for unit in units for task in unit)
+    least = max(FEWEST, total / (PARTS * threads))
+    portions: list[list[Task]] = [[]]
+    for unit in units:
+        if sum(task.scores for task in portions[-1]) >= least:
+            portions.append([])
+        portions[-1].extend(unit)
+
+    def run(portion: list[Task]) -> Iterator[None]:
+        calls, scores = [[portion[0].place]], portion[0].scores
+        for task in portion[1:]:
+            if scores + task.scores > STEP:
+                calls.append([])
+                scores = 0.0
+            calls[-1].append(task.place)
+            scores += task.scores
+        for places in calls:
+            kernels.survey_heads(numpy.array(places), *arrays)
+            yield
+
+    _run_in_threads([partial(run, portion) for portion in portions if portion])
 
 
 # -------------------------------------------------------------------------------------------------------- threads
 
 
-def _run_in_threads(tasks: Iterable[Callable[[], Iterator[None]]]) -> None:
+def _run_in_threads(tasks: Sequence[Callable[[], Iterator[None]]]) -> None:
     """Run every task to its end, on as many threads as torch uses. If one fails, the others stop at their `yield`."""
     waiting, failed = deque(tasks), Event()
 

@@ -22,7 +22,7 @@ from .. import __version__
 from ..attention import Attention, causal, window
 from ..engines import chunked, flex, reference, sdpa
 from ..survey import ENGINES as SURVEYS
-from ..survey import Survey, survey
+from ..survey import Survey, plan_survey, survey
 
 SIZE = (1, 4, 261, 64)  # batch, heads, positions, features of the check: longer than a kernel's tile, and odd
 TIMED = {"cpu": (1, 8, 1024, 64), "cuda": (1, 16, 4096, 128)}
@@ -75,11 +75,16 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """The findings of all engines; `machine` names versions and the GPU, `timed` the size that was timed."""
+    """The findings of all engines; `machine` names versions and the GPU, `timed` the size that was timed.
+
+    looking  the engine that surveys a causal attention of that size, its time beside a forward pass, and what would
+             make it faster
+    """
 
     machine: str
     timed: str
     findings: tuple[Finding, ...]
+    looking: str = ""
 
     @property
     def healthy(self) -> bool:
@@ -100,6 +105,7 @@ def check_engines(device: torch.device | None = None, *, every: bool = False) ->
         f"telescope {__version__}   torch {torch.__version__}   triton {triton}   {gpu}",
         timed.replace("torch.", ""),
         tuple(run_check(check, device) for check in engine_checks(device, every=every)),
+        survey_cost(device),
     )
 
 
@@ -159,6 +165,22 @@ def run_check(check: EngineCheck, device: torch.device) -> Finding:
     return Finding(check.name, "", errors, rows, _milliseconds(check, device), wrong)
 
 
+def survey_cost(device: torch.device) -> str:
+    """Return a sentence: which engine surveys here, and its time as a multiple of torch's fused attention."""
+    q, k, v = _inputs(TIMED[device.type], device, _timed_dtype(device))
+    forward, looking = [], []
+    for _ in range(6):  # in turns, so that a busy machine slows both
+        forward.append(_seconds(lambda q, k, v: sdpa.attend(q, k, v, PLAIN), q, k, v))
+        looking.append(_seconds(lambda q, k, v: survey(q, k, PLAIN), q, k, v))
+    chosen = plan_survey(q, k, PLAIN)
+    ratio = median(looking[1:]) / median(forward[1:])
+    faster = [SURVEYS[name].cannot(q, k, PLAIN, 8) for name in SURVEYS if name != chosen.engine]
+    advice = "; ".join(dict.fromkeys(why for why in faster if why and "pip install" in why))
+    return f"a causal survey of that size runs on {chosen.engine} and takes {ratio:.1f} times sdpa's forward pass" + (
+        f"; a faster engine is missing: {advice}" if advice else ""
+    )
+
+
 def row_sums(masked: Tensor, lse: Tensor) -> str:
     """Return what the rows of exp(masked - lse) sum to: "1" where lse is the natural log-sum-exp of each row.
 
@@ -192,7 +214,7 @@ def draw(report: Report) -> RenderableType:
         style = "dim" if finding.missing else "red" if finding.wrong else "green"
         table.add_row(finding.name, *errors, finding.rows[:6], ms, Text(verdict, style))
     legend = f"largest error against float64; rows: the sum of exp(score - lse), which should be 1; {report.timed}"
-    return Group(Text(report.machine), Text(legend, style="dim"), Text(), table)
+    return Group(Text(report.machine), Text(legend, style="dim"), Text(), table, Text(), Text(report.looking))
 
 
 # ------------------------------------------------------------------------------------------------------ the engines
@@ -273,20 +295,22 @@ def _timed_dtype(device: torch.device) -> torch.dtype:
 def _milliseconds(check: EngineCheck, device: torch.device) -> float | None:
     """Return the median time of five runs after one warm-up; None where the engine refuses this size or dtype."""
     inputs = _inputs(TIMED[device.type], device, _timed_dtype(device))
-    times = []
     try:
-        for _ in range(6):
-            start = perf_counter()
-            _without_warnings(check.answer, *inputs)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            times.append(perf_counter() - start)
+        times = [_seconds(check.answer, *inputs) for _ in range(6)]
     except (RuntimeError, ValueError):
         return None
     return 1e3 * median(times[1:])
 
 
-def _without_warnings(run: Run, *inputs: Tensor) -> Tensor:
+def _seconds(run: Callable[[Tensor, Tensor, Tensor], object], *inputs: Tensor) -> float:
+    start = perf_counter()
+    _without_warnings(run, *inputs)
+    if inputs[0].is_cuda:
+        torch.cuda.synchronize(inputs[0].device)
+    return perf_counter() - start
+
+
+def _without_warnings(run: Callable[..., Any], *inputs: Tensor) -> Any:
     """Run an engine without gradients and without torch's many warnings about backends that refuse a dtype."""
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
