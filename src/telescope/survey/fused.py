@@ -291,7 +291,8 @@ def _survey_products(kernels: Any, queries: Tensor, keys: Tensor, attention: Att
 def _pack(kernels: Any, keys: Tensor) -> Tensor:
     """Return keys (batch, key_heads, tile, feature, key), padded with zeros to whole tiles."""
     wide = kernels.TILE_VECTORS * kernels.VECTOR // keys.element_size()
-    return pad(keys, (0, 0, 0, -keys.shape[-2] % wide)).unflatten(2, (-1, wide)).transpose(-1, -2).contiguous()
+    padded = pad(keys, (0, 0, 0, -keys.shape[-2] % wide))
+    return padded.view(*padded.shape[:2], -1, wide, padded.shape[-1]).transpose(-1, -2).contiguous()
 
 
 # ---------------------------------------------------------------------------------------------- scores by PyTorch

@@ -52,7 +52,8 @@ def plan(
         chunked: PyTorch computes it block by block...
     """
     attended = plan_attend(queries, keys, values, attention, dropout, engine)
-    return replace(attended, survey=plan_survey(*torch_modes.cast_for_autocast(queries, keys), attention))
+    queries, keys = torch_modes.cast_for_autocast(queries, keys)
+    return replace(attended, survey=plan_survey(queries, keys, attention))
 
 
 def plan_survey(queries: Tensor, keys: Tensor, attention: Attention, top: int = 8) -> Plan:

@@ -239,7 +239,7 @@ def survey(
     values      (batch, key_heads, key, d_v): adds .context, the output of the attention
     lse         (batch, heads, query): ln Σ exp(score) of a forward pass saves work; some rows are checked
     map         (rows, cols): pools the matrix in the same pass, for .map(rows, cols)
-    engine      "triton", "chunked" or "reference"; None takes the first of them that can
+    engine      "triton", "fused", "chunked" or "reference"; None takes the first of them that can
 
     Returns a `Survey` with .lse .received .entropy .peak .top .map(rows, cols) .rows(i) .cell(i, j) .head(i)
     .extend(queries, keys). Gradients are not recorded.
@@ -291,7 +291,7 @@ def survey_unchecked(
     """Return `survey` of arguments that are known to fit, with an lse that is known to be right.
 
     Nothing is checked, so that on a GPU nothing waits for a result. The arguments are those of `survey`. `marks` are
-    reported by the engine "chunked", which forms all weights; the other engines leave them out.
+    reported by the engines "fused" and "chunked", which form all weights; the others leave them out.
 
     Example:
         >>> import telescope as ts, torch
