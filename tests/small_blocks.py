@@ -31,6 +31,7 @@ OTHERS = {  # sizes by these names that are not shrunk here, and why
     "telescope.decoding.sampling": "tests/properties/test_decoding.py crosses it: 64 words of a vocabulary",
     "telescope.engines.tables": "FEW is how many numbers make a tensor worth comparing, and nothing is cut by it",
     "telescope.models.loss_kernel": "tests/agreement/test_loss.py shrinks its BLOCK; a program reads one row of logits",
+    "telescope.survey.dispatch": "FEW chooses an engine; the tests of `fused` name it",
     "telescope.survey.exact_rows": "how many rows are looked at, not how many at a time",
     "telescope.survey.launch": "tests/agreement/test_survey_kernels.py shrinks BM, BN and BLOCK",
     "telescope.trace.render": "rows of a page",

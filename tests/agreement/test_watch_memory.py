@@ -61,7 +61,8 @@ def test_a_generation_of_400_tokens(family):
         written = ids.shape[1] - (0 if family == "t5" else IDS.shape[1])
         if written in (100, 200, 400):
             (looking,) = {*interface._watched.values()}
-            sizes[written] = held_by(looking), looking.observer.recording.nbytes
+            nbytes = looking.observer.recording.nbytes  # reading surveys the rows that wait
+            sizes[written] = held_by(looking), nbytes
         scores[:, model.config.eos_token_id] = -torch.inf
         return scores
 

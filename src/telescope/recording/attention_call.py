@@ -54,6 +54,10 @@ class AttentionCall(NamedTuple):
     """The tokens of all keys, if known and if queries and keys come from one sequence."""
     across: bool | None = None
     """Whether queries and keys come from two sequences; None if the caller does not say."""
+    follows: bool = False
+    """Whether the caller knows that these keys begin with the keys of the attention's call before, unchanged."""
+    keys_stay: bool = False
+    """Whether nothing writes to the memory of these keys and values again."""
 
     @property
     def size(self) -> Size:

@@ -31,7 +31,7 @@ far: keys more than FAR positions before the query."""
 COUNTS = ("queries", "repeated")
 """queries: how many queries see a token besides the first, and so have a choice. repeated: how many of these may see an
 earlier occurrence of their own token."""
-SMALL = {"cpu": 2**12, "cuda": 2**16}  # query-key pairs; up to so many, whole rows are computed
+SMALL = {"cpu": 2**17, "cuda": 2**20}  # scores of all heads; up to so many, whole rows are computed
 BLOCK = {"cpu": 2**20, "cuda": 2**26}  # scores in memory at a time where whole rows are computed
 
 
@@ -46,13 +46,15 @@ class BatchTokens:
     def __init__(self, ids: Int[Tensor, "batch token"]) -> None:
         self.ids = ids
         self.places: dict[Hashable, tuple[ref[Attention], Places]] = {}
-        self._next: tuple[Tensor, ref[BatchTokens]] | None = None
+        self._next: tuple[tuple[Tensor, ...], ref[BatchTokens]] | None = None
 
-    def followed_by(self, ids: Int[Tensor, "batch more"]) -> "BatchTokens":
-        """Return the text with these tokens appended, the same object for each layer that passes the same `ids`."""
-        longer = None if self._next is None or self._next[0] is not ids else self._next[1]()
+    def followed_by(self, *ids: Int[Tensor, "batch more"]) -> "BatchTokens":
+        """Return the text with these tokens appended, the same object for each layer that passes the same tensors."""
+        longer = None
+        if self._next is not None and [*map(id, self._next[0])] == [*map(id, ids)]:
+            longer = self._next[1]()
         if longer is None:
-            longer = BatchTokens(torch.cat([self.ids, ids.to(self.ids)], 1))
+            longer = BatchTokens(torch.cat([self.ids, *(more.to(self.ids) for more in ids)], 1))
             self._next = (ids, ref(longer))
         return longer
 
@@ -60,7 +62,7 @@ class BatchTokens:
         """Yield every tensor that this object keeps."""
         yield self.ids
         if self._next is not None:
-            yield self._next[0]
+            yield from self._next[0]
         for _, made in self.places.values():
             yield from (made.place, made.first)
             yield from () if made.ids is None else (made.ids,)
@@ -122,7 +124,8 @@ class Places:
         made = cls(
             place - evicted, first - evicted, batch, size[1] - evicted, evicted, across, _is_causal(attention.mask), ids
         )
-        if lists and attention.normalize is softmax and len(place) * made.keys > SMALL.get(device.type, 0):
+        scores = batch * heads * len(place) * made.keys
+        if lists and attention.normalize is softmax and scores > SMALL.get(device.type, 0):
             made = replace(made, listed=made._lists())
         if text is not None:
             text.places = {**(text.places if len(text.places) < 4 else {}), key: (ref(attention), made)}

@@ -84,8 +84,11 @@ class QueriesKeysCall(RecordedCall):
         with torch_modes.without_autocast(queries.device):
             return shares(queries, keys, self.kept_attention(), seen.summary, places)
 
-    def _wait(self) -> None:
+    def finish(self) -> None:
         """Return at once: queries and keys are stored while the model runs."""
+
+    def _wait(self) -> None:
+        """Return at once, for the same reason."""
 
     @property
     def queries(self) -> Float[Tensor, "batch heads query d_q"]:

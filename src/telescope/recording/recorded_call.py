@@ -20,7 +20,7 @@ from ..survey.extend import Size
 from ..trace.trace import Tokens, Trace
 from ..words import whole_number
 from .attention_call import AttentionCall, QuerySelection, all_queries, seems_cross_attention
-from .continuation import continues, fingerprints, same_bits
+from .continuation import fingerprints, same_bits
 from .head_shares import Places
 from .storage import GrowingTensor, Store, StoredParts, StoredTensor, on_device
 from .survey_queue import SurveyQueue
@@ -79,18 +79,20 @@ class RecordedCall(ABC):
     _parts: StoredParts
     _fingerprints: list[GrowingTensor]
     """Of each of `AttentionCall.identifying_tensors`."""
+    _queue: SurveyQueue
+    """Shared by all calls of a recording."""
     _first_query: Tensor | None = None
     """Tells sequences apart whose keys are equal, as in cross-attention."""
 
     def __init__(self, name: str, call: AttentionCall, options: KeepOptions, queue: SurveyQueue) -> None:
         call = call.with_evicted_keys()
-        self.options, self.kind = options, call.kind
+        self.options, self.kind, self._queue = options, call.kind, queue
         (batch, key_heads, _, d_k), d_q = call.keys.shape, call.queries.shape[-1]
         self.facts = CallFacts(
             name=name,
             heads=call.heads,
             dropout=call.dropout,
-            attention=call.attention.clone(),
+            attention=queue.clone(call.attention),
             size=call.size,
             rows=None if options.queries is all_queries else [],
             shape=(batch, key_heads, d_q, d_k),
@@ -104,7 +106,9 @@ class RecordedCall(ABC):
         identifying = call.identifying_tensors[1:] if self.fingerprints_of_keys_come_late else call.identifying_tensors
         self._fingerprints = [GrowingTensor(fingerprints(tensor), 2, owned=True) for tensor in identifying]
         self._store_first(self._select_queries(call, 0), queue)
-        self._store_ids(call, 0)
+        if call.key_ids is not None:
+            self._parts.grow("key_ids", call.key_ids, 1, owned=True)
+        self._store_ids(call.query_ids, 0)
 
     @classmethod
     def opened(cls, facts: CallFacts, parts: Mapping[str, StoredTensor]) -> "RecordedCall":
@@ -119,13 +123,16 @@ class RecordedCall(ABC):
         """Return whether `call` is the rest of this one.
 
         Over the same keys, `call` may also begin another sequence: if it belongs to another run of the model, or if
-        its first query is the one this call began with.
+        its first query is the one this call began with. Where the caller knows that the keys are unchanged
+        (`call.follows`), no key is read, so that the host does not wait for a GPU.
         """
+        if call.follows and call.kind == self.kind and (same_run or call.size[1] > self.size[1]):
+            return self._queue.continues(self.attention, self.size, call)
         self._wait()
         if (
             call.kind != self.kind
             or not (call.size[1] > self.size[1] or (same_run and self._began_with_another_query(call)))
-            or not continues(self.attention, self.size, call)
+            or not self._queue.continues(self.attention, self.size, call)
         ):
             return False
         old = slice(0, self.size[1] - call.evicted)
@@ -141,12 +148,20 @@ class RecordedCall(ABC):
         """Append a call for which `is_continued_by` is true."""
         queries, keys = self.size
         self._store_more(self._select_queries(call, queries), keys - call.evicted)
-        self._store_ids(call, queries)
-        for known, new in zip(self._fingerprints, call.identifying_tensors, strict=True):
-            known.append(fingerprints(new[:, :, keys - call.evicted :]))
-        self.facts.size = (queries + call.size[0], call.size[1])
-        if call.attention != self.attention:
-            self.facts.attention = call.attention.clone()
+        self._store_ids(call.query_ids, queries)
+        self._append_fingerprints(call, keys - call.evicted)
+        self._grow(call)
+
+    def _grow(self, call: AttentionCall) -> None:
+        """Count the queries and keys of a call that was appended, and take over its definition."""
+        self.facts.size = (self.size[0] + call.size[0], call.size[1])
+        if call.attention is not self.attention and call.attention != self.attention:
+            self.facts.attention = self._queue.clone(call.attention)
+
+    def _append_fingerprints(self, call: AttentionCall, known: int) -> None:
+        """Append the fingerprints of the keys after the first `known` ones."""
+        for stored, now in zip(self._fingerprints, call.identifying_tensors, strict=True):
+            stored.append(fingerprints(now[:, :, known:]))
 
     @abstractmethod
     def _store_first(self, call: AttentionCall, queue: SurveyQueue) -> None:
@@ -165,16 +180,20 @@ class RecordedCall(ABC):
         """Return the call with the queries that are to be kept; `before` queries came earlier."""
         if self.facts.rows is None:
             return call
-        which = self.options.queries(call.size[0], before)
-        self.facts.rows += [before + row for row in which]
+        which = self._selected_rows(call, before)
         return call.select_queries(torch.tensor(which, dtype=torch.long))
 
-    def _store_ids(self, call: AttentionCall, before: int) -> None:
-        """Store the token ids, as long as those of every query are known."""
-        if before == 0 and call.key_ids is not None:
-            self._parts.grow("key_ids", call.key_ids, 1, owned=True)
-        if call.query_ids is not None and (before == 0 or "query_ids" in self._parts):
-            self._parts.grow("query_ids", call.query_ids, 1, owned=True)
+    def _selected_rows(self, call: AttentionCall, before: int) -> Sequence[int]:
+        """Return which queries of the call are to be kept, and note them."""
+        which = self.options.queries(call.size[0], before)
+        if self.facts.rows is not None:
+            self.facts.rows += [before + row for row in which]
+        return which
+
+    def _store_ids(self, ids: Int[Tensor, "batch query"] | None, before: int) -> None:
+        """Store the token ids of queries, as long as those of every query are known; `before` queries came earlier."""
+        if ids is not None and (before == 0 or "query_ids" in self._parts):
+            self._parts.grow("query_ids", ids, 1, owned=True)
         else:
             self._parts.pop("query_ids", None)
 
@@ -215,6 +234,10 @@ class RecordedCall(ABC):
         """The tensors that are kept, by name."""
         self._wait()
         return self._parts
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Compute what is still due once the model has run."""
 
     @abstractmethod
     def _wait(self) -> None:

@@ -202,8 +202,11 @@ class Recording(Mapping[str, Watched]):
         self._queue.wait()
 
     def flush(self) -> None:
-        """Run every survey that is still queued, and free the queue's memory."""
+        """Run every survey that is still due, and free the memory that waits for them."""
         self._queue.flush()
+        for calls in self._calls.values():
+            for call in calls:
+                call.finish()
 
     def _check_memory(self, call: AttentionCall) -> None:
         """When a run begins, raise a ValueError if what it will keep exceeds the free memory.

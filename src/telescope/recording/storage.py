@@ -17,6 +17,9 @@ from torch import Tensor
 from ..words import hint
 
 
+SPARE = 16  # tokens for which a tensor that grows makes room ahead, at least
+
+
 class Store(ABC):
     """A kind of memory that a recording may use: `ts.watch(store=...)`."""
 
@@ -120,7 +123,7 @@ class StoredTensor(ABC):
 
 
 class GrowingTensor(StoredTensor):
-    """A tensor that grows along one axis. Its memory doubles when full, so that appending a token costs O(1).
+    """A tensor that grows along one axis. Full memory grows by a quarter, so that appending a token costs O(1).
 
     `first` is copied, since it may be a view of memory that the model writes to again. With `owned` the caller hands
     over the memory of `first`, which a `Device` store keeps without a copy.
@@ -156,7 +159,7 @@ class GrowingTensor(StoredTensor):
         size = self.size + more.shape[self.axis]
         if size > self.memory.shape[self.axis]:
             shape = list(self.memory.shape)
-            shape[self.axis] = 2 * size
+            shape[self.axis] = size + max(size // 4, SPARE)
             larger = self.store.allocate(self.dtype, self.device, shape)
             larger.narrow(self.axis, 0, self.size).copy_(self.tensor)
             self.memory = larger

@@ -8,13 +8,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..survey import Summary, Survey, survey_unchecked
+from ..engines import torch_modes
+from ..survey import Summary, Survey
 from ..survey.summary import compute_dtype
 from .attention_call import AttentionCall
-from .head_shares import COUNTS, NAMES, BatchTokens, Places, shares
+from .head_shares import COUNTS, NAMES, BatchTokens, Places
 from .recorded_call import CallFacts, KeepOptions, MapSize, RecordedCall
 from .storage import GrowingTensor, StoredParts
-from .survey_queue import SurveyDestination, SurveyQueue, SurveyResult
+from .survey_queue import SurveyDestination, SurveyInputs, SurveyQueue, SurveyResult
+from .waiting_rows import WaitingRows
+
+MAX_WAITING = 16  # queries of a call that waits: more are surveyed at once
 
 
 class SummariesCall(RecordedCall):
@@ -25,6 +29,9 @@ class SummariesCall(RecordedCall):
     _pending: "PendingSummary | None" = None
     """The survey of the first queries, until its result is read."""
     _text: BatchTokens | None = None
+    _waiting: WaitingRows | None = None
+    """The latest queries, which are surveyed together when somebody reads, or when there are many."""
+    _dropped_map = False
 
     def _store_first(self, call: AttentionCall, queue: SurveyQueue) -> None:
         if call.query_ids is not None:
@@ -32,22 +39,77 @@ class SummariesCall(RecordedCall):
         self._pending = PendingSummary(queue, SummaryDestination(self.facts, self._parts, self._fingerprints))
         queue.add(call._replace(text=self._text), self._pending.destination)
 
-    def _store_more(self, call: AttentionCall, known: int) -> None:
-        self._text = None if self._text is None or call.query_ids is None else self._text.followed_by(call.query_ids)
-        call = call._replace(text=self._text)
-        attention = call.attention_over_present_keys
-        seen = survey_unchecked(call.queries, call.keys, attention, top=self.options.top, lse=call.lse)
-        self._add_received(seen.summary.received, call.evicted, known)
-        summed = self._parts["shares"].tensor
-        summed.add_(shares(call.queries, call.keys, attention, seen.summary, call.places).to(summed.device))
-        if self._parts.pop("map", None) is not None:  # the rows of a longer text have other borders
+    def append(self, call: AttentionCall) -> None:
+        """Append a call for which `is_continued_by` is true: now, or later together with those that follow."""
+        if self.options.map is not None and not self._dropped_map:  # the rows of a longer text have other borders
+            self._dropped_map = True
             warnings.warn(
                 "watch(map=...) keeps the map of a text that is read at once; more was read or generated after it, so "
                 'the map is dropped; keep="queries-keys" has maps of the whole text',
                 stacklevel=2,
             )
-        self.facts.engine, self.facts.recorded = seen.engine, None
-        store_rows(self._parts, seen.summary, call.evicted)
+        if not call.follows or call.queries.shape[-2] > MAX_WAITING:
+            self._wait()
+            super().append(call)
+            return
+        if self._waiting is not None and not self._waiting.has_room_for(call):
+            self._survey_waiting()
+        before, known = self.size
+        if self._waiting is None:
+            self._waiting = WaitingRows(call, known - call.evicted)
+        else:
+            self._waiting.add(call)
+        self._waiting.keep(self._selected_rows(call, before))
+        self._grow(call)
+
+    def finish(self) -> None:
+        self._survey_waiting()
+        if self._text is not None:
+            self._text.places.clear()  # the lists of keys are as long as the text
+
+    def _survey_waiting(self) -> None:
+        """Survey the rows that wait."""
+        if self._waiting is None:
+            return
+        self._wait_for_first()
+        waiting, call = self._waiting, self._waiting.as_one_call()
+        with torch_modes.recording_mode(call.queries.device):
+            ids = [part for part in waiting.ids if part is not None]
+            all_known = self._text is not None and len(ids) == len(waiting.ids)
+            text = self._text.followed_by(*ids) if self._text is not None and all_known else None
+            kept = call if self.facts.rows is None else call.select_queries(torch.tensor(waiting.rows).long())
+            result = self._survey(kept._replace(text=text))
+            self._check_unchanged(result, call.evicted, waiting.known)
+            self._waiting, self._text = None, text
+            self._add_rows(result, call.evicted, waiting.known)
+            self._store_ids(call.query_ids, self.size[0] - waiting.count)
+            self._append_fingerprints(call, waiting.known)
+
+    def _check_unchanged(self, result: SurveyResult, evicted: int, known: int) -> None:
+        """Raise a RuntimeError if keys that were recorded earlier have changed since."""
+        if not torch.equal(self._fingerprints[0].tensor[:, :, evicted:], result.fingerprints[:, :, :known]):
+            raise RuntimeError(
+                f'the cached keys of "{self.name}" were changed while the model wrote, in a way that cannot be seen '
+                'from outside; keep="queries-keys" copies each key when it is written'
+            )
+
+    def _store_more(self, call: AttentionCall, known: int) -> None:
+        self._text = None if self._text is None or call.query_ids is None else self._text.followed_by(call.query_ids)
+        self._add_rows(self._survey(call._replace(text=self._text)), call.evicted, known)
+
+    def _survey(self, call: AttentionCall) -> SurveyResult:
+        """Survey the queries of a call that continues the sequence."""
+        inputs, attention = SurveyInputs(call.queries, call.keys), call.attention_over_present_keys
+        return self._queue.run_survey(inputs, call.lse, attention, call.places)
+
+    def _add_rows(self, result: SurveyResult, evicted: int, known: int) -> None:
+        """Add the survey of more queries to what is kept; the first `known` keys are kept already."""
+        self._add_received(result.summary.received, evicted, known)
+        summed = self._parts["shares"].tensor
+        summed.add_(result.shares.to(summed.device))
+        self._parts.pop("map", None)
+        self.facts.engine, self.facts.recorded = result.engine, None
+        store_rows(self._parts, result.summary, evicted)
 
     def _add_received(self, more: Float[Tensor, "batch heads key"], evicted: int, known: int) -> None:
         """Add to the sums in float64: there are as many summands as calls."""
@@ -59,7 +121,12 @@ class SummariesCall(RecordedCall):
         received.tensor[:, :, evicted:].add_(more.to(received.memory.device))
 
     def _wait(self) -> None:
-        """Run the survey if it is still queued, and order the current stream after it."""
+        """Run the surveys that are still due, and order the current stream after them."""
+        self._wait_for_first()
+        self._survey_waiting()
+
+    def _wait_for_first(self) -> None:
+        """Run the survey of the first queries if it is still queued, and order the current stream after it."""
         if self._pending is not None:
             queue, destination = self._pending
             if not destination.received:
@@ -71,6 +138,8 @@ class SummariesCall(RecordedCall):
         yield from super()._other_tensors()
         if self._text is not None:
             yield from self._text.tensors()
+        if self._waiting is not None:
+            yield from self._waiting.tensors()
 
     @classmethod
     def expected_bytes(cls, call: AttentionCall, options: KeepOptions) -> int:

@@ -19,8 +19,9 @@ from ..attention.values import identity_key, leaves
 from ..engines import torch_modes
 from ..survey import Summary, survey_unchecked
 from ..survey.device import StreamEvent, record_event, record_use, side_stream
+from ..survey.extend import Size
 from .attention_call import AttentionCall
-from .continuation import fingerprints
+from .continuation import continues, fingerprints
 from .head_shares import BatchTokens, Places, shares
 
 MAX_CALLS = 8  # surveyed in one launch
@@ -73,6 +74,8 @@ class SurveyQueue:
         self.capacity, self.concurrent = 0, False
         self.stacked: dict[int, Attention] = {}  # the definition of so many calls stacked along the batch axis
         self.buffers = StagingBuffer(), StagingBuffer()  # the first is being filled
+        self._clones: dict[Any, tuple[Attention, Attention]] = {}  # the latest definitions, and their copies
+        self._verdicts: dict[Any, tuple[Attention, Attention, bool]] = {}  # the latest results of `continues`
         self.finished: dict[torch.device, StreamEvent] = {}  # the end of the last survey on each device
 
     def add(self, call: AttentionCall, destination: SurveyDestination) -> None:
@@ -94,7 +97,7 @@ class SurveyQueue:
             self.places = call.places
         assert self.places is not None
         if self.capacity < (1 if self.concurrent else 2):
-            destination.receive(self.run_survey(inputs, call.lse, call.attention, self.places))
+            destination.receive(self.run_survey(inputs, call.lse, call.attention, self.places, self.map))
             return
         if not self.queued:
             self.buffers = self.buffers[::-1]
@@ -110,6 +113,23 @@ class SurveyQueue:
             self.text = BatchTokens(ids)
         return self.text
 
+    def clone(self, attention: Attention) -> Attention:
+        """Return a copy of a definition that owns its tensors, one object for all layers that pass the same one."""
+        if attention.has_no_tensors:
+            return attention
+        key = identity_key(attention)
+        if key not in self._clones:
+            self._clones = {**dict(list(self._clones.items())[-1:]), key: (attention, attention.clone())}
+        return self._clones[key][1]
+
+    def continues(self, before: Attention, old: Size, call: AttentionCall) -> bool:
+        """Return `continuation.continues(before, old, call)`, computed once for all layers of a forward pass."""
+        key = (id(before), identity_key(call.attention), old, call.size, call.kind)
+        if key not in self._verdicts:
+            verdict = (before, call.attention, continues(before, old, call))
+            self._verdicts = {**dict(list(self._verdicts.items())[-1:]), key: verdict}
+        return self._verdicts[key][-1]
+
     def flush(self) -> None:
         """Run every queued survey, wait for the results, and free the staging buffers."""
         if self.queued:
@@ -119,6 +139,7 @@ class SurveyQueue:
         self.wait()
         self.buffers = StagingBuffer(), StagingBuffer()
         self.kind, self.original, self.places, self.text, self.stacked = None, None, None, None, {}
+        self._clones, self._verdicts = {}, {}
 
     def wait(self, *tensors: Tensor) -> None:
         """Order the current stream after every survey launched so far.
@@ -143,7 +164,7 @@ class SurveyQueue:
         with side_stream(inputs.queries) if self.concurrent else nullcontext():
             record_use(*lses, *self.places.tensors)
             lse = None if not lses else lses[0] if count == 1 else torch.cat(lses)
-            result = self.run_survey(inputs, lse, self.stacked[count], self.places)
+            result = self.run_survey(inputs, lse, self.stacked[count], self.places, self.map)
             for call, own in zip(queued, result.split(count) if count > 1 else [result], strict=True):
                 call.destination.receive(own)
             buffer.last_read = record_event(device)
@@ -151,12 +172,16 @@ class SurveyQueue:
             self.finished[device] = buffer.last_read
 
     def run_survey(
-        self, inputs: "SurveyInputs", lse: Tensor | None, attention: Attention, places: Places
+        self,
+        inputs: "SurveyInputs",
+        lse: Tensor | None,
+        attention: Attention,
+        places: Places,
+        map: tuple[int, int] | None = None,
     ) -> SurveyResult:
-        """Survey one call, or several that are stacked along the batch axis."""
-        size, map = (inputs.queries.shape[-2], inputs.keys.shape[-2]), None
-        if self.map is not None and 0 not in size:
-            map = (min(self.map[0], size[0]), min(self.map[1], size[1]))
+        """Survey one call, or several that are stacked along the batch axis, with a map of at most this size."""
+        size = (inputs.queries.shape[-2], inputs.keys.shape[-2])
+        map = None if map is None or 0 in size else (min(map[0], size[0]), min(map[1], size[1]))
         on_cpu, count = inputs.queries.device.type == "cpu", len(inputs.queries) // max(places.batch, 1)
         seen = survey_unchecked(
             *inputs, attention, top=self.top, lse=lse, map=map, marks=places.marks(count) if on_cpu else None

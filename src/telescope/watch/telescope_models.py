@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple
+from weakref import ref
 
 from torch import Tensor, nn
 
@@ -82,6 +83,7 @@ class ModelHooks:
         self.record = uncompiled(observer.record)
         self.running: list[RunningAddNorm] = []  # the innermost last
         self.fused: SdpaWithLse | None = None  # while an attention runs
+        self.memory: dict[str, tuple[TokenMemory, TokenMemory]] = {}  # of the latest keys and values, by attention
         self.within = ExitStack()
 
     def before_add_norm(self, module: AddNorm, args: Any, kwargs: Any) -> None:
@@ -106,7 +108,13 @@ class ModelHooks:
         queries, keys, values = torch_modes.cast_for_autocast(queries, keys, values)
         heads, dropout = tuple(range(queries.shape[1])), module.dropout if module.training else 0.0
         lse = None if fused is None else fused.lse_of(context)
-        call = self.record(name, AttentionCall(queries, keys, values, attention, heads, dropout, lse, across=across))
+        now, last = (TokenMemory.of(keys), TokenMemory.of(values)), self.memory.get(name)
+        follows = last is not None and all(map(TokenMemory.follows, now, last, [queries.shape[-2]] * 2))
+        self.memory[name] = now
+        call = self.record(
+            name,
+            AttentionCall(queries, keys, values, attention, heads, dropout, lse, across=across, follows=follows),
+        )
         if self.running and isinstance(call, StepsCall) and call not in self.running[-1].calls:
             self.running[-1].calls.append(call)
 
@@ -125,6 +133,30 @@ class ModelHooks:
             with torch_modes.recording_mode(after.device):
                 for call in calls:
                     call.add_residual_stream(before, after)
+
+
+class TokenMemory(NamedTuple):
+    """The tensor that the keys or values of a call lie in: a `LayerCache`'s, or they themselves."""
+
+    tensor: "ref[Tensor]"
+    version: int | None
+    """How often the tensor was written to; None for a tensor of inference mode, which does not count."""
+    count: int
+
+    @classmethod
+    def of(cls, tokens: Tensor) -> "TokenMemory":
+        tensor = tokens if tokens._base is None else tokens._base
+        return cls(ref(tensor), None if tensor.is_inference() else tensor._version, tokens.shape[-2])
+
+    def follows(self, last: "TokenMemory", queries: int) -> bool:
+        """Return whether these are known to begin with those of the call before.
+
+        A step of decoding writes its own keys to the cache, and nothing else; cross-attention writes none.
+        """
+        if self.tensor() is None or self.tensor() is not last.tensor() or self.version is None or last.version is None:
+            return False
+        written, more = self.version - last.version, self.count - last.count
+        return (written, more) in ((0, 0), (1, queries))
 
 
 class RunningAddNorm(NamedTuple):

@@ -20,6 +20,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from ...recording.attention_call import AttentionCall
 from ...recording.names import Modules, attentions_inside
+from ...recording.summaries_call import SummariesCall
 from ...survey.exact_rows import masked_rows
 from ...words import format_bytes
 from ..observer import ModuleHook, Observer, uncompiled
@@ -29,7 +30,9 @@ from .lazy import LazyMask
 from .masks import MaskOffsets
 from .proof import OutputChecks
 from .transformers_internals import (
+    CachedKeys,
     ImplementationName,
+    cached_keys,
     eager_function_names,
     implementation_of,
     own_attention,
@@ -107,6 +110,7 @@ class WatchedModel:
         self.reader, self.checks = DefinitionReader(), OutputChecks()
         self.passes: dict[int, int] = {}  # through each attention, by id, since the model around it was called
         self.cross: dict[int, bool] = {}  # whether the latest call of each attention, by id, is cross-attention
+        self.caches = CacheTracker()
 
     def run_attention(
         self,
@@ -123,12 +127,22 @@ class WatchedModel:
         """
         requested = weights_are_requested(options)
         options.pop("output_attentions", None)
-        with SdpaWithLse() as fused:
-            output, weights = own_attention(implementation, module)(module, *tensors, mask, **options)
+        name, own = self.name_of(module), own_attention(implementation, module)
+        follows, keys_stay = self.caches.during_call(name, tensors[1])
+        if follows and self.observer.recording.keep == SummariesCall.keep:  # such a row is surveyed later
+            lse, (output, weights) = None, own(module, *tensors, mask, **options)
+        else:
+            with SdpaWithLse() as fused:
+                output, weights = own(module, *tensors, mask, **options)
+            lse = fused.lse
         with torch.no_grad():
-            call = self.reader.read_call(implementation, module, tensors, mask, options, fused.lse)
-            call = call._replace(across=self.cross.get(id(module), _is_cross_attention(module, (), {})))
-            name = self.name_of(module)
+            call = self.reader.read_call(implementation, module, tensors, mask, options, lse)
+            across = self.cross.get(id(module))
+            call = call._replace(
+                across=_is_cross_attention(module, {}) if across is None else across,
+                follows=follows,
+                keys_stay=keys_stay,
+            )
             self.checks.add(name, module, call, output, implementation)
             self.observer.record(name, call)
             return output, weights_of(name, call) if requested and weights is None else weights
@@ -146,8 +160,11 @@ class WatchedModel:
         Layers that share one module, as ALBERT's do, are passes through that module.
         """
         if self.observer.is_recording():
-            self.cross[id(module)] = _is_cross_attention(module, args, kwargs)
+            kind: Any = type(module)
+            given = dict(zip(_forward_parameters(kind), args, strict=False)) | kwargs
+            self.cross[id(module)] = across = _is_cross_attention(module, given)
             self.passes[id(module)] = self.passes.get(id(module), 0) + 1
+            self.caches.before_call(self.name_of(module), module, given, across)
 
     def name_of(self, module: nn.Module) -> str:
         """Return the name under which the current pass through an attention is recorded."""
@@ -203,7 +220,41 @@ class _MaskIsNeededError(Exception):
     """The model's own mask function began to write a mask."""
 
 
-def _is_cross_attention(module: nn.Module, args: Any, kwargs: Any) -> bool:
+class CacheTracker:
+    """Tell whether the keys of an attention's call begin with those of its call before, without reading them.
+
+    `before_call` and `during_call` belong to one call: before the module updates its cache, and after.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, CachedKeys | None] = {}  # after the latest call of each attention, by name
+        self._call: tuple[Any, ...] | None = None  # the call that is running: what `before_call` was passed
+
+    def before_call(self, name: str, module: nn.Module, given: Mapping[str, Any], across: bool) -> None:
+        held, last = cached_keys(module, given, across), self._last.pop(name, None)
+        unchanged = held is not None and last is not None and held.is_same_as(last)
+        self._call = (name, module, given, across, unchanged)
+
+    def during_call(self, name: str, keys: Tensor) -> tuple[bool, bool]:
+        """Return `AttentionCall.follows` and `AttentionCall.keys_stay`."""
+        running, self._call = self._call, None
+        if running is None or running[0] != name:
+            return False, False
+        _, module, given, across, unchanged = running
+        held = cached_keys(module, given, across)
+        stored = None if held is None else held.keys()
+        if held is None or stored is None or not _is_part_of(stored, keys):
+            return False, False
+        self._last[name] = held
+        return unchanged, held.stay and stored is keys
+
+
+def _is_part_of(stored: Tensor, keys: Tensor) -> bool:
+    """Return whether a cache's keys are those that an attention is passed, or the last of them."""
+    return stored is keys or stored.untyped_storage().data_ptr() == keys.untyped_storage().data_ptr()
+
+
+def _is_cross_attention(module: nn.Module, given: Mapping[str, Any]) -> bool:
     """Return whether the keys come from another sequence, by the module's class and by the arguments of the call.
 
     The class comes first: a call that reads its keys from a cache may be passed no other sequence.
@@ -211,7 +262,6 @@ def _is_cross_attention(module: nn.Module, args: Any, kwargs: Any) -> bool:
     kind: Any = type(module)
     if "Cross" in kind.__name__ or getattr(module, "is_cross_attention", False) is True:
         return True
-    given = dict(zip(_forward_parameters(kind), args, strict=False)) | kwargs
     others = [given[name] for name in OTHER_SEQUENCES if given.get(name) is not None]
     return any(other is not given.get("hidden_states") for other in others)
 

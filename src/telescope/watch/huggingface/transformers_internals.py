@@ -4,12 +4,13 @@ transformers offers no way to ask which modules use its attention interface, whi
 or which mask a mask function stands for. Each section states the reason for its trick and a test that fails without it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from functools import cache
 from inspect import unwrap
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import ref
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
@@ -141,3 +142,42 @@ except ImportError:
 def weights_are_requested(options: dict[str, Any]) -> bool:
     """Return whether the caller of the model asked for attention weights."""
     return bool(options.get("output_attentions")) or any("attentions" in name for name in _collected.get() or ())
+
+
+# --------------------------------------------------------------------------------------------------- key-value caches
+# A model that writes passes its attentions the keys of all tokens so far, and nothing says whether the earlier ones are
+# those of the step before. To compare them would make each step wait for the GPU. The layer of a cache knows: it holds
+# its keys between two steps, and a cache that is reordered, cropped or reset holds another tensor, or one that was
+# written to. Only classes whose `update` is known to append are trusted.
+# Fails without it: tests/agreement/test_watch_generation.py, test_steps_do_not_read_the_keys.
+
+_APPENDING = {"DynamicLayer": True, "DynamicSlidingWindowLayer": False, "StaticLayer": False}
+"""The layers of caches that append, each with whether the keys it returned are never written to again."""
+_CACHES = ("past_key_values", "past_key_value", "layer_past")  # the parameters by which a module is passed its cache
+
+
+class CachedKeys(NamedTuple):
+    """The keys that a cache holds for one attention between two calls."""
+
+    keys: "ref[Tensor]"
+    version: int | None
+    stay: bool
+
+    def is_same_as(self, other: "CachedKeys") -> bool:
+        """Return whether both are one tensor, to which nothing was written in between."""
+        return self.keys() is other.keys() is not None and self.version == other.version
+
+
+def cached_keys(module: nn.Module, arguments: Mapping[str, Any], across: bool) -> CachedKeys | None:
+    """Return the keys in the cache that is among the arguments of an attention's call; None if that is not known."""
+    cache = next((arguments[name] for name in _CACHES if arguments.get(name) is not None), None)
+    cache = getattr(cache, "cross_attention_cache" if across else "self_attention_cache", cache)
+    layers, number = getattr(cache, "layers", None), getattr(module, "layer_idx", None)
+    if not isinstance(layers, list) or not isinstance(number, int) or number >= len(layers):
+        return None
+    layer = layers[number]
+    stay = _APPENDING.get(type(layer).__name__) if type(layer).__module__ == "transformers.cache_utils" else None
+    keys = getattr(layer, "keys", None)
+    if stay is None or not isinstance(keys, Tensor):
+        return None
+    return CachedKeys(ref(keys), None if keys.is_inference() else keys._version, stay)

@@ -1,0 +1,209 @@
+"""Rows of a model that writes are surveyed late, many at once: the numbers are those of rows surveyed at once."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import telescope as ts
+from huggingface import transformers
+from telescope.models import GPT, GPTConfig, Transformer, TransformerConfig
+from telescope.recording import recorded_call, summaries_call, waiting_rows
+from watched import FAMILIES, IDS, PADDED_LEFT, TRANSLATORS, WRITERS
+
+TOKENS = 11
+
+
+@contextmanager
+def surveyed_at_once():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(summaries_call, "MAX_WAITING", 0)
+        yield
+
+
+@contextmanager
+def few_wait():
+    """Three rows wait at most, so that a generation surveys several times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(waiting_rows, "ROOM", 3)
+        yield
+
+
+def calls_of(recording):
+    return [(name, call) for name, watched in recording.items() for call in watched.calls]
+
+
+def assert_same(late, at_once):
+    assert [name for name, _ in calls_of(late)] == [name for name, _ in calls_of(at_once)]
+    for (name, one), (_, other) in zip(calls_of(late), calls_of(at_once), strict=True):
+        assert (name, one.size, one.rows) == (name, other.size, other.rows)
+        assert one.attention == other.attention
+        assert one.parts.keys() == other.parts.keys(), name
+        for part, stored in one.parts.items():
+            close = {"rtol": 1e-5, "atol": 1e-5, "equal_nan": True}  # NaN are shares of an unknown text
+            assert_close(stored.tensor, other.parts[part].tensor, **close, msg=lambda said, at=part: f"{at}: {said}")
+        for mine, theirs in zip(one._fingerprints, other._fingerprints, strict=True):
+            assert torch.equal(mine.tensor, theirs.tensor)
+
+
+def generated(model, *, options, inputs):
+    torch.manual_seed(0)
+    with ts.watch(model, **options) as recording, torch.no_grad():
+        ids = model.generate(**inputs)
+    return recording, ids
+
+
+def check(model, inputs, **options):
+    """Compare late with at once, twice: with all rows surveyed at the end, and three at a time."""
+    with surveyed_at_once():
+        at_once, expected = generated(model, options=options, inputs=inputs)
+    late, ids = generated(model, options=options, inputs=inputs)
+    assert torch.equal(ids, expected)
+    assert_same(late, at_once)
+    with few_wait():
+        assert_same(generated(model, options=options, inputs=inputs)[0], at_once)
+    return late
+
+
+WAYS = {
+    "greedy": {},
+    "sampling": {"do_sample": True, "top_k": 5},
+    "beams": {"num_beams": 3},
+    "several": {"do_sample": True, "num_return_sequences": 2},
+    "prompt lookup": {"prompt_lookup_num_tokens": 3},
+    "static": {"cache_implementation": "static"},
+    "inference": {},
+}
+
+
+def asked(family, way="greedy"):
+    """Return the arguments of generate; models that take candidates back write for one prompt alone."""
+    one = way == "prompt lookup"
+    ids = torch.tensor([[1, 5, 2, 58, 1, 5, 2, 58, 1, 5]]) if one else IDS
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": TOKENS, "pad_token_id": 0}
+    return inputs | {"do_sample": False, "eos_token_id": None} | WAYS[way]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral"])
+def test_ways_of_writing(family, way):
+    if way == "inference":
+        with torch.inference_mode():
+            check(FAMILIES[family].model(), asked(family, way))
+        return
+    check(FAMILIES[family].model(), asked(family, way))
+
+
+@pytest.mark.parametrize("family", [*WRITERS, *TRANSLATORS])
+def test_families(family):
+    inputs = asked(family)
+    if family in WRITERS:
+        inputs |= {"attention_mask": PADDED_LEFT}
+    check(FAMILIES[family].model(), inputs)
+
+
+@pytest.mark.parametrize(
+    "options", [{"top": 0}, {"heads": [1, 0]}, {"queries": [-1]}, {"queries": slice(2, 12)}], ids=str
+)
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_options(family, options):
+    check(FAMILIES[family].model(), asked(family) | {"attention_mask": PADDED_LEFT}, **options)
+
+
+def test_an_assistant_model():
+    """Candidates of a smaller model, of which some are taken back."""
+    model, smaller = FAMILIES["llama"].model(), FAMILIES["llama"].model()
+    with torch.no_grad():
+        smaller.lm_head.weight.add_(torch.randn_like(smaller.lm_head.weight) * 0.3)
+    check(model, asked("llama", "prompt lookup") | {"prompt_lookup_num_tokens": None, "assistant_model": smaller})
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "t5", "mistral"])
+def test_steps_do_not_read_the_keys(family, monkeypatch):
+    """Where a cache tells that it only grew, no step compares keys, for which the host would wait for a GPU."""
+    model, compared = FAMILIES[family].model(), []
+    monkeypatch.setattr(recorded_call, "same_bits", lambda *_: compared.append(1) or True)
+    recording, _ = generated(model, options={}, inputs=asked(family))
+    assert not compared
+    assert {len(watched.calls) for watched in recording.values()} == {1}
+
+
+def test_rows_are_read_while_they_wait():
+    """Inside the block, after each step."""
+    model = FAMILIES["llama"].model()
+    cache = transformers.DynamicCache(config=model.config)
+    with ts.watch(model) as recording, torch.no_grad():
+        for count in range(1, 6):
+            model(IDS[:, count - 1 : count], past_key_values=cache)
+            watched = recording["model.layers.1"]
+            assert watched.entropy.shape[-1] == count
+            assert_close(watched.received.sum(-1), torch.full_like(watched.received.sum(-1), count))
+
+
+@pytest.mark.parametrize("change", ["reorder", "crop", "repeat"])
+def test_a_cache_that_is_changed_between_two_steps(change):
+    """What waited is surveyed with the keys it saw; the next call begins a new sequence, or continues the old one."""
+    model = FAMILIES["llama"].model()
+
+    def run():
+        cache = transformers.DynamicCache(config=model.config)
+        with ts.watch(model) as recording, torch.no_grad():
+            model(IDS[:, :4], past_key_values=cache)
+            model(IDS[:, 4:5], past_key_values=cache)
+            model(IDS[:, 5:6], past_key_values=cache)
+            if change == "reorder":
+                cache.reorder_cache(torch.tensor([1, 0]))
+            elif change == "crop":
+                cache.crop(-1)
+            else:
+                cache.batch_repeat_interleave(2)
+            ids = IDS.repeat_interleave(2, 0) if change == "repeat" else IDS
+            model(ids[:, 6:7], past_key_values=cache)
+        return recording
+
+    with surveyed_at_once():
+        expected = run()
+    late = run()
+    assert_same(late, expected)
+    assert len(late["model.layers.0"].calls) == 2
+
+
+@pytest.mark.parametrize("unseen", [False, True])
+def test_keys_that_change_while_rows_wait_are_an_error(unseen):
+    """A write to the cache's tensor, also one through .data, which changes no version: no wrong numbers."""
+    model = FAMILIES["llama"].model()
+    cache = transformers.DynamicCache(config=model.config)
+
+    def write():
+        with ts.watch(model), torch.no_grad():
+            model(IDS[:, :4], past_key_values=cache)
+            model(IDS[:, 4:5], past_key_values=cache)
+            keys = cache.layers[1].keys
+            (keys.data if unseen else keys)[:, :, 0] += 1.0
+            model(IDS[:, 5:6], past_key_values=cache)
+
+    with pytest.raises(RuntimeError, match=r'the cached keys of "model\.layers\.1\.self_attn" were changed'):
+        write()
+
+
+@pytest.mark.parametrize("write", [ts.decoding.generate, ts.decoding.beam], ids=["generate", "beam"])
+@pytest.mark.parametrize("kind", ["gpt", "translator"])
+def test_models_of_telescope(kind, write):
+    torch.manual_seed(0)
+    if kind == "gpt":
+        model = GPT(GPTConfig(vocabulary=64, d_model=32, heads=4, blocks=2, max_positions=64)).eval()
+    else:
+        model = Transformer(TransformerConfig(vocabulary=64, d_model=32, heads=4, max_positions=64)).eval()
+        model.special = ts.models.Special(start=0)
+
+    def run():
+        with ts.watch(model) as recording:
+            written = write(model, IDS, max_new_tokens=TOKENS, end=())
+        return recording, written
+
+    with surveyed_at_once():
+        expected, written = run()
+    late, again = run()
+    assert written == again
+    assert_same(late, expected)
