@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ..words import hint
 
-
 SPARE = 16  # tokens for which a tensor that grows makes room ahead, at least
 
 

@@ -141,7 +141,7 @@ class TokenMemory(NamedTuple):
     tensor: "ref[Tensor]"
     version: int | None
     """How often the tensor was written to; None for a tensor of inference mode, which does not count."""
-    count: int
+    tokens: int
 
     @classmethod
     def of(cls, tokens: Tensor) -> "TokenMemory":
@@ -155,7 +155,7 @@ class TokenMemory(NamedTuple):
         """
         if self.tensor() is None or self.tensor() is not last.tensor() or self.version is None or last.version is None:
             return False
-        written, more = self.version - last.version, self.count - last.count
+        written, more = self.version - last.version, self.tokens - last.tokens
         return (written, more) in ((0, 0), (1, queries))
 
 
