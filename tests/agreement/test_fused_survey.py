@@ -241,3 +241,17 @@ def test_a_cache_cut_short_is_written_again(tmp_path):
     first_survey(NUMBA_CACHE_DIR=str(tmp_path))
     first_survey(NUMBA_CACHE_DIR=str(tmp_path))
     assert all(len(path.read_bytes()) == len(code) for path, code in written.items() if path.suffix == ".nbi")
+
+
+@pytest.mark.parametrize("size", [1e-3, 0.1, 1.0, 30.0])
+@pytest.mark.parametrize("softcap", [0.5, 30.0])
+def test_softcap_is_as_exact_as_its_numbers(size, softcap):
+    """Near zero, c · tanh(x / c) is x: an error of c roundings would be larger than the scores of a quiet head."""
+    queries, keys = (torch.randn(1, 2, 40, 8, generator=torch.Generator().manual_seed(i)) * size for i in range(2))
+    attention = ts.Attention(softcap=softcap)
+    got = ts.survey(queries, keys, attention, top=40, engine="fused")
+    truth = ts.survey(queries.double(), keys.double(), attention, top=40, engine="reference")
+    scores = softcap * torch.tanh(queries.double() @ keys.double().mT / 8**0.5 / softcap)
+    slack = 8 * torch.finfo(torch.float32).eps * (1.0 + float(scores.abs().max()))
+    assert float((got.lse - truth.lse).abs().max()) <= slack
+    assert float((got.top.weights - truth.top.weights).abs().max()) <= slack

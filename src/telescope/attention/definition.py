@@ -16,7 +16,7 @@ from .mask import Mask, everyone
 from .normalizers import softmax
 from .pairs import Pairs
 from .scores import Score, dot
-from .values import Value, format_shape, map_tensors, tensors, to_device
+from .values import Value, format_shape, identity_key, map_tensors, tensors, to_device
 
 Normalizer = Callable[..., Tensor]
 
@@ -158,6 +158,14 @@ class Attention(Value):
     def has_no_tensors(self) -> bool:
         """Whether the definition holds no tensor, so that its content can never change."""
         return next(tensors(self), None) is None
+
+    @property
+    def identity(self) -> Any:
+        """A hashable key that reads no numbers, as `identity_key` gives it; fast for a definition without tensors.
+
+        It is unique only while the definition lives: keep the definition with the key.
+        """
+        return id(self) if self.has_no_tensors else identity_key(self)
 
     def clone(self) -> "Attention":
         """Return a copy that owns its tensors: decoding writes to masks in place, and training to weights."""

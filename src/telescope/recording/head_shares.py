@@ -17,7 +17,6 @@ from ..attention.mask import Both, Mask
 from ..attention.masks import Causal
 from ..attention.padding_queries import first_real_key
 from ..attention.restrict import Renumbered
-from ..attention.values import identity_key
 from ..survey import Marks, Summary
 from ..survey.exact_rows import masked_rows
 from ..survey.marks import Listing
@@ -112,7 +111,7 @@ class Places:
         for the last ones. `lists=False` saves the lists of keys, which only `shares` needs.
         """
         text = None if across or text is None or text.ids.shape[1] != size[1] else text
-        key = (size, positions, evicted, heads, identity_key(attention))
+        key = (size, positions, evicted, heads, attention.identity)
         if text is not None and key in text.places and text.places[key][0]() is not None:
             return text.places[key][1]  # a living definition's identity is its own
         if positions is None:

@@ -124,7 +124,7 @@ class SurveyQueue:
 
     def continues(self, before: Attention, old: Size, call: AttentionCall) -> bool:
         """Return `continuation.continues(before, old, call)`, computed once for all layers of a forward pass."""
-        key = (id(before), identity_key(call.attention), old, call.size, call.kind)
+        key = (id(before), call.attention.identity, old, call.size, call.kind)
         if key not in self._verdicts:
             verdict = (before, call.attention, continues(before, old, call))
             self._verdicts = {**dict(list(self._verdicts.items())[-1:]), key: verdict}

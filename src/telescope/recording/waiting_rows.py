@@ -41,8 +41,10 @@ class WaitingRows:
 
     def add(self, call: AttentionCall) -> None:
         """Add a call that follows the last one."""
-        for copy, part in zip(self.copies, call.identifying_tensors, strict=False):
-            copy.append(part[:, :, part.shape[2] - (call.size[1] - self.last.size[1]) :])
+        if self.copies:
+            more = call.size[1] - self.last.size[1]
+            for copy, part in zip(self.copies, call.identifying_tensors, strict=True):
+                copy.append(part[:, :, part.shape[2] - more :])
         self.last = call
         self._add_query(call)
 

@@ -112,12 +112,36 @@ class Vectors:
         x = self.build.select(tiny, self.constant(least), x)
         whole = self.call("floor", x)
         part = self.build.fsub(x, whole)
-        power = self.constant(polynomial[0])
-        for coefficient in polynomial[1:]:
-            power = self.fma(power, part, self.constant(coefficient))
+        power = self._polynomial(polynomial, part)
         exponent = self.build.add(self.build.fptosi(whole, self.integers), self._integer(bias))
         scale = self.build.bitcast(self.build.shl(exponent, self._integer(mantissa)), self.type)
         return self.build.select(tiny, self.constant(0.0), self.build.fmul(power, scale))
+
+    def tanh(self, x: Any) -> Any:
+        """Return tanh(x): 1 - 2 / (e^2x + 1), and a polynomial or fraction near 0, where that would cancel."""
+        below, above, polynomial, divisor = (
+            (-30.0, 30.0, TANH_DOUBLE, TANH_DIVISOR) if self.bits == 64 else (-20.0, 20.0, TANH, [1.0])
+        )
+        limited = self.larger(self.constant(below), x)  # in this order, NaN stays NaN
+        limited = self.build.select(
+            self.build.fcmp_ordered(">", limited, self.constant(above)), self.constant(above), limited
+        )
+        power = self.exp2(self.build.fmul(limited, self.constant(2.0 / LN_2)))
+        one = self.constant(1.0)
+        far = self.build.fsub(one, self.build.fdiv(self.constant(2.0), self.build.fadd(power, one)))
+        square = self.build.fmul(x, x)
+        series = self.build.fmul(square, self._polynomial(polynomial, square))
+        if len(divisor) > 1:
+            series = self.build.fdiv(series, self._polynomial(divisor, square))
+        near = self.fma(x, series, x)
+        is_near = self.build.fcmp_ordered("<", square, self.constant(0.625**2))
+        return self.build.select(is_near, near, far)
+
+    def _polynomial(self, coefficients: list[float], x: Any) -> Any:
+        total = self.constant(coefficients[0])
+        for coefficient in coefficients[1:]:
+            total = self.fma(total, x, self.constant(coefficient))
+        return total
 
     def _integer(self, number: int) -> Any:
         return ir.Constant(self.integers, [number] * self.lanes)
@@ -167,6 +191,10 @@ def _taylor(degree: int) -> list[float]:
 # 2^x for 0 <= x < 1. float32: a minimax polynomial, relative error 1e-7; float64: as exact as its rounding
 EXP2 = [1.8775767e-3, 8.9893397e-3, 5.5826318e-2, 2.4015361e-1, 6.9315308e-1, 9.9999994e-1]
 EXP2_DOUBLE = _taylor(17)
+# (tanh(x) / x - 1) / x² of x² below 0.625²: the approximations of the Cephes library (Moshier, 1992)
+TANH = [-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1]
+TANH_DOUBLE = [-9.64399179425052238628e-1, -9.92877231001918586564e1, -1.61468768441708447952e3]
+TANH_DIVISOR = [1.0, 1.12811678491632931402e2, 2.23548839060100448583e3, 4.84406305325125486048e3]
 
 
 def _is_double(pointer: Any) -> bool:
@@ -367,15 +395,11 @@ def cap(context: Any, scores: Any, vectors: Any, softcap: Any) -> Any:
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         scores, count, softcap = arguments
         vectors = Vectors(builder, _is_double(signature.args[0]))
-        one, two = vectors.constant(1.0), vectors.constant(2.0)
-        factor = builder.fdiv(vectors.constant(2.0 / LN_2), vectors.splat(softcap))
+        share = builder.fdiv(vectors.constant(1.0), vectors.splat(softcap))
         height = builder.fmul(vectors.splat(softcap), vectors.constant(1.0 / LN_2))
         with vectors.each(count) as index:
-            x = builder.fmul(vectors.load(scores, index), factor)  # tanh is 1 or -1 far before 2^±64
-            x = vectors.larger(vectors.constant(-64.0), x)  # in this order, NaN stays NaN
-            x = builder.select(builder.fcmp_ordered(">", x, vectors.constant(64.0)), vectors.constant(64.0), x)
-            shrunk = builder.fsub(one, builder.fdiv(two, builder.fadd(vectors.exp2(x), one)))
-            vectors.store(builder.fmul(height, shrunk), scores, index)
+            x = builder.fmul(vectors.load(scores, index), share)
+            vectors.store(builder.fmul(height, vectors.tanh(x)), scores, index)
         return context.get_dummy_value()
 
     return types.void(scores, types.intp, number), build

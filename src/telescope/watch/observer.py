@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from ..attention import Attention, Mask
 from ..attention.padding_queries import find_padding
-from ..attention.values import identity_key
 from ..engines import torch_modes
 from ..recording.attention_call import AttentionCall
 from ..recording.recorded_call import RecordedCall
@@ -89,7 +88,7 @@ class Observer:
         """
         if call.is_cross_attention:
             return call
-        key, (batch, heads) = (identity_key(call.attention), call.size), call.queries.shape[:2]
+        key, (batch, heads) = (call.attention.identity, call.size), call.queries.shape[:2]
         if self._last_padding is None or self._last_padding.key != key:
             device = call.queries.device
             padding = find_padding(call.attention, batch=batch, heads=heads, size=call.size, device=device)

@@ -11,7 +11,8 @@ from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from inspect import signature
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -30,9 +31,8 @@ from .lazy import LazyMask
 from .masks import MaskOffsets
 from .proof import OutputChecks
 from .transformers_internals import (
-    CachedKeys,
+    CacheLayer,
     ImplementationName,
-    cached_keys,
     eager_function_names,
     implementation_of,
     own_attention,
@@ -164,7 +164,7 @@ class WatchedModel:
             given = dict(zip(_forward_parameters(kind), args, strict=False)) | kwargs
             self.cross[id(module)] = across = _is_cross_attention(module, given)
             self.passes[id(module)] = self.passes.get(id(module), 0) + 1
-            self.caches.before_call(self.name_of(module), module, given, across)
+            self.caches.before_call(self.name_of(module), CacheLayer.of(module, given, across))
 
     def name_of(self, module: nn.Module) -> str:
         """Return the name under which the current pass through an attention is recorded."""
@@ -227,31 +227,44 @@ class CacheTracker:
     """
 
     def __init__(self) -> None:
-        self._last: dict[str, CachedKeys | None] = {}  # after the latest call of each attention, by name
-        self._call: tuple[Any, ...] | None = None  # the call that is running: what `before_call` was passed
+        self._last: dict[str, HeldKeys] = {}  # after the latest call of each attention, by name
+        self._running: tuple[str, CacheLayer, bool] | None = None
 
-    def before_call(self, name: str, module: nn.Module, given: Mapping[str, Any], across: bool) -> None:
-        held, last = cached_keys(module, given, across), self._last.pop(name, None)
-        unchanged = held is not None and last is not None and held.is_same_as(last)
-        self._call = (name, module, given, across, unchanged)
+    def before_call(self, name: str, layer: CacheLayer | None) -> None:
+        last, self._running = self._last.pop(name, None), None
+        if layer is not None:
+            self._running = (name, layer, last is not None and last.are_still_in(layer))
 
     def during_call(self, name: str, keys: Tensor) -> tuple[bool, bool]:
         """Return `AttentionCall.follows` and `AttentionCall.keys_stay`."""
-        running, self._call = self._call, None
+        running, self._running = self._running, None
         if running is None or running[0] != name:
             return False, False
-        _, module, given, across, unchanged = running
-        held = cached_keys(module, given, across)
-        stored = None if held is None else held.keys()
-        if held is None or stored is None or not _is_part_of(stored, keys):
+        _, layer, unchanged = running
+        stored = layer.keys
+        if stored is None or not (stored is keys or _share_memory(stored, keys)):
             return False, False
-        self._last[name] = held
-        return unchanged, held.stay and stored is keys
+        self._last[name] = HeldKeys(ref(stored), None if stored.is_inference() else stored._version)
+        return unchanged, layer.keys_stay and stored is keys
 
 
-def _is_part_of(stored: Tensor, keys: Tensor) -> bool:
-    """Return whether a cache's keys are those that an attention is passed, or the last of them."""
-    return stored is keys or stored.untyped_storage().data_ptr() == keys.untyped_storage().data_ptr()
+class HeldKeys(NamedTuple):
+    """The keys that a cache held at some time, and how often they had been written to."""
+
+    keys: "ref[Tensor]"
+    version: int | None
+
+    def are_still_in(self, layer: CacheLayer) -> bool:
+        keys = layer.keys
+        return (
+            keys is not None
+            and self.keys() is keys
+            and self.version == (None if keys.is_inference() else keys._version)
+        )
+
+
+def _share_memory(stored: Tensor, keys: Tensor) -> bool:
+    return stored.untyped_storage().data_ptr() == keys.untyped_storage().data_ptr()
 
 
 def _is_cross_attention(module: nn.Module, given: Mapping[str, Any]) -> bool:

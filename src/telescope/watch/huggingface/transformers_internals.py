@@ -10,7 +10,6 @@ from functools import cache
 from inspect import unwrap
 from itertools import takewhile
 from typing import Any, NamedTuple
-from weakref import ref
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
@@ -156,28 +155,30 @@ _APPENDING = {"DynamicLayer": True, "DynamicSlidingWindowLayer": False, "StaticL
 _CACHES = ("past_key_values", "past_key_value", "layer_past")  # the parameters by which a module is passed its cache
 
 
-class CachedKeys(NamedTuple):
-    """The keys that a cache holds for one attention between two calls."""
+class CacheLayer(NamedTuple):
+    """The layer of a key-value cache that belongs to one attention."""
 
-    keys: "ref[Tensor]"
-    version: int | None
-    stay: bool
+    layer: Any
+    keys_stay: bool
+    """Whether the keys that the layer returned are never written to again."""
 
-    def is_same_as(self, other: "CachedKeys") -> bool:
-        """Return whether both are one tensor, to which nothing was written in between."""
-        return self.keys() is other.keys() is not None and self.version == other.version
+    @property
+    def keys(self) -> Tensor | None:
+        """The keys that the layer holds now."""
+        return getattr(self.layer, "keys", None)
+
+    @classmethod
+    def of(cls, module: nn.Module, arguments: Mapping[str, Any], across: bool) -> "CacheLayer | None":
+        """Return the layer of the cache that is among the arguments of an attention's call; None if it is unknown."""
+        cache = next((arguments[name] for name in _CACHES if arguments.get(name) is not None), None)
+        cache = getattr(cache, "cross_attention_cache" if across else "self_attention_cache", cache)
+        layers, number = getattr(cache, "layers", None), getattr(module, "layer_idx", None)
+        if not isinstance(layers, list) or not isinstance(number, int) or number >= len(layers):
+            return None
+        stay = _appending(type(layers[number]))
+        return None if stay is None else cls(layers[number], stay)
 
 
-def cached_keys(module: nn.Module, arguments: Mapping[str, Any], across: bool) -> CachedKeys | None:
-    """Return the keys in the cache that is among the arguments of an attention's call; None if that is not known."""
-    cache = next((arguments[name] for name in _CACHES if arguments.get(name) is not None), None)
-    cache = getattr(cache, "cross_attention_cache" if across else "self_attention_cache", cache)
-    layers, number = getattr(cache, "layers", None), getattr(module, "layer_idx", None)
-    if not isinstance(layers, list) or not isinstance(number, int) or number >= len(layers):
-        return None
-    layer = layers[number]
-    stay = _APPENDING.get(type(layer).__name__) if type(layer).__module__ == "transformers.cache_utils" else None
-    keys = getattr(layer, "keys", None)
-    if stay is None or not isinstance(keys, Tensor):
-        return None
-    return CachedKeys(ref(keys), None if keys.is_inference() else keys._version, stay)
+@cache
+def _appending(kind: type) -> bool | None:
+    return _APPENDING.get(kind.__name__) if kind.__module__ == "transformers.cache_utils" else None
