@@ -10,6 +10,9 @@ One call of an attention takes this way, which a debugger can step through:
     recording/survey_queue.py   SurveyQueue.add              batch the surveys of several layers, and run them
     recording/summaries_call.py SummaryDestination.receive   store the numbers of the survey
 
+A step of a model that writes is another way from Recording.record on: its query waits in recording/waiting_rows.py, and
+SummariesCall surveys the queries that wait, many at once, when somebody reads them or when there are 128.
+
 A model of Telescope begins in telescope_models.py, ModelHooks.after_attention, and goes on with Observer.record.
 """
 

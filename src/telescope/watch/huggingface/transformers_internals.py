@@ -175,7 +175,8 @@ class CacheLayer(NamedTuple):
         layers, number = getattr(cache, "layers", None), getattr(module, "layer_idx", None)
         if not isinstance(layers, list) or not isinstance(number, int) or number >= len(layers):
             return None
-        stay = _appending(type(layers[number]))
+        kind: Any = type(layers[number])
+        stay = _appending(kind)
         return None if stay is None else cls(layers[number], stay)
 
 
