@@ -129,6 +129,17 @@ def test_steps_do_not_read_the_keys(family, monkeypatch):
     assert {len(watched.calls) for watched in recording.values()} == {1}
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_the_tokens_of_a_step_are_its_own(family):
+    """Two texts of one length, each with two tokens more: no layer takes over what another text's step had."""
+    model = FAMILIES[family].model()
+    texts = IDS[:1, :5], IDS[1:, :5]
+    with ts.watch(model) as recording, torch.no_grad():
+        written = [model.generate(text, max_new_tokens=3, do_sample=False, eos_token_id=None) for text in texts]
+    for watched in recording.values():
+        assert [call.query_ids.tolist() for call in watched.calls] == [ids[:, :-1].tolist() for ids in written]
+
+
 def test_rows_are_read_while_they_wait():
     """Inside the block, after each step."""
     model = FAMILIES["llama"].model()

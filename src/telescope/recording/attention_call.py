@@ -94,6 +94,12 @@ class AttentionCall(NamedTuple):
         return batch, heads, d_q, self.queries.dtype, self.queries.device, self.heads, self.dropout, self.across
 
     @property
+    def survey_kind(self) -> tuple[object, ...]:
+        """Equal for calls that can be surveyed as one, stacked along the batch axis."""
+        tensors = tuple((part.shape, part.dtype, part.device) for part in (self.queries, self.keys))
+        return self.attention.identity, tensors, self.evicted, id(self.text), self.positions, self.is_cross_attention
+
+    @property
     def identifying_tensors(self) -> tuple[Tensor, ...]:
         """The tensors whose fingerprints tell this sequence from others."""
         return (self.keys,) if self.keys_depend_on_text else (self.keys, self.values)

@@ -27,6 +27,7 @@ NAMES = ("itself", "previous", "first", "same", "induction", "far")
 """itself: the query's own position. previous: the position before. first: the first token that is not padding. same:
 earlier occurrences of the query's token. induction: the tokens that followed earlier occurrences of the query's token.
 far: keys more than FAR positions before the query."""
+REPEATED = ("same", "induction")  # of these, the queries count that see an earlier occurrence of their own token
 COUNTS = ("queries", "repeated")
 """queries: how many queries see a token besides the first, and so have a choice. repeated: how many of these may see an
 earlier occurrence of their own token."""
@@ -207,53 +208,76 @@ def shares(
     The definition is the one over the keys that are present. Several calls may be stacked along the batch axis.
     """
     chooses = counted(attention, summary, places)
-    total = torch.zeros(*chooses.shape[:2], len(NAMES) + len(COUNTS), dtype=torch.float64, device=queries.device)
-
-    def add(name: str, share: Tensor, which: Tensor) -> None:
-        total[..., NAMES.index(name)] += share.masked_fill(~which, 0.0).sum(-1, dtype=torch.float64)
-
-    total[..., len(NAMES)] = chooses.sum(-1)
+    unknown = {*NAMES} - {"first"} if places.across else {*REPEATED} if places.ids is None else set()
     if places.listed is None:
-        for rows, weights, habits, seen in _rows(queries, keys, attention, summary, places):
-            own, share = chooses[:, :, rows], torch.einsum("bhrk,nbrk->nbhr", weights, habits.to(weights.dtype))
-            again = own & (seen & habits[NAMES.index("same"), :, None]).any(-1)
-            total[..., -1] += again.sum(-1)
-            for name, part in zip(NAMES, share, strict=True):
-                add(name, part, again if name in ("same", "induction") else own)
+        summed = torch.zeros(*chooses.shape[:2], len(NAMES) + len(COUNTS), dtype=torch.float64, device=queries.device)
+        for block in _whole_rows(queries, keys, attention, summary, places, chooses):
+            summed += _sums(*block)
     else:
-        assert summary.lse is not None
-        again, count, listed = chooses, len(queries) // max(places.batch, 1), dict(places.listed)
-        if summary.single is not None and summary.before is not None:
-            for i, name in enumerate(("itself", "previous", "first")):
-                add(name, summary.single[..., i], chooses)
-            add("far", summary.before, chooses)
-            listed = {name: listing for name, listing in listed.items() if name in ("same", "induction")}
-        if listed and summary.listed is not None and summary.listed_seen is not None:
-            again = chooses & summary.listed_seen[..., 0]
-            total[..., -1] = again.sum(-1)
-            for i, name in enumerate(listed):
-                add(name, summary.listed[..., i], again)
-            listed = {}
-        parts = listed_weights(
-            queries, keys, attention, summary.lse, [listing.repeated(count) for listing in listed.values()]
-        )
-        for name, found in zip(listed, parts, strict=True):
-            if name == "near":
-                near, itself, previous = found.share
-                add("itself", itself, chooses)
-                add("previous", previous, chooses)
-                if places.causal:  # every visible key is near or far
-                    add("far", (_weight_of_keys(attention, summary.lse) - near).clamp(min=0.0), chooses)
-                continue
-            if found.seen is not None:
-                again = chooses & found.seen
-                total[..., -1] = again.sum(-1)
-            add(name, found.share[0], again if name in ("same", "induction") else chooses)
-    unknown = NAMES if places.across else ("same", "induction") if places.ids is None else ()
+        summed = _sums(*_listed_rows(queries, keys, attention, summary, places, chooses))
     for name in unknown:
-        if name != "first":
-            total[..., NAMES.index(name)] = torch.nan
-    return total
+        summed[..., NAMES.index(name)] = torch.nan
+    return summed
+
+
+QueryShares = tuple[dict[str, Tensor], Tensor, Tensor | None]
+"""The share of each habit by query; which queries have a choice; and which of them see an earlier occurrence of their
+token, None if the text is unknown."""
+
+
+def _sums(
+    share: dict[str, Float[Tensor, "batch heads query"]],
+    chooses: Bool[Tensor, "batch heads query"],
+    again: Bool[Tensor, "batch heads query"] | None,
+) -> Float[Tensor, "batch heads sum"]:
+    """Return the sums over the queries that count, in few operations: a GPU's host would spend its time on more."""
+    some = next(iter(share.values()))
+    none, one = torch.zeros_like(some), torch.ones_like(some)
+    again = torch.zeros_like(chooses) if again is None else again
+    every = torch.stack([*(share.get(name, none) for name in NAMES), one, one])
+    which = torch.stack([*(again if name in REPEATED else chooses for name in NAMES), chooses, again])
+    return every.masked_fill_(~which, 0.0).sum(-1, dtype=torch.float64).movedim(0, -1).contiguous()
+
+
+def _whole_rows(
+    queries: Tensor, keys: Tensor, attention: Attention, summary: Summary, places: Places, chooses: Tensor
+) -> Iterator[QueryShares]:
+    """Yield the shares of blocks of queries, from all of their weights."""
+    for rows, weights, habits, seen in _rows(queries, keys, attention, summary, places):
+        own, share = chooses[:, :, rows], torch.einsum("bhrk,nbrk->nbhr", weights, habits.to(weights.dtype))
+        again = own & (seen & habits[NAMES.index("same"), :, None]).any(-1)
+        yield dict(zip(NAMES, share, strict=True)), own, again
+
+
+def _listed_rows(
+    queries: Tensor, keys: Tensor, attention: Attention, summary: Summary, places: Places, chooses: Tensor
+) -> QueryShares:
+    """Return the shares of all queries: those that the summary has, and the others from the keys that are listed."""
+    assert summary.lse is not None
+    assert places.listed is not None
+    count, listed, again = len(queries) // max(places.batch, 1), dict(places.listed), None
+    share: dict[str, Tensor] = {}
+    if summary.single is not None and summary.before is not None:
+        share |= dict(zip(("itself", "previous", "first"), summary.single.unbind(-1), strict=True))
+        share["far"] = summary.before
+        listed = {name: listing for name, listing in listed.items() if name in REPEATED}
+    if listed and summary.listed is not None and summary.listed_seen is not None:
+        again = chooses & summary.listed_seen[..., 0]
+        share |= dict(zip(listed, summary.listed.unbind(-1), strict=True))
+        listed = {}
+    parts = listed_weights(
+        queries, keys, attention, summary.lse, [listing.repeated(count) for listing in listed.values()]
+    )
+    for name, found in zip(listed, parts, strict=True):
+        if found.seen is not None:
+            again = chooses & found.seen
+        if name != "near":
+            share[name] = found.share[0]
+            continue
+        near, share["itself"], share["previous"] = found.share
+        if places.causal:  # every visible key is near or far
+            share["far"] = (_weight_of_keys(attention, summary.lse) - near).clamp(min=0.0)
+    return share, chooses, again
 
 
 def counted(attention: Attention, summary: Summary, places: Places) -> Bool[Tensor, "batch heads query"]:

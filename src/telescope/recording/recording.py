@@ -8,7 +8,9 @@ from jaxtyping import Float
 from rich.table import Table
 from torch import Tensor
 
+from ..attention import Attention
 from ..survey import Survey
+from ..survey.extend import Size
 from ..survey.survey import Peak, Top
 from ..trace.render import render_text
 from ..trace.trace import Tokens, Trace
@@ -197,6 +199,27 @@ class Recording(Mapping[str, Watched]):
             self.on_call(name)
         return calls[-1]
 
+    def last_call(self, name: str) -> RecordedCall | None:
+        """Return the latest call of an attention, if there is one."""
+        calls = self._watched[name].calls if name in self._watched else []
+        return calls[-1] if calls else None
+
+    def record_like(
+        self, name: str, call: AttentionCall, kind: tuple[object, ...], attention: Attention, size: Size
+    ) -> bool:
+        """Append `call` if the last call of this attention is of this kind, definition and size; return whether it is.
+
+        The caller knows that `call` continues such a call, since another attention was recorded just so.
+        """
+        last = self.last_call(name)
+        if last is None or last.attention is not attention or last.size != size or last.kind != kind:
+            return False
+        last.append(call)
+        self._last, self._last_run[name] = name, self._run
+        if self.on_call is not None:
+            self.on_call(name)
+        return True
+
     def wait(self) -> None:
         """Order the current stream after every survey launched so far; surveys may remain queued."""
         self._queue.wait()
@@ -204,6 +227,7 @@ class Recording(Mapping[str, Watched]):
     def flush(self) -> None:
         """Run every survey that is still due, and free the memory that waits for them."""
         self._queue.flush()
+        self._queue.survey_waiting()
         for calls in self._calls.values():
             for call in calls:
                 call.finish()

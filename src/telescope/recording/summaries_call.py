@@ -8,20 +8,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..engines import torch_modes
 from ..survey import Summary, Survey
 from ..survey.summary import compute_dtype
 from .attention_call import AttentionCall
 from .head_shares import COUNTS, NAMES, BatchTokens, Places
 from .recorded_call import CallFacts, KeepOptions, MapSize, RecordedCall
 from .storage import GrowingTensor, StoredParts
-from .survey_queue import SurveyDestination, SurveyInputs, SurveyQueue, SurveyResult
+from .survey_queue import GrowingCall, SurveyDestination, SurveyInputs, SurveyQueue, SurveyResult
 from .waiting_rows import WaitingRows
 
 MAX_WAITING = 16  # queries of a call that waits: more are surveyed at once
 
 
-class SummariesCall(RecordedCall):
+class SummariesCall(RecordedCall, GrowingCall):
     """Keep the numbers of a survey, computed while the model runs; queries and keys are not kept."""
 
     keep = "summaries"
@@ -53,37 +52,47 @@ class SummariesCall(RecordedCall):
             super().append(call)
             return
         if self._waiting is not None and not self._waiting.has_room_for(call):
-            self._survey_waiting()
+            self._queue.survey_waiting()  # of all layers: each has as many
         before, known = self.size
         if self._waiting is None:
             self._waiting = WaitingRows(call, known - call.evicted)
+            self._queue.waiting.append(self)
         else:
             self._waiting.add(call)
-        self._waiting.keep(self._selected_rows(call, before))
+        if self.facts.rows is not None:
+            self._waiting.keep(self._selected_rows(call, before))
         self._grow(call)
 
+    @property
+    def latest_step(self) -> AttentionCall | None:
+        """The latest call that waits, if one does and if all queries are kept."""
+        return None if self._waiting is None or self.facts.rows is not None else self._waiting.last
+
     def finish(self) -> None:
-        self._survey_waiting()
         if self._text is not None:
             self._text.places.clear()  # the lists of keys are as long as the text
 
-    def _survey_waiting(self) -> None:
-        """Survey the rows that wait."""
-        if self._waiting is None:
-            return
+    def due_rows(self) -> AttentionCall:
+        waiting = self._waiting
+        assert waiting is not None
+        call = waiting.as_one_call()
+        ids = [part for part in waiting.ids if part is not None]
+        if self._text is not None and len(ids) == len(waiting.ids):
+            call = call._replace(text=self._text.followed_by(*ids))
+        return call if self.facts.rows is None else call.select_queries(torch.tensor(waiting.rows).long())
+
+    def receive_rows(self, result: SurveyResult) -> None:
+        waiting, self._waiting = self._waiting, None
+        assert waiting is not None
         self._wait_for_first()
-        waiting, call = self._waiting, self._waiting.as_one_call()
-        with torch_modes.recording_mode(call.queries.device):
-            ids = [part for part in waiting.ids if part is not None]
-            all_known = self._text is not None and len(ids) == len(waiting.ids)
-            text = self._text.followed_by(*ids) if self._text is not None and all_known else None
-            kept = call if self.facts.rows is None else call.select_queries(torch.tensor(waiting.rows).long())
-            result = self._survey(kept._replace(text=text))
-            self._check_unchanged(result, call.evicted, waiting.known)
-            self._waiting, self._text = None, text
-            self._add_rows(result, call.evicted, waiting.known)
-            self._store_ids(call.query_ids, self.size[0] - waiting.count)
-            self._append_fingerprints(call, waiting.known)
+        self._check_unchanged(result, waiting.evicted, waiting.known)
+        self._add_rows(result, waiting.evicted, waiting.known)
+        call = waiting.as_one_call()
+        ids = [part for part in waiting.ids if part is not None]
+        known_ids = self._text is not None and len(ids) == len(waiting.ids)
+        self._text = self._text.followed_by(*ids) if self._text is not None and known_ids else None
+        self._store_ids(call.query_ids, self.size[0] - waiting.count)
+        self._append_fingerprints(call, waiting.known)
 
     def _check_unchanged(self, result: SurveyResult, evicted: int, known: int) -> None:
         """Raise a RuntimeError if keys that were recorded earlier have changed since."""
@@ -123,7 +132,8 @@ class SummariesCall(RecordedCall):
     def _wait(self) -> None:
         """Run the surveys that are still due, and order the current stream after them."""
         self._wait_for_first()
-        self._survey_waiting()
+        if self._waiting is not None:
+            self._queue.survey_waiting()
 
     def _wait_for_first(self) -> None:
         """Run the survey of the first queries if it is still queued, and order the current stream after it."""

@@ -5,7 +5,7 @@ one launch of the GPU's kernels instead of one each.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -24,8 +24,8 @@ from .attention_call import AttentionCall
 from .continuation import continues, fingerprints
 from .head_shares import BatchTokens, Places, shares
 
-MAX_CALLS = 8  # surveyed in one launch
-STAGING_BYTES = {"cpu": 2**22, "cuda": 2**26}  # of one staging buffer; a larger call takes longer than its launch
+MAX_CALLS = {"cpu": 8, "cuda": 32}  # surveyed in one launch
+STAGING_BYTES = {"cpu": 2**22, "cuda": 2**28}  # of one staging buffer; a larger call takes longer than its launch
 
 
 class SurveyResult(NamedTuple):
@@ -57,6 +57,18 @@ class SurveyDestination(ABC):
         """Store the result; on a GPU, in the stream in which the survey was launched."""
 
 
+class GrowingCall(ABC):
+    """A recorded call of which rows wait; see waiting_rows.py."""
+
+    @abstractmethod
+    def due_rows(self) -> AttentionCall:
+        """Return the rows that wait, as one call."""
+
+    @abstractmethod
+    def receive_rows(self, result: SurveyResult) -> None:
+        """Store the survey of the rows that waited."""
+
+
 class SurveyQueue:
     """Batch the surveys of several layers into one kernel launch. `flush()` runs what is queued.
 
@@ -74,6 +86,7 @@ class SurveyQueue:
         self.capacity, self.concurrent = 0, False
         self.stacked: dict[int, Attention] = {}  # the definition of so many calls stacked along the batch axis
         self.buffers = StagingBuffer(), StagingBuffer()  # the first is being filled
+        self.waiting: list[GrowingCall] = []  # the calls that have rows that wait
         self._clones: dict[Any, tuple[Attention, Attention]] = {}  # the latest definitions, and their copies
         self._verdicts: dict[Any, tuple[Attention, Attention, bool]] = {}  # the latest results of `continues`
         self.finished: dict[torch.device, StreamEvent] = {}  # the end of the last survey on each device
@@ -90,7 +103,7 @@ class SurveyQueue:
         if kind != self.kind:
             self._launch()
             size = call.queries.nbytes + call.keys.nbytes
-            self.capacity = min(MAX_CALLS, STAGING_BYTES.get(call.queries.device.type, 0) // max(1, size))
+            self.capacity = _most_at_once(call.queries.device, size)
             self.kind, self.concurrent = kind, can_run_concurrently(inputs, call.attention)
             self.stacked = {1: call.attention.clone()}
             self.original = call.attention
@@ -129,6 +142,32 @@ class SurveyQueue:
             verdict = (before, call.attention, continues(before, old, call))
             self._verdicts = {**dict(list(self._verdicts.items())[-1:]), key: verdict}
         return self._verdicts[key][-1]
+
+    def survey_waiting(self) -> None:
+        """Survey all rows that wait, those of several layers at once where these are alike."""
+        while self.waiting:
+            first = self.waiting[0].due_rows()
+            alike = [first]
+            most = _most_at_once(first.queries.device, first.queries.nbytes + first.keys.nbytes)
+            for call in self.waiting[1:most]:
+                rows = call.due_rows()
+                if rows.survey_kind != first.survey_kind:
+                    break
+                alike.append(rows)
+            with torch_modes.recording_mode(first.queries.device):
+                for result in self._survey_stacked(alike):
+                    self.waiting.pop(0).receive_rows(result)
+
+    def _survey_stacked(self, calls: Sequence[AttentionCall]) -> list[SurveyResult]:
+        """Survey calls that are alike, stacked along the batch axis."""
+        first, count = calls[0], len(calls)
+        attention, places = first.attention_over_present_keys, first.places
+        if count == 1:
+            return [self.run_survey(SurveyInputs(first.queries, first.keys), None, attention, places)]
+        batch = len(first.queries)
+        inputs = SurveyInputs(torch.cat([call.queries for call in calls]), torch.cat([call.keys for call in calls]))
+        stacked = restrict_to_sequences(attention, torch.tensor([*range(batch)] * count), batch)
+        return self.run_survey(inputs, None, stacked, places).split(count)
 
     def flush(self) -> None:
         """Run every queued survey, wait for the results, and free the staging buffers."""
@@ -241,6 +280,11 @@ class StagingBuffer:
         """Copy the inputs of a call into a slot."""
         for memory, part in zip(self.each_slot[slot], inputs, strict=True):
             memory.copy_(part)
+
+
+def _most_at_once(device: torch.device, size: int) -> int:
+    """Return how many calls of this many bytes are surveyed in one launch; 0 if they are too large to be copied."""
+    return min(MAX_CALLS.get(device.type, 0), STAGING_BYTES.get(device.type, 0) // max(1, size))
 
 
 def can_run_concurrently(inputs: SurveyInputs, attention: Attention) -> bool:

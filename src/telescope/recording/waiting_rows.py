@@ -27,6 +27,7 @@ class WaitingRows:
         batch, heads, _, width = first.queries.shape
         self.known, self.evicted = known, first.evicted
         self.queries = first.queries.new_empty(batch, heads, max(ROOM, first.queries.shape[-2]), width)
+        self.places = torch.split(self.queries, 1, 2)
         self.count = 0
         self.rows: list[int] = []
         """Which of the waiting queries are to be kept."""
@@ -55,7 +56,10 @@ class WaitingRows:
 
     def _add_query(self, call: AttentionCall) -> None:
         stop = self.count + call.queries.shape[-2]
-        self.queries[:, :, self.count : stop] = call.queries
+        if stop == self.count + 1:
+            self.places[self.count].copy_(call.queries)
+        else:
+            self.queries[:, :, self.count : stop] = call.queries
         self.ids.append(call.query_ids)
         self.count = stop
 

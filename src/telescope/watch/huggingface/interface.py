@@ -11,14 +11,14 @@ from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from inspect import signature
 from threading import Lock
-from typing import Any, NamedTuple
-from weakref import ref
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
+from ...engines import torch_modes
 from ...recording.attention_call import AttentionCall
 from ...recording.names import Modules, attentions_inside
 from ...recording.summaries_call import SummariesCall
@@ -30,9 +30,10 @@ from .definition import DefinitionReader
 from .lazy import LazyMask
 from .masks import MaskOffsets
 from .proof import OutputChecks
+from .steps import CacheTracker, StepTemplate
 from .transformers_internals import (
-    CacheLayer,
     ImplementationName,
+    cache_of,
     eager_function_names,
     implementation_of,
     own_attention,
@@ -49,6 +50,7 @@ OTHER_SEQUENCES = (  # the parameters by which an attention module is passed the
     "context",
     "context_hidden_states",
 )
+SHORT = 4096**2  # scores of a head
 MAX_WEIGHT_BYTES = 2**30  # of the weights of one attention, for output_attentions=True
 
 # ------------------------------------------------------------------------------------------------- what can be watched
@@ -109,8 +111,11 @@ class WatchedModel:
         self.names = {id(module): name for name, module in attentions.items()}
         self.reader, self.checks = DefinitionReader(), OutputChecks()
         self.passes: dict[int, int] = {}  # through each attention, by id, since the model around it was called
-        self.cross: dict[int, bool] = {}  # whether the latest call of each attention, by id, is cross-attention
+        self.cross = {  # whether the running call of an attention, by id, is cross-attention
+            id(module): _is_cross_attention(module, {}) for module in attentions.values()
+        }
         self.caches = CacheTracker()
+        self.template: StepTemplate | None = None  # of the running step of generation
 
     def run_attention(
         self,
@@ -125,50 +130,68 @@ class WatchedModel:
         Implementations that return no weights do not get `output_attentions`, about which some would warn; if the
         caller wants weights, they are computed here.
         """
-        requested = weights_are_requested(options)
-        options.pop("output_attentions", None)
-        name, own = self.name_of(module), own_attention(implementation, module)
-        follows, keys_stay = self.caches.during_call(name, tensors[1])
-        if follows and self.observer.recording.keep == SummariesCall.keep:  # such a row is surveyed later
-            lse, (output, weights) = None, own(module, *tensors, mask, **options)
+        name, across, own = self._count_pass(module), self.cross[id(module)], own_attention(implementation, module)
+        follows, keys_stay = self.caches.after_update(name, module, tensors[1], across)
+        like = self.template if follows else None
+        if like is not None and like.fits(implementation, module, tensors, mask, options) and not across:
+            options.pop("output_attentions", None)
+            output, weights = own(module, *tensors, mask, **options)
+            if self.checks.has(module, like.check) and self._record_like(name, like, tensors, keys_stay):
+                return output, weights
+            given, requested, lse = options, False, None
         else:
-            with SdpaWithLse() as fused:
-                output, weights = own(module, *tensors, mask, **options)
-            lse = fused.lse
+            given, requested = dict(options), weights_are_requested(options)
+            options.pop("output_attentions", None)
+            if self.observer.recording.keep == SummariesCall.keep and (follows or _is_short(*tensors[:2])):
+                lse, (output, weights) = None, own(module, *tensors, mask, **options)
+            else:
+                with SdpaWithLse() as fused:
+                    output, weights = own(module, *tensors, mask, **options)
+                lse = fused.lse
         with torch.no_grad():
             call = self.reader.read_call(implementation, module, tensors, mask, options, lse)
-            across = self.cross.get(id(module))
-            call = call._replace(
-                across=_is_cross_attention(module, {}) if across is None else across,
-                follows=follows,
-                keys_stay=keys_stay,
-            )
-            self.checks.add(name, module, call, output, implementation)
-            self.observer.record(name, call)
+            call = call._replace(across=across, follows=follows, keys_stay=keys_stay)
+            check = self.checks.add(name, module, call, output, implementation)
+            last = self.observer.recording.last_call(name)
+            before = None if last is None else (last.attention, last.size)
+            recorded = self.observer.record(name, call)
+            self.template = None
+            if follows and not requested and before is not None:
+                self.template = StepTemplate.of(implementation, module, tensors, mask, given, recorded, before, check)
             return output, weights_of(name, call) if requested and weights is None else weights
 
-    def before_model(self, inside: Iterable[int], model: PreTrainedModel, *_: Any) -> None:
-        """Before a model or a part of it runs: adopt a changed implementation, and count the passes anew."""
+    def _record_like(
+        self, name: str, like: StepTemplate, tensors: tuple[Tensor, Tensor, Tensor], keys_stay: bool
+    ) -> bool:
+        """Record a step by the template of a layer before it; return whether that was possible."""
+        queries, keys, values = tensors
+        call = like.call._replace(queries=queries, keys=keys, values=values, keys_stay=keys_stay)
+        with torch_modes.recording_mode(queries.device):
+            return self.observer.recording.record_like(name, call, like.kind, *like.before)
+
+    def before_model(self, inside: Iterable[int], model: PreTrainedModel, args: Any, kwargs: Any) -> None:
+        """Before a model or a part of it runs: adopt a changed implementation, and count passes and steps anew."""
         _adopt_implementation(model, self.configs, self.attentions)
         if self.observer.is_recording():
+            self.template = None
+            self.caches.before_forward(cache_of(kwargs))
             for attention in inside:
                 self.passes.pop(attention, None)
 
     def before_attention(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Before an attention runs: count the pass, and note whether the call is cross-attention.
-
-        Layers that share one module, as ALBERT's do, are passes through that module.
-        """
+        """Before an attention runs that may be cross-attention: note whether it is."""
         if self.observer.is_recording():
             kind: Any = type(module)
             given = dict(zip(_forward_parameters(kind), args, strict=False)) | kwargs
-            self.cross[id(module)] = across = _is_cross_attention(module, given)
-            self.passes[id(module)] = self.passes.get(id(module), 0) + 1
-            self.caches.before_call(self.name_of(module), CacheLayer.of(module, given, across))
+            self.cross[id(module)] = _is_cross_attention(module, given)
 
-    def name_of(self, module: nn.Module) -> str:
-        """Return the name under which the current pass through an attention is recorded."""
-        name, count = self.names[id(module)], self.passes.get(id(module), 1)
+    def _count_pass(self, module: nn.Module) -> str:
+        """Count a pass through an attention, and return the name under which it is recorded.
+
+        Layers that share one module, as ALBERT's do, are passes through that module.
+        """
+        name, count = self.names[id(module)], self.passes.get(id(module), 0) + 1
+        self.passes[id(module)] = count
         return name if count == 1 else f"{name}.{count}"
 
 
@@ -190,6 +213,11 @@ def _attention_function(
     if watched is not None and watched.observer.is_recording():
         return watched.run_attention(implementation, module, (query, key, value), attention_mask, options)
     return own_attention(implementation, module)(module, query, key, value, attention_mask, **options)
+
+
+def _is_short(queries: Tensor, keys: Tensor) -> bool:
+    """Return whether a GPU computes the log-sum-exp again in less time than the host takes to read it."""
+    return queries.is_cuda and queries.shape[-2] * keys.shape[-2] <= SHORT
 
 
 def _mask_function(implementation: str, **arguments: Any) -> Any:
@@ -218,53 +246,6 @@ def _mask_function(implementation: str, **arguments: Any) -> Any:
 
 class _MaskIsNeededError(Exception):
     """The model's own mask function began to write a mask."""
-
-
-class CacheTracker:
-    """Tell whether the keys of an attention's call begin with those of its call before, without reading them.
-
-    `before_call` and `during_call` belong to one call: before the module updates its cache, and after.
-    """
-
-    def __init__(self) -> None:
-        self._last: dict[str, HeldKeys] = {}  # after the latest call of each attention, by name
-        self._running: tuple[str, CacheLayer, bool] | None = None
-
-    def before_call(self, name: str, layer: CacheLayer | None) -> None:
-        last, self._running = self._last.pop(name, None), None
-        if layer is not None:
-            self._running = (name, layer, last is not None and last.are_still_in(layer))
-
-    def during_call(self, name: str, keys: Tensor) -> tuple[bool, bool]:
-        """Return `AttentionCall.follows` and `AttentionCall.keys_stay`."""
-        running, self._running = self._running, None
-        if running is None or running[0] != name:
-            return False, False
-        _, layer, unchanged = running
-        stored = layer.keys
-        if stored is None or not (stored is keys or _share_memory(stored, keys)):
-            return False, False
-        self._last[name] = HeldKeys(ref(stored), None if stored.is_inference() else stored._version)
-        return unchanged, layer.keys_stay and stored is keys
-
-
-class HeldKeys(NamedTuple):
-    """The keys that a cache held at some time, and how often they had been written to."""
-
-    keys: "ref[Tensor]"
-    version: int | None
-
-    def are_still_in(self, layer: CacheLayer) -> bool:
-        keys = layer.keys
-        return (
-            keys is not None
-            and self.keys() is keys
-            and self.version == (None if keys.is_inference() else keys._version)
-        )
-
-
-def _share_memory(stored: Tensor, keys: Tensor) -> bool:
-    return stored.untyped_storage().data_ptr() == keys.untyped_storage().data_ptr()
 
 
 def _is_cross_attention(module: nn.Module, given: Mapping[str, Any]) -> bool:
@@ -339,17 +320,19 @@ def observing(modules: Modules, attentions: Mapping[str, nn.Module], observer: O
 
 @contextmanager
 def _hooks(modules: Modules, watched: WatchedModel) -> Iterator[None]:
-    """Register the hooks that count the passes through each attention."""
+    """Register the hooks that run before each model, and before the attentions that may be cross-attention."""
     with ExitStack() as hooks:
         for path, module in modules.items():
             if isinstance(module, PreTrainedModel):
                 names = attentions_inside(watched.attentions, path) if path else watched.attentions
                 inside = [id(watched.attentions[name]) for name in names]
                 before_model = ModuleHook(uncompiled(partial(watched.before_model, inside)))
-                hooks.callback(module.register_forward_pre_hook(before_model).remove)
+                hooks.callback(module.register_forward_pre_hook(before_model, with_kwargs=True).remove)
         before_attention = ModuleHook(uncompiled(watched.before_attention))
         for attention in watched.attentions.values():
-            hooks.callback(attention.register_forward_pre_hook(before_attention, with_kwargs=True).remove)
+            kind: Any = type(attention)
+            if not {*OTHER_SEQUENCES}.isdisjoint(_forward_parameters(kind)):
+                hooks.callback(attention.register_forward_pre_hook(before_attention, with_kwargs=True).remove)
         yield
 
 

@@ -30,21 +30,25 @@ class OutputChecks:
         self._pending: list[PendingCheck] = []
         self._added: set[tuple[Any, ...]] = set()  # the modules and kinds of call that need no further check
 
-    def add(self, name: str, module: nn.Module, call: AttentionCall, output: Tensor, implementation: str) -> None:
+    def has(self, module: nn.Module, kind: Any) -> bool:
+        """Return whether a call of this kind needs no further check."""
+        return (id(module), kind) in self._added
+
+    def add(self, name: str, module: nn.Module, call: AttentionCall, output: Tensor, implementation: str) -> Any:
         """Compare some rows of the output with the definition, unless a call of this kind was compared before.
 
-        Calls with dropout are not compared: their output is random.
+        Calls with dropout are not compared: their output is random. Return the kind of the call.
         """
         mask, one = call.attention.mask, call.queries.shape[-2] == 1
         masks = (type(mask),) if type(mask) is not Both else tuple(map(type, mask.masks))
         kind = (implementation, one, call.evicted > 0, masks, call.queries.dtype)
-        if call.dropout or (id(module), kind) in self._added or 0 in call.queries.shape:
-            return
+        if call.dropout or 0 in call.queries.shape or self.has(module, kind):
+            return kind
         self._added.add((id(module), kind))
-        if kind in _verified.get(module, ()):
-            return
-        result = _compare(call, output, implementation == "eager")
-        self._pending.append(PendingCheck(name, module, kind, str(call.attention), result))
+        if kind not in _verified.get(module, ()):
+            result = _compare(call, output, implementation == "eager")
+            self._pending.append(PendingCheck(name, module, kind, str(call.attention), result))
+        return kind
 
     def verify(self) -> None:
         """Raise a ValueError that names the first attention whose output differs from its definition."""

@@ -152,7 +152,7 @@ def weights_are_requested(options: dict[str, Any]) -> bool:
 
 _APPENDING = {"DynamicLayer": True, "DynamicSlidingWindowLayer": False, "StaticLayer": False}
 """The layers of caches that append, each with whether the keys it returned are never written to again."""
-_CACHES = ("past_key_values", "past_key_value", "layer_past")  # the parameters by which a module is passed its cache
+_CACHES = ("past_key_values", "past_key_value")  # the parameters by which a model is passed its cache
 
 
 class CacheLayer(NamedTuple):
@@ -168,9 +168,8 @@ class CacheLayer(NamedTuple):
         return getattr(self.layer, "keys", None)
 
     @classmethod
-    def of(cls, module: nn.Module, arguments: Mapping[str, Any], across: bool) -> "CacheLayer | None":
-        """Return the layer of the cache that is among the arguments of an attention's call; None if it is unknown."""
-        cache = next((arguments[name] for name in _CACHES if arguments.get(name) is not None), None)
+    def of(cls, cache: Any, module: nn.Module, across: bool) -> "CacheLayer | None":
+        """Return the layer that a cache has for an attention; None if that is not known."""
         cache = getattr(cache, "cross_attention_cache" if across else "self_attention_cache", cache)
         layers, number = getattr(cache, "layers", None), getattr(module, "layer_idx", None)
         if not isinstance(layers, list) or not isinstance(number, int) or number >= len(layers):
@@ -183,3 +182,8 @@ class CacheLayer(NamedTuple):
 @cache
 def _appending(kind: type) -> bool | None:
     return _APPENDING.get(kind.__name__) if kind.__module__ == "transformers.cache_utils" else None
+
+
+def cache_of(arguments: Mapping[str, Any]) -> Any:
+    """Return the cache that a model is passed, or None."""
+    return next((arguments[name] for name in _CACHES if arguments.get(name) is not None), None)
