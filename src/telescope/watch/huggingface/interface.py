@@ -130,7 +130,7 @@ class WatchedModel:
         Implementations that return no weights do not get `output_attentions`, about which some would warn; if the
         caller wants weights, they are computed here.
         """
-        name, across, own = self._count_pass(module), self.cross[id(module)], own_attention(implementation, module)
+        name, across, own = self._name(module), self.cross[id(module)], own_attention(implementation, module)
         follows, keys_stay = self.caches.after_update(name, module, tensors[1], across)
         like = self.template if follows else None
         if like is not None and like.fits(implementation, module, tensors, mask, options) and not across:
@@ -179,19 +179,20 @@ class WatchedModel:
                 self.passes.pop(attention, None)
 
     def before_attention(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Before an attention runs that may be cross-attention: note whether it is."""
+        """Before an attention runs: count the pass, and note whether it is cross-attention."""
         if self.observer.is_recording():
             kind: Any = type(module)
-            given = dict(zip(_forward_parameters(kind), args, strict=False)) | kwargs
-            self.cross[id(module)] = _is_cross_attention(module, given)
+            self.passes[id(module)] = self.passes.get(id(module), 0) + 1
+            if _may_be_cross_attention(kind):
+                given = dict(zip(_forward_parameters(kind), args, strict=False)) | kwargs
+                self.cross[id(module)] = _is_cross_attention(module, given)
 
-    def _count_pass(self, module: nn.Module) -> str:
-        """Count a pass through an attention, and return the name under which it is recorded.
+    def _name(self, module: nn.Module) -> str:
+        """Return the name under which the running pass through an attention is recorded.
 
         Layers that share one module, as ALBERT's do, are passes through that module.
         """
-        name, count = self.names[id(module)], self.passes.get(id(module), 0) + 1
-        self.passes[id(module)] = count
+        name, count = self.names[id(module)], self.passes.get(id(module), 1)
         return name if count == 1 else f"{name}.{count}"
 
 
@@ -261,6 +262,12 @@ def _is_cross_attention(module: nn.Module, given: Mapping[str, Any]) -> bool:
 
 
 @cache
+def _may_be_cross_attention(kind: type) -> bool:
+    """Return whether a class's forward may be passed the sequence of its keys."""
+    return not {*OTHER_SEQUENCES}.isdisjoint(_forward_parameters(kind))
+
+
+@cache
 def _forward_parameters(kind: type) -> tuple[str, ...]:
     """Return the names of the parameters of a class's forward, without self."""
     return tuple(signature(kind.forward).parameters)[1:]  # type: ignore[attr-defined]
@@ -320,7 +327,7 @@ def observing(modules: Modules, attentions: Mapping[str, nn.Module], observer: O
 
 @contextmanager
 def _hooks(modules: Modules, watched: WatchedModel) -> Iterator[None]:
-    """Register the hooks that run before each model, and before the attentions that may be cross-attention."""
+    """Register the hooks that run before each model and before each attention."""
     with ExitStack() as hooks:
         for path, module in modules.items():
             if isinstance(module, PreTrainedModel):
@@ -330,9 +337,7 @@ def _hooks(modules: Modules, watched: WatchedModel) -> Iterator[None]:
                 hooks.callback(module.register_forward_pre_hook(before_model, with_kwargs=True).remove)
         before_attention = ModuleHook(uncompiled(watched.before_attention))
         for attention in watched.attentions.values():
-            kind: Any = type(attention)
-            if not {*OTHER_SEQUENCES}.isdisjoint(_forward_parameters(kind)):
-                hooks.callback(attention.register_forward_pre_hook(before_attention, with_kwargs=True).remove)
+            hooks.callback(attention.register_forward_pre_hook(before_attention, with_kwargs=True).remove)
         yield
 
 

@@ -5,6 +5,7 @@ only grew, without reading its keys. `StepTemplate` is everything that the layer
 the first of them.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -28,38 +29,41 @@ class CacheTracker:
     """
 
     def __init__(self) -> None:
-        self._cache: Any = None  # of the running forward pass
+        self._cache: Callable[[], Any] = lambda: None  # of the running forward pass, by a weak reference
         self._held: dict[str, HeldKeys] = {}  # after the latest call of each attention, by name
         self._unchanged: set[str] = set()  # attentions whose keys the cache still held when the forward pass began
 
     def before_forward(self, cache: Any) -> None:
         """Note the cache of a forward pass, and which keys it holds unchanged."""
-        self._cache = cache
+        self._cache = (lambda: None) if cache is None else ref(cache)
         self._unchanged = {name for name, held in self._held.items() if held.are_still_in_cache()}
 
     def after_update(self, name: str, module: nn.Module, keys: Tensor, across: bool) -> tuple[bool, bool]:
         """Return `AttentionCall.follows` and `AttentionCall.keys_stay` for the keys that an attention is passed."""
         last = self._held.pop(name, None)
-        layer = None if self._cache is None else CacheLayer.of(self._cache, module, across)
+        layer = CacheLayer.of(self._cache(), module, across)
         stored = None if layer is None else layer.keys
         if layer is None or stored is None or not (stored is keys or _share_memory(stored, keys)):
             return False, False
-        self._held[name] = HeldKeys(layer, ref(stored), _version(stored))
-        follows = last is not None and name in self._unchanged and last.layer.layer is layer.layer
+        self._held[name] = HeldKeys(ref(layer.layer), ref(stored), _version(stored))
+        follows = last is not None and name in self._unchanged and last.layer() is layer.layer
         self._unchanged.discard(name)  # another call in the same pass would have to be compared again
         return follows, layer.keys_stay and stored is keys
 
 
 class HeldKeys(NamedTuple):
-    """The keys that a cache held at some time, and how often they had been written to."""
+    """The keys that a layer of a cache held at some time, and how often they had been written to.
 
-    layer: CacheLayer
+    The references are weak: a watch does not keep a cache alive that the model has done with.
+    """
+
+    layer: "ref[Any]"
     keys: "ref[Tensor]"
     version: int | None
 
     def are_still_in_cache(self) -> bool:
         """Return whether the cache holds the same tensor, to which nothing was written since."""
-        keys = self.layer.keys
+        keys: Any = getattr(self.layer(), "keys", None)
         return keys is not None and self.keys() is keys and self.version == _version(keys)
 
 
@@ -80,9 +84,11 @@ class StepTemplate(NamedTuple):
     options: dict[str, Any]
     config: Any
     is_causal: Any
-    tensors: tuple[Tensor, Tensor, Tensor]
+    tensors: tuple[object, ...]
+    """What `_kind_of` returns for queries, keys and values."""
     autocast: bool
     call: AttentionCall
+    """Without queries, keys and values: a template keeps no tensor of the model alive."""
     kind: tuple[object, ...]
     before: tuple[Attention, Size]
     """Definition and size of the recorded call before the step."""
@@ -112,9 +118,11 @@ class StepTemplate(NamedTuple):
         if not _never_changes(mask) or any(options.get(name) is not None for name in ("position_bias", "s_aux")):
             return None
         config, is_causal = getattr(module, "config", None), getattr(module, "is_causal", True)
-        autocast = torch_modes.autocast_enabled(call.queries.device)
+        autocast, kind = torch_modes.autocast_enabled(call.queries.device), call.kind
+        without: Any = {"queries": None, "keys": None, "values": None}
+        call = call._replace(**without)
         return cls(
-            implementation, mask, options, config, is_causal, tensors, autocast, call, call.kind, before, check
+            implementation, mask, options, config, is_causal, _kind_of(tensors), autocast, call, kind, before, check
         )  # fmt: skip
 
     def fits(
@@ -126,22 +134,22 @@ class StepTemplate(NamedTuple):
         options: dict[str, Any],
     ) -> bool:
         """Return whether another layer's call is described alike."""
-        queries, keys, values = self.tensors
         return (
             mask is self.mask
             and implementation == self.implementation
-            and tensors[0].shape == queries.shape
-            and tensors[1].shape == keys.shape
-            and tensors[2].shape == values.shape
-            and tensors[0].dtype is queries.dtype
-            and tensors[0].device == queries.device
-            and torch_modes.autocast_enabled(queries.device) is self.autocast
+            and _kind_of(tensors) == self.tensors
+            and torch_modes.autocast_enabled(tensors[0].device) is self.autocast
             and getattr(module, "config", None) is self.config
             and getattr(module, "is_causal", True) == self.is_causal
             and options.keys() == self.options.keys()
             and all(map(_same, options.values(), self.options.values()))
             and _never_changes(mask)
         )
+
+
+def _kind_of(tensors: tuple[Tensor, Tensor, Tensor]) -> tuple[object, ...]:
+    queries, keys, values = tensors
+    return queries.shape, keys.shape, values.shape, queries.dtype, queries.device
 
 
 def _same(one: Any, other: Any) -> bool:
