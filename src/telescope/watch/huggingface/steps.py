@@ -63,8 +63,8 @@ class HeldKeys(NamedTuple):
 
     def are_still_in_cache(self) -> bool:
         """Return whether the cache holds the same tensor, to which nothing was written since."""
-        keys: Any = getattr(self.layer(), "keys", None)
-        return keys is not None and self.keys() is keys and self.version == _version(keys)
+        keys = self.keys()
+        return keys is not None and getattr(self.layer(), "keys", None) is keys and self.version == _version(keys)
 
 
 def _version(tensor: Tensor) -> int | None:
