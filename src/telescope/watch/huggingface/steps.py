@@ -64,7 +64,8 @@ class HeldKeys(NamedTuple):
     def are_still_in_cache(self) -> bool:
         """Return whether the cache holds the same tensor, to which nothing was written since."""
         keys = self.keys()
-        return keys is not None and getattr(self.layer(), "keys", None) is keys and self.version == _version(keys)
+        same = keys is getattr(self.layer(), "keys", None)
+        return same and keys is not None and self.version == _version(keys)
 
 
 def _version(tensor: Tensor) -> int | None:
