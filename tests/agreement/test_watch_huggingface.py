@@ -42,6 +42,33 @@ def implementations(family):
 PAIRS = [(family, implementation) for family in FAMILIES for implementation in implementations(family)]
 
 
+def numbers(recording):
+    calls = [(name, call) for name, watched in recording.items() for call in watched.calls]
+    return [
+        (name, call.size, call.heads, {kind: part.tensor for kind, part in call.parts.items()}) for name, call in calls
+    ]
+
+
+@pytest.mark.parametrize(("family", "implementation"), PAIRS)
+def test_layers_recorded_by_the_template_of_the_first(family, implementation, monkeypatch):
+    """From the second watch on no definition needs a check, and layers that are called alike are described once."""
+    model, inputs, recordings, like = FAMILIES[family].model(implementation), FAMILIES[family].inputs, [], []
+    begin = Recording.begin_like
+    monkeypatch.setattr(Recording, "begin_like", lambda *given: like.append(begin(*given)) or like[-1])
+    for _ in range(2):
+        with ts.watch(model) as recording:
+            model(**inputs)
+        recordings.append(numbers(recording))
+        taken, like = any(like), []
+    assert len(recordings[0]) == len(recordings[1])
+    for one, other in zip(*recordings, strict=True):
+        assert one[:-1] == other[:-1]
+        assert one[-1].keys() == other[-1].keys()
+        assert all(torch.equal(one[-1][kind].nan_to_num(), other[-1][kind].nan_to_num()) for kind in one[-1])
+    if family in ("llama", "gpt2", "qwen2"):
+        assert taken
+
+
 @pytest.mark.parametrize(("family", "implementation"), PAIRS)
 def test_every_family(family, implementation):
     """Logits bit by bit, summaries, rows, traces, and output_attentions: compared with the eager model."""

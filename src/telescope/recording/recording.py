@@ -204,7 +204,7 @@ class Recording(Mapping[str, Watched]):
         calls = self._watched[name].calls if name in self._watched else []
         return calls[-1] if calls else None
 
-    def record_like(
+    def append_like(
         self, name: str, call: AttentionCall, kind: tuple[object, ...], attention: Attention, size: Size
     ) -> bool:
         """Append `call` if the last call of this attention is of this kind, definition and size; return whether it is.
@@ -215,10 +215,25 @@ class Recording(Mapping[str, Watched]):
         if last is None or last.attention is not attention or last.size != size or last.kind != kind:
             return False
         last.append(call)
+        self._count_call(name)
+        return True
+
+    def begin_like(self, name: str, call: AttentionCall, other: SummariesCall) -> bool:
+        """Record the first call of an attention; return False, and record nothing, if its name is not known yet.
+
+        The caller knows that `other` began with a call of the same run of the model that differs from this one in
+        queries, keys, values and lse alone.
+        """
+        if name not in self._watched:
+            return False
+        self._watched[name].calls.append(other.begin_like(name, call))
+        self._count_call(name)
+        return True
+
+    def _count_call(self, name: str) -> None:
         self._last, self._last_run[name] = name, self._run
         if self.on_call is not None:
             self.on_call(name)
-        return True
 
     def wait(self) -> None:
         """Order the current stream after every survey launched so far; surveys may remain queued."""

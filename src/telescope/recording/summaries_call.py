@@ -2,6 +2,8 @@
 
 import warnings
 from collections.abc import Iterator
+from copy import copy
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -63,10 +65,23 @@ class SummariesCall(RecordedCall, GrowingCall):
             self._waiting.keep(self._selected_rows(call, before))
         self._grow(call)
 
-    @property
-    def latest_step(self) -> AttentionCall | None:
-        """The latest call that waits, if one does and if all queries are kept."""
-        return None if self._waiting is None or self.facts.rows is not None else self._waiting.last
+    def can_be_template(self, call: AttentionCall, *, begins: bool) -> bool:
+        """Return whether other layers' calls can be recorded like `call`, with which this one began or went on."""
+        if self.facts.rows is not None or not call.keys_depend_on_text:
+            return False
+        if not begins:
+            return self._waiting is not None
+        return self._first_query is None and not call.evicted and call.key_ids is None
+
+    def begin_like(self, name: str, call: AttentionCall) -> "SummariesCall":
+        """Return the record of another layer's first call, of the same kind and definition as this one's."""
+        new = copy(self)
+        new.facts = replace(self.facts, name=name)
+        new._parts, new._fingerprints, new._waiting = StoredParts(self.options.store), [], None
+        new._pending = PendingSummary(self._queue, SummaryDestination(new.facts, new._parts, new._fingerprints))
+        self._queue.add_like(call._replace(text=self._text), new._pending.destination)
+        new._store_ids(call.query_ids, 0)
+        return new
 
     def finish(self) -> None:
         if self._text is not None:

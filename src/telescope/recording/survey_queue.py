@@ -108,6 +108,16 @@ class SurveyQueue:
             self.stacked = {1: call.attention.clone()}
             self.original = call.attention
             self.places = call.places
+        self._enqueue(call, inputs, destination)
+
+    def add_like(self, call: AttentionCall, destination: SurveyDestination) -> None:
+        """Queue the survey of a call that the caller knows to be of the same kind as the call added last."""
+        if self.kind is None:
+            self.add(call, destination)
+        else:
+            self._enqueue(call, SurveyInputs(call.queries, call.keys), destination)
+
+    def _enqueue(self, call: AttentionCall, inputs: "SurveyInputs", destination: SurveyDestination) -> None:
         assert self.places is not None
         if self.capacity < (1 if self.concurrent else 2):
             destination.receive(self.run_survey(inputs, call.lse, call.attention, self.places, self.map))

@@ -46,13 +46,17 @@ class Observer:
             return False
         return True
 
-    def record(self, name: str, call: AttentionCall) -> RecordedCall:
-        """Record the selected heads of a call, with its token ids, without unwritten keys and padding queries."""
+    def record(self, name: str, call: AttentionCall) -> tuple[AttentionCall, RecordedCall]:
+        """Record the selected heads of a call, with its token ids, without unwritten keys and padding queries.
+
+        Return that part of the call, and the recorded call that it began or continues.
+        """
         heads = self._selected_heads(name, call.queries.shape[1])
         with torch_modes.recording_mode(call.queries.device):
             call = self._with_token_ids(name, call).without_unwritten_keys()
             call = self._without_padding_queries(call)
-            return self.recording.record(name, call if heads is None else call.select_heads(heads))
+            call = call if heads is None else call.select_heads(heads)
+            return call, self.recording.record(name, call)
 
     def _selected_heads(self, name: str, count: int) -> tuple[int, ...] | None:
         """Return the numbers of the selected heads of an attention with `count` heads; None is all."""

@@ -111,7 +111,7 @@ class ModelHooks:
         now, last = (TokenMemory.of(keys), TokenMemory.of(values)), self.memory.get(name)
         follows = last is not None and all(map(TokenMemory.follows, now, last, [queries.shape[-2]] * 2))
         self.memory[name] = now
-        call = self.record(
+        _, call = self.record(
             name,
             AttentionCall(queries, keys, values, attention, heads, dropout, lse, across=across, follows=follows),
         )

@@ -26,11 +26,12 @@ from ...survey.exact_rows import masked_rows
 from ...words import format_bytes
 from ..observer import ModuleHook, Observer, uncompiled
 from ..sdpa_lse import SdpaWithLse
+from .cache_tracker import CacheTracker
+from .call_template import CallArguments, CallTemplate
 from .definition import DefinitionReader
 from .lazy import LazyMask
 from .masks import MaskOffsets
 from .proof import OutputChecks
-from .steps import CacheTracker, StepTemplate
 from .transformers_internals import (
     ImplementationName,
     cache_of,
@@ -115,59 +116,60 @@ class WatchedModel:
             id(module): _is_cross_attention(module, {}) for module in attentions.values()
         }
         self.caches = CacheTracker()
-        self.template: StepTemplate | None = None  # of the running step of generation
+        self.template: CallTemplate | None = None  # of the layers of the running forward pass
 
-    def run_attention(
-        self,
-        implementation: str,
-        module: nn.Module,
-        tensors: tuple[Tensor, Tensor, Tensor],
-        mask: Any,
-        options: dict[str, Any],
-    ) -> tuple[Tensor, Tensor | None]:
+    def run_attention(self, arguments: CallArguments) -> tuple[Tensor, Tensor | None]:
         """Run the model's own attention function, record the call, and return the function's result.
 
         Implementations that return no weights do not get `output_attentions`, about which some would warn; if the
         caller wants weights, they are computed here.
         """
-        name, across, own = self._name(module), self.cross[id(module)], own_attention(implementation, module)
-        follows, keys_stay = self.caches.after_update(name, module, tensors[1], across)
-        like = self.template if follows else None
-        if like is not None and like.fits(implementation, module, tensors, mask, options) and not across:
-            options.pop("output_attentions", None)
-            output, weights = own(module, *tensors, mask, **options)
-            if self.checks.has(module, like.check) and self._record_like(name, like, tensors, keys_stay):
-                return output, weights
-            given, requested, lse = options, False, None
+        module, (queries, keys, _) = arguments.module, arguments.tensors
+        name, across = self._name(module), self.cross[id(module)]
+        follows, keys_stay = self.caches.after_update(name, module, keys, across)
+        like = self._template_of(name, arguments, follows) if self.template is not None and not across else None
+        requested, recording = weights_are_requested(arguments.options), self.observer.recording
+        if like is not None:
+            with_lse = like.has_lse
         else:
-            given, requested = dict(options), weights_are_requested(options)
-            options.pop("output_attentions", None)
-            if self.observer.recording.keep == SummariesCall.keep and (follows or _is_short(*tensors[:2])):
-                lse, (output, weights) = None, own(module, *tensors, mask, **options)
-            else:
-                with SdpaWithLse() as fused:
-                    output, weights = own(module, *tensors, mask, **options)
-                lse = fused.lse
+            with_lse = recording.keep != SummariesCall.keep or not (follows or _is_short(queries, keys))
+        output, weights, lse = _run_own(arguments, with_lse)
+        if like is not None and self._record_like(name, like, arguments, lse, keys_stay):
+            return output, weights
         with torch.no_grad():
-            call = self.reader.read_call(implementation, module, tensors, mask, options, lse)
+            call = self.reader.read_call(*arguments, lse)
             call = call._replace(across=across, follows=follows, keys_stay=keys_stay)
-            check = self.checks.add(name, module, call, output, implementation)
-            last = self.observer.recording.last_call(name)
+            check = self.checks.add(name, module, call, output, arguments.implementation)
+            last = recording.last_call(name)
             before = None if last is None else (last.attention, last.size)
-            recorded = self.observer.record(name, call)
+            prepared, recorded = self.observer.record(name, call)
             self.template = None
-            if follows and not requested and before is not None:
-                self.template = StepTemplate.of(implementation, module, tensors, mask, given, recorded, before, check)
+            if not requested:
+                before = before if recorded is last else None
+                self.template = CallTemplate.of(arguments, prepared, recorded, before, check)
             return output, weights_of(name, call) if requested and weights is None else weights
 
+    def _template_of(self, name: str, arguments: CallArguments, follows: bool) -> CallTemplate | None:
+        """Return the template of the running forward pass if this call can be recorded by it."""
+        like = self.template
+        assert like is not None
+        begins = like.before is None
+        if begins if follows else not begins or self.observer.recording.last_call(name) is not None:
+            return None
+        return like if like.fits(arguments) and self.checks.has(arguments.module, like.check) else None
+
     def _record_like(
-        self, name: str, like: StepTemplate, tensors: tuple[Tensor, Tensor, Tensor], keys_stay: bool
+        self, name: str, like: CallTemplate, arguments: CallArguments, lse: Tensor | None, keys_stay: bool
     ) -> bool:
-        """Record a step by the template of a layer before it; return whether that was possible."""
-        queries, keys, values = tensors
-        call = like.call._replace(queries=queries, keys=keys, values=values, keys_stay=keys_stay)
+        """Record a call by the template of a layer before it; return whether that was possible."""
+        queries, keys, values = arguments.tensors
+        if like.has_lse is (lse is None):
+            return False
+        call = like.call._replace(queries=queries, keys=keys, values=values, lse=lse, keys_stay=keys_stay)
         with torch_modes.recording_mode(queries.device):
-            return self.observer.recording.record_like(name, call, like.kind, *like.before)
+            if like.before is not None:
+                return self.observer.recording.append_like(name, call, like.call_kind, *like.before)
+            return self.observer.recording.begin_like(name, call, like.recorded)
 
     def before_model(self, inside: Iterable[int], model: PreTrainedModel, args: Any, kwargs: Any) -> None:
         """Before a model or a part of it runs: adopt a changed implementation, and count passes and steps anew."""
@@ -212,8 +214,23 @@ def _attention_function(
     """
     watched = _watched.get(id(module))
     if watched is not None and watched.observer.is_recording():
-        return watched.run_attention(implementation, module, (query, key, value), attention_mask, options)
+        return watched.run_attention(
+            CallArguments(implementation, module, (query, key, value), attention_mask, options)
+        )
     return own_attention(implementation, module)(module, query, key, value, attention_mask, **options)
+
+
+def _run_own(arguments: CallArguments, with_lse: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Run the model's own attention function; return its output, its weights if it has any, and the log-sum-exp."""
+    implementation, module, tensors, mask, options = arguments
+    if "output_attentions" in options:
+        options = {name: value for name, value in options.items() if name != "output_attentions"}
+    own = own_attention(implementation, module)
+    if not with_lse:
+        return *own(module, *tensors, mask, **options), None
+    with SdpaWithLse() as fused:
+        output, weights = own(module, *tensors, mask, **options)
+    return output, weights, fused.lse
 
 
 def _is_short(queries: Tensor, keys: Tensor) -> bool:

@@ -1,0 +1,110 @@
+"""Describe the layers of a forward pass once: most are called with one mask, one definition and tensors of one shape.
+
+A layer of a large model that reads a short text, or writes one token, takes the host half a millisecond. What is not
+described again costs none of it.
+"""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from ...attention import Attention
+from ...engines import torch_modes
+from ...recording.attention_call import AttentionCall
+from ...recording.recorded_call import RecordedCall
+from ...recording.summaries_call import SummariesCall
+from ...survey.extend import Size
+from .lazy import LazyMask
+
+
+class CallArguments(NamedTuple):
+    """What transformers passes to an attention function."""
+
+    implementation: str
+    module: nn.Module
+    tensors: tuple[Tensor, Tensor, Tensor]
+    """Queries, keys and values."""
+    mask: Any
+    options: dict[str, Any]
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Equal for layers whose calls are described alike, if mask and options are the same."""
+        (queries, keys, values), kind = self.tensors, type(self.module)
+        config, is_causal = getattr(self.module, "config", None), getattr(self.module, "is_causal", True)
+        autocast = torch_modes.autocast_enabled(queries.device)
+        shapes = queries.shape, keys.shape, values.shape, queries.dtype, queries.device
+        return kind, id(config), is_causal, self.implementation, autocast, shapes
+
+
+class CallTemplate(NamedTuple):
+    """The recorded call of one layer, which stands for the layers that are called alike in the same forward pass.
+
+    A template keeps no tensor of the model alive.
+    """
+
+    kind: tuple[object, ...]
+    mask: Any
+    options: dict[str, Any]
+    call: AttentionCall
+    """As it was recorded, without queries, keys, values and lse."""
+    has_lse: bool
+    call_kind: tuple[object, ...]
+    check: Any
+    """The kind of call, for `OutputChecks`."""
+    recorded: SummariesCall
+    before: tuple[Attention, Size] | None
+    """Definition and size of the recorded call before this call was appended; None if this call began a sequence."""
+
+    @classmethod
+    def of(
+        cls,
+        arguments: CallArguments,
+        call: AttentionCall,
+        recorded: RecordedCall,
+        before: tuple[Attention, Size] | None,
+        check: Any,
+    ) -> "CallTemplate | None":
+        """Return the template of a call that was recorded; None if the call is of no use for others.
+
+        Of no use are calls of whose tensors only a part was recorded, cross-attention, whose tokens are of its own
+        layer, and calls with a mask or bias in a tensor, which may be written to between layers.
+        """
+        queries, keys, _ = arguments.tensors
+        if call.across or call.queries is not queries or call.keys is not keys or not _never_changes(arguments.mask):
+            return None
+        if any(arguments.options.get(name) is not None for name in ("position_bias", "s_aux")):
+            return None
+        if not isinstance(recorded, SummariesCall) or not recorded.can_be_template(call, begins=before is None):
+            return None
+        without: Any = {"queries": None, "keys": None, "values": None, "lse": None}
+        return cls(
+            arguments.kind,
+            arguments.mask,
+            arguments.options,
+            call._replace(**without),
+            call.lse is not None,
+            call.kind,
+            check,
+            recorded,
+            before,
+        )
+
+    def fits(self, arguments: CallArguments) -> bool:
+        """Return whether another layer's call is described alike."""
+        mask, options = arguments.mask, arguments.options
+        return (
+            mask is self.mask
+            and options.keys() == self.options.keys()
+            and all(map(_same, options.values(), self.options.values()))
+            and arguments.kind == self.kind
+            and _never_changes(mask)
+        )
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or (isinstance(one, int | float) and isinstance(other, int | float) and one == other)
+
+
+def _never_changes(mask: Any) -> bool:
+    return mask is None or (isinstance(mask, LazyMask) and not mask.overwritten)
