@@ -1,4 +1,4 @@
-"""watch: read a long text with a model of transformers: plainly, watched, and with eager attention.
+"""watch: read a text with a model of transformers, or let it write: plainly, watched, and with eager attention.
 
 The weights are random, since nothing here depends on them. Times are of the whole model, memory is beside its weights.
 """
@@ -17,6 +17,7 @@ from .measure import Row, once, race
 
 MAKE = {
     "qwen2": ("Qwen2ForCausalLM", "Qwen2Config"),
+    "llama": ("LlamaForCausalLM", "LlamaConfig"),
     "gpt2": ("GPT2LMHeadModel", "GPT2Config"),
     "minilm": ("BertModel", "BertConfig"),
 }
@@ -28,6 +29,13 @@ def qwen2(quick: bool) -> dict[str, Any]:
     large = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "vocab_size": 151_936}
     heads = {"num_attention_heads": 2 if quick else 12, "num_key_value_heads": 1 if quick else 2}
     return (small if quick else large) | heads | {"max_position_embeddings": 2**21, "tie_word_embeddings": True}
+
+
+def llama(quick: bool) -> dict[str, Any]:
+    """Return the shape of the 8B model: 32 layers of 32 heads on 8 key heads, of 128 features each."""
+    large = {"hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32, "vocab_size": 128_256}
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 2**17}
+    return qwen2(True) if quick else large | heads
 
 
 def gpt2(quick: bool) -> dict[str, Any]:
@@ -50,8 +58,11 @@ def about(device: torch.device, quick: bool) -> str:
 
 def run(device: torch.device, quick: bool) -> Iterator[Row]:
     if device.type == "cuda":
-        for length in (512, 1_024) if quick else (8_192, 32_768):
+        for length in (512, 1_024) if quick else (512, 2_048, 8_192, 32_768):
             yield from _compared("qwen2", qwen2(quick), length, device, torch.bfloat16)
+        for name, options, prompts in (("qwen2", qwen2(quick), (1_024, 8_192)), ("llama", llama(quick), (1_024,))):
+            for prompt in (64,) if quick else prompts:
+                yield from _written(name, options, prompt, 64, device, torch.bfloat16)
         if not quick:
             yield from _largest(device)
         return
@@ -59,6 +70,9 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
     for name, options in (("minilm", minilm(quick)), ("gpt2", gpt2(quick))):
         yield from _compared(name, options, length, device, torch.float32)
         yield from _sizes(name, options, length, device)
+    yield from _compared("gpt2", gpt2(quick), 128 if quick else 512, device, torch.float32)
+    yield from _written("gpt2", gpt2(quick), 16 if quick else 512, 16 if quick else 64, device, torch.float32)
+    yield from _sizes_while_writing(gpt2(True), 200 if quick else 2_000, device)
 
 
 def _compared(name: str, options: dict[str, Any], length: int, device: torch.device, dtype: torch.dtype) -> list[Row]:
@@ -82,6 +96,32 @@ def _compared(name: str, options: dict[str, Any], length: int, device: torch.dev
         heads["heads() of those in ram"] = _watched(models["sdpa"], ids, store="ram").heads
     rows += race(case, heads, device, rounds=rounds)
     return [_beside(row, rows[0]) for row in rows]
+
+
+def _written(
+    name: str, options: dict[str, Any], prompt: int, count: int, device: torch.device, dtype: torch.dtype
+) -> list[Row]:
+    """Let a model write `count` tokens after a prompt."""
+    models = {how: _model(name, options, how, device, dtype) for how in ("sdpa", "eager")}
+    ids = _text(prompt, device)
+    runners: dict[str, Callable[[], object]] = {
+        "sdpa": partial(_write, models["sdpa"], ids, count),
+        "watched, top=0": partial(_watched_writing, models["sdpa"], ids, count, top=0),
+        "watched, top=8": partial(_watched_writing, models["sdpa"], ids, count),
+        "eager, all weights kept": partial(
+            _write, models["eager"], ids, count, output_attentions=True, return_dict_in_generate=True
+        ),
+    }
+    rows = race(f"{name}, {count} after {prompt:,}", runners, device, rounds=3 if device.type == "cpu" else 5)
+    return [_beside(row, rows[0]) for row in rows]
+
+
+def _sizes_while_writing(options: dict[str, Any], longest: int, device: torch.device) -> Iterator[Row]:
+    """Yield the bytes of the recording of a model that writes, at three lengths: they grow linearly."""
+    model = _model("gpt2", options, "sdpa", device, torch.float32)
+    for count in (longest // 4, longest // 2, longest):
+        recording = _watched_writing(model, _text(8, device), count)
+        yield Row(f"small gpt2, {count:,} after 8", "recording, top=8", mib=recording.nbytes / 2**20)
 
 
 def _sizes(name: str, options: dict[str, Any], longest: int, device: torch.device) -> Iterator[Row]:
@@ -130,6 +170,20 @@ def _read(model: Any, ids: Tensor, **options: Any) -> Any:
 def _watched(model: Any, ids: Tensor, **options: Any) -> ts.Recording:
     with ts.watch(model, **options) as recording:
         _read(model, ids)
+    return recording
+
+
+@torch.no_grad()
+def _write(model: Any, ids: Tensor, count: int, **options: Any) -> Any:
+    lengths = {"max_new_tokens": count, "min_new_tokens": count}
+    return model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, pad_token_id=0, **lengths, **options
+    )
+
+
+def _watched_writing(model: Any, ids: Tensor, count: int, **options: Any) -> ts.Recording:
+    with ts.watch(model, **options) as recording:
+        _write(model, ids, count)
     return recording
 
 

@@ -1,6 +1,6 @@
 """Rows of a model that writes are surveyed late, many at once: the numbers are those of rows surveyed at once."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ import telescope as ts
 from huggingface import transformers
 from telescope.models import GPT, GPTConfig, Transformer, TransformerConfig
 from telescope.recording import recorded_call, summaries_call, waiting_rows
+from telescope.recording.survey_queue import SurveyQueue
 from watched import FAMILIES, IDS, PADDED_LEFT, TRANSLATORS, WRITERS
 
 TOKENS = 11
@@ -217,4 +218,38 @@ def test_models_of_telescope(kind, write):
         expected, written = run()
     late, again = run()
     assert written == again
+    assert_same(late, expected)
+
+
+def test_rows_that_wait_are_surveyed_in_smaller_parts_when_memory_runs_out(monkeypatch):
+    """First with fewer layers at once; if not one layer fits, nothing is lost, and the next read tries again."""
+    model, survey, free = FAMILIES["llama"].model(), SurveyQueue.run_survey, {"layers": 2}
+
+    def run():
+        cache = transformers.DynamicCache(config=model.config)
+        with ts.watch(model) as recording, torch.no_grad():
+            model(IDS[:, :4], past_key_values=cache)
+            recording.flush()
+            for i in range(4, 8):
+                model(IDS[:, i : i + 1], past_key_values=cache)
+            monkeypatch.setattr(SurveyQueue, "run_survey", within)
+            for free["layers"] in tries:
+                with nullcontext() if free["layers"] else pytest.raises(torch.OutOfMemoryError):
+                    recording.flush()
+            monkeypatch.undo()
+        return recording
+
+    def within(queue, inputs, *rest, **options):
+        layers = len(inputs.queries) // len(IDS)
+        seen.append(layers)
+        if layers > free["layers"]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return survey(queue, inputs, *rest, **options)
+
+    seen, tries = [], (2,)
+    expected = run()
+    assert seen == [2]
+    seen, tries = [], (0, 1)
+    late = run()
+    assert seen == [2, 1, 2, 1, 1]
     assert_same(late, expected)

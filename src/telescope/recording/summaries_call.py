@@ -97,9 +97,9 @@ class SummariesCall(RecordedCall, GrowingCall):
         return call if self.facts.rows is None else call.select_queries(torch.tensor(waiting.rows).long())
 
     def receive_rows(self, result: SurveyResult) -> None:
+        self._wait_for_first()
         waiting, self._waiting = self._waiting, None
         assert waiting is not None
-        self._wait_for_first()
         self._check_unchanged(result, waiting.evicted, waiting.known)
         self._add_rows(result, waiting.evicted, waiting.known)
         call = waiting.as_one_call()

@@ -154,30 +154,47 @@ class SurveyQueue:
         return self._verdicts[key][-1]
 
     def survey_waiting(self) -> None:
-        """Survey all rows that wait, those of several layers at once where these are alike."""
+        """Survey all rows that wait, those of several layers at once where these are alike.
+
+        Where memory runs out, fewer layers are surveyed at once. If one layer does not fit, its rows go on waiting.
+        """
+        most = max(MAX_CALLS.values())
         while self.waiting:
-            first = self.waiting[0].due_rows()
-            alike = [first]
-            most = _most_at_once(first.queries.device, first.queries.nbytes + first.keys.nbytes)
-            for call in self.waiting[1:most]:
-                rows = call.due_rows()
-                if rows.survey_kind != first.survey_kind:
-                    break
-                alike.append(rows)
-            with torch_modes.recording_mode(first.queries.device):
-                for result in self._survey_stacked(alike):
+            calls = self._alike_waiting(most)
+            try:
+                results = self._survey_stacked(calls)
+            except torch.OutOfMemoryError:
+                if len(calls) == 1:
+                    raise
+                most = len(calls) // 2
+                continue
+            with torch_modes.recording_mode(calls[0].queries.device):
+                for result in results:
                     self.waiting.pop(0).receive_rows(result)
+
+    def _alike_waiting(self, most: int) -> list[AttentionCall]:
+        """Return the rows that wait of the first call, and of the calls after it that can be surveyed with them."""
+        first = self.waiting[0].due_rows()
+        alike = [first]
+        most = min(most, _most_at_once(first.queries.device, first.queries.nbytes + first.keys.nbytes))
+        for call in self.waiting[1:most]:
+            rows = call.due_rows()
+            if rows.survey_kind != first.survey_kind:
+                break
+            alike.append(rows)
+        return alike
 
     def _survey_stacked(self, calls: Sequence[AttentionCall]) -> list[SurveyResult]:
         """Survey calls that are alike, stacked along the batch axis."""
         first, count = calls[0], len(calls)
-        attention, places = first.attention_over_present_keys, first.places
-        if count == 1:
-            return [self.run_survey(SurveyInputs(first.queries, first.keys), None, attention, places)]
-        batch = len(first.queries)
-        inputs = SurveyInputs(torch.cat([call.queries for call in calls]), torch.cat([call.keys for call in calls]))
-        stacked = restrict_to_sequences(attention, torch.tensor([*range(batch)] * count), batch)
-        return self.run_survey(inputs, None, stacked, places).split(count)
+        with torch_modes.recording_mode(first.queries.device):
+            attention, places = first.attention_over_present_keys, first.places
+            if count == 1:
+                return [self.run_survey(SurveyInputs(first.queries, first.keys), None, attention, places)]
+            batch = len(first.queries)
+            inputs = SurveyInputs(torch.cat([call.queries for call in calls]), torch.cat([call.keys for call in calls]))
+            stacked = restrict_to_sequences(attention, torch.tensor([*range(batch)] * count), batch)
+            return self.run_survey(inputs, None, stacked, places).split(count)
 
     def flush(self) -> None:
         """Run every queued survey, wait for the results, and free the staging buffers."""
