@@ -21,6 +21,7 @@ def _small_tiles(monkeypatch):
         monkeypatch.setattr(module, "BM", 16)
         monkeypatch.setattr(module, "BN", 32)
     monkeypatch.setattr(launch, "BLOCK", 32)
+    monkeypatch.setattr(launch, "MANY_TILES", 1)
 
 
 def surveyed(q, k, attention, *, top=3, cells=None, lse=None):

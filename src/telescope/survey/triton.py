@@ -4,8 +4,8 @@ First every block of keys sums what it receives, and writes down the largest wei
 bound the `top` of a row from below, so that only the blocks that reach the bound are searched for the keys themselves.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib.util import find_spec
 from math import log
@@ -20,7 +20,20 @@ from ..attention.biases import Alibi, Relative
 from ..attention.values import has_data, tensors
 from .cells import Cells
 from .device import StreamEvent, record_event, run_within_memory
-from .launch import BM, BN, Band, run, scratch_bytes_per_row, survey_lse, survey_map, survey_rows, tile_spans
+from .launch import (
+    BM,
+    BN,
+    Band,
+    aligned_rows,
+    compile_ahead,
+    compiled_for,
+    run,
+    scratch_bytes_per_row,
+    survey_lse,
+    survey_map,
+    survey_rows,
+    tile_spans,
+)
 from .summary import Summary
 
 MEMORY = 2**29  # bytes that a band of rows may take for scratch memory and for a mask or bias written out as a table
@@ -68,10 +81,20 @@ def _summarize(
     queries: Tensor, keys: Tensor, attention: Attention, lse: Tensor | None, top: int, cells: Cells | None, memory: int
 ) -> Summary:
     matrix = Matrix.of(queries, keys, attention, memory)
+    _compile_once(matrix, lse is None, top, cells)
     lse = _lse(matrix, attention) if lse is None else lse.float().contiguous()
-    (batch, heads, rows), columns = lse.shape, keys.shape[-2]
-    tiled = cells is not None and cells.how == "share" and cells.row_size % BM == 0 == cells.key_size % BN
-    map_size = (cells.rows, cells.columns) if tiled and cells else (0, 0)
+    summary = _survey(matrix.bands(top=top), lse, keys.shape[-2], top, cells)
+    if cells is None:
+        return summary
+    pooled = summary.map
+    return replace(summary, map=_pool(matrix, lse, cells) if pooled is None else cells.averaged(pooled))
+
+
+def _survey(bands: Iterable[Band], lse: Tensor, columns: int, top: int, cells: Cells | None) -> Summary:
+    """Return the summary of all bands, with the sums of a map whose cells fit the tiles."""
+    batch, heads, rows = lse.shape
+    tiled = cells if cells is not None and _fits_tiles(cells) else None
+    map_size = (0, 0) if tiled is None else (tiled.rows, tiled.columns)
     zeros = lse.new_zeros(batch * heads * (columns + rows + map_size[0] * map_size[1]))
     parts = torch.split(zeros, [batch * heads * count for count in (columns, rows, map_size[0] * map_size[1])])
     received, entropy, pooled = (
@@ -79,12 +102,44 @@ def _summarize(
     )
     weights, found = lse.new_empty(*lse.shape, top), lse.new_empty(*lse.shape, top, dtype=torch.int32)
     overfull = lse.new_empty(lse.shape if top else (0,), dtype=torch.bool)
-    sizes = (cells.row_size, cells.key_size) if tiled and cells else (1, 1)
-    for band in matrix.bands(top=top):
+    sizes = (1, 1) if tiled is None else (tiled.row_size, tiled.key_size)
+    for band in bands:
         run(survey_rows, band, lse, received, entropy, weights, found, overfull, pooled, *sizes)
-    if cells is not None:
-        pooled = cells.averaged(pooled) if tiled else _pool(matrix, lse, cells)
-    return Summary(lse, received, entropy, weights, found, None if cells is None else pooled)
+    return Summary(lse, received, entropy, weights, found, None if tiled is None else pooled)
+
+
+def _fits_tiles(cells: Cells) -> bool:
+    """Return whether `survey_rows` can sum the map: every tile lies in one cell."""
+    return cells.how == "share" and cells.row_size % BM == 0 == cells.key_size % BN
+
+
+_compiled: set[tuple[Any, ...]] = set()
+
+
+def _compile_once(matrix: "Matrix", needs_lse: bool, top: int, cells: Cells | None) -> None:
+    """Compile all kernels of a survey, in parallel, before its first launch; do nothing if this was done before."""
+    queries, keys = matrix.queries, matrix.keys
+    if not queries.is_cuda or not has_data(queries) or type(queries) is not Tensor or torch.compiler.is_compiling():
+        return
+    parts = matrix.softcap, matrix.slopes, matrix.relative, matrix.bias, matrix.mask, cells
+    map_kind = None if cells is None else (cells.how, _fits_tiles(cells))
+    kind = (*compiled_for(queries, keys, top), top > 0, needs_lse, map_kind, *(part is None for part in parts))
+    if kind not in _compiled:
+        band = next(matrix.bands(top=top))
+        compile_ahead(queries.device, partial(_rehearse, band, needs_lse, top, cells))
+        _compiled.add(kind)
+
+
+def _rehearse(band: Band, needs_lse: bool, top: int, cells: Cells | None) -> None:
+    """Call all launchers of a survey of one band. Tensors have the right shapes, but no numbers yet."""
+    lse, columns = band.queries.new_empty(band.queries.shape[:3], dtype=torch.float32), band.keys.shape[-2]
+    if needs_lse:
+        survey_lse(band, None, lse)
+    _survey([band], lse, columns, top, cells)
+    if cells is not None and not _fits_tiles(cells):
+        runs = aligned_rows(band.start.new_empty(3, 1))
+        pooled = lse.new_empty(*lse.shape[:2], cells.rows, cells.columns)
+        survey_map(band, lse, runs, runs, band.start.new_empty(columns), pooled, cells.how)
 
 
 def pool(
@@ -137,7 +192,7 @@ def _runs(cell: Int[Tensor, " position"], most: int) -> tuple[Int[Tensor, "3 run
     first = (since_change % most == 0).nonzero().flatten()
     stop = torch.cat([first[1:], first.new_tensor([len(cell)])])
     run_of_position = torch.searchsorted(first, positions, right=True) - 1
-    return torch.stack([first, stop, cell[first]]).int(), run_of_position.int()
+    return aligned_rows(torch.stack([first, stop, cell[first]]).int()), run_of_position.int()
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +208,7 @@ class Matrix:
     scale: float
     softcap: float | None
     slopes: Float[Tensor, " heads"] | None
-    relative: Float[Tensor, "#heads distances"] | None
+    relative: Float[Tensor, "heads distances"] | None
     bias: Bias | None
     mask: Mask | None
     start: Int[Tensor, "#batch query"]
@@ -174,6 +229,8 @@ class Matrix:
         start, stop, tiles, complete = spans(attention.mask, batch, heads, rows, columns, queries.device)
         table = bias.slopes if isinstance(bias, Alibi) else bias.table if isinstance(bias, Relative) else None
         table = None if table is None else (table.detach().to(queries.device, torch.float32) * LOG2_E).contiguous()
+        if table is not None and isinstance(bias, Relative):
+            table = table.expand(heads, -1).contiguous()
         assert bias is None or isinstance(bias, Bias)
         return cls(
             queries if queries.stride(-1) == 1 else queries.contiguous(),
@@ -193,7 +250,8 @@ class Matrix:
     def bands(self, batch: slice = slice(None), *, top: int = 0) -> Iterator[Band]:
         """Yield bands of as many rows as fit into `memory`, with the scratch memory of a search for `top`."""
         sequences, rows = range(len(self.queries))[batch], self.queries.shape[-2]
-        height = max(self.memory // max(self._row_bytes(sequences, top), 1) // BM * BM, BM)
+        height = self.memory // max(self._row_bytes(sequences, top), 1)
+        height = next((height // step * step for step in (4 * BM, BM) if height >= step), BM)  # 4 spans: 16 bytes
         for first in range(0, rows, height):
             part = range(first, min(first + height, rows))
             yield Band(
@@ -232,7 +290,7 @@ class Matrix:
         )
         assert callable(rule)
         table: Tensor = rule(at)
-        return table.detach().expand(*table.shape[:3], size[1]).contiguous()
+        return aligned_rows(table.detach().expand(*table.shape[:3], size[1]))
 
 
 def _spans(
@@ -242,7 +300,7 @@ def _spans(
     at = Pairs.block(range(rows), range(1), of=(rows, columns), batch=batch, heads=heads, device=device)
     spans = mask.spans(at, columns)
     start, stop = (
-        ends.squeeze(-1).expand(-1, rows).int().contiguous() for ends in (spans.start.amin(1), spans.stop.amax(1))
+        aligned_rows(ends.squeeze(-1).expand(-1, rows).int()) for ends in (spans.start.amin(1), spans.stop.amax(1))
     )
     return start, stop, tile_spans(start, stop, columns, has_mask=not spans.whole), spans.whole
 

@@ -7,11 +7,11 @@ from .tiles import LN_2, LOWEST, NOWHERE, hide, kernel, load, load_lse, log2_wei
 
 @kernel
 def log_sum_exp(
-    q, k, rule, tiles, sinks, LSE, rows, keys, heads, group, width, row_tiles, lse_stride,
+    q, k, rule, tiles, SINKS, LSE, rows, keys, heads, group, width, row_tiles, lse_stride, has_sinks,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
     TILES: tl.constexpr,
 ):  # fmt: skip
-    """Write ln Σ exp(score) of BM rows, which are TILES tiles, the sink included."""
+    """Write ln Σ exp(score) of BM rows, which are TILES tiles; with has_sinks, SINKS (heads,) included."""
     m = tl.num_programs(0) - 1 - tl.program_id(0)
     bh = tl.program_id(1).to(tl.int64)
     b, h = bh // heads, bh % heads
@@ -35,8 +35,8 @@ def log_sum_exp(
         new_largest = tl.maximum(largest, tl.max(x, 1))
         total = total * tl.exp2(largest - new_largest) + tl.sum(tl.exp2(x - new_largest[:, None]), 1)
         largest = new_largest
-    if sinks is not None:
-        sink = tl.load(sinks + h)
+    if has_sinks:
+        sink = tl.load(SINKS + h)
         new_largest = tl.maximum(largest, sink)
         total = total * tl.exp2(largest - new_largest) + tl.exp2(sink - new_largest)
         largest = new_largest
