@@ -152,7 +152,7 @@ def survey_lse(band: Band, sinks: Tensor | None, lse: Tensor) -> None:
         kernels.log_sum_exp, (-(-band.queries.shape[-2] // (2 * BM)), band.matrices),
         *band.kernel_arguments(), lse if sinks is None else sinks, _rows_from(band, lse), *band.sizes,
         band.tiles.shape[-1], lse.shape[-1], int(sinks is not None),
-        TILES=2, **_tile_settings(band.queries, band.keys) | {"BM": 2 * BM, "BN": BN // 2, "num_warps": 8},
+        TILES=2, **_tile_settings(band) | {"BM": 2 * BM, "BN": BN // 2, "num_warps": 8},
     )  # fmt: skip
 
 
@@ -178,7 +178,7 @@ def survey_rows(
     rows, keys, heads, *_ = sizes
     row_tiles, lse_stride, grid = band.tiles.shape[-1], lse.shape[-1], (band.tiles.shape[-1], matrices)
     q, k, rule, spans = band.kernel_arguments()
-    settings, band_lse = _tile_settings(band.queries, band.keys), _rows_from(band, lse)
+    settings, band_lse = _tile_settings(band), _rows_from(band, lse)
     block, key_blocks, block_capacity, key_capacity = _search_sizes(keys, top)
     padded_rows = row_tiles * BM
 
@@ -257,7 +257,7 @@ def survey_map(
         kernels.pool, (row_runs.shape[-1], band.matrices),
         q, k, _rows_from(band, lse), rule, tuple(row_runs), tuple(key_runs), run_of_key, pooled,
         *band.sizes, lse.shape[-1], pooled.shape[-1], pooled[0, 0].numel(),
-        SHARE=how == "share", **_without_even(_tile_settings(band.queries, band.keys)),
+        SHARE=how == "share", **_without_even(_tile_settings(band)),
     )  # fmt: skip
 
 
@@ -283,7 +283,7 @@ def survey_listed(
         q, k, lse, rule, listed_rows, listed_keys, begin, end, share, seen,
         rows, keys, rows, listed_keys.shape[-1], *strides, begin[0].numel(), heads, group, width, lse.shape[-1],
         share[0].numel(),
-        SETS=sets, SETS_PADDED=_next_power(sets), **_without_even(_tile_settings(band.queries, band.keys)),
+        SETS=sets, SETS_PADDED=_next_power(sets), **_without_even(_tile_settings(band)),
     )  # fmt: skip
 
 
@@ -345,18 +345,20 @@ def _rows_from(band: Band, rows: Tensor) -> Tensor:
     return rows[:, :, band.first :] if band.first else rows
 
 
-def _tile_settings(queries: Tensor, keys: Tensor) -> dict[str, Any]:
+def _tile_settings(band: Band) -> dict[str, Any]:
+    return _tile_settings_for(band.queries.dtype, band.queries.shape[-2], band.keys.shape[-2], band.keys.shape[-1])
+
+
+def _tile_settings_for(dtype: torch.dtype, rows: int, keys: int, features: int) -> dict[str, Any]:
     """Return how a tile is computed. Wide heads and float32 need more shared memory, so they get fewer stages."""
-    width = max(16, _next_power(queries.shape[-1]))
-    large = width * queries.element_size() > 256
+    width = max(16, _next_power(features))
+    large = width * dtype.itemsize > 256
     return {
         "D": width,
         "BM": BM,
         "BN": BN,
-        "EVEN": keys.shape[-2] >= MANY_TILES * BN
-        and width == queries.shape[-1]
-        and queries.shape[-2] % BM == 0 == keys.shape[-2] % BN,
-        "PRECISION": "ieee" if queries.dtype == torch.float32 else "tf32",
+        "EVEN": keys >= MANY_TILES * BN and width == features and rows % BM == 0 == keys % BN,
+        "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
         "num_warps": 8 if large else 4,
         "num_stages": 2 if large else 3,
         "enable_fp_fusion": True,  # triton's default, which later versions require
@@ -405,10 +407,11 @@ def _compile(
         kernel.warmup(*arguments, grid=grid, **settings)[grid]  # an index loads the kernel onto the GPU
 
 
-def compiled_for(queries: Tensor, keys: Tensor, top: int) -> tuple[Any, ...]:
+@lru_cache(maxsize=64)
+def compiled_for(dtype: torch.dtype, rows: int, keys: int, features: int, top: int) -> tuple[Any, ...]:
     """Return what the kernels of a survey are compiled for, besides the definition."""
-    block, _, *capacities = _search_sizes(keys.shape[-2], top)
-    return queries.device, queries.dtype, *_tile_settings(queries, keys).values(), block, *capacities
+    block, _, *capacities = _search_sizes(keys, top)
+    return dtype, *_tile_settings_for(dtype, rows, keys, features).values(), top > 0, block, *capacities
 
 
 class LaunchCache:
@@ -423,12 +426,14 @@ class LaunchCache:
     def __call__(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **settings: Any) -> None:
         """Run kernel[grid](*arguments, **settings), where the kernel is compiled for each combination of settings."""
         key = (id(kernel), *settings.values())
-        compiled = self._compiled.get(key)
-        if compiled is None:  # the first launch, and every launch under Triton's interpreter
-            self._compiled[key] = kernel[grid](*arguments, **settings)
-        else:
-            rest = (settings[name] for name in kernel.arg_names[len(arguments) :])
+        known = self._compiled.get(key)
+        if known is not None:
+            compiled, rest = known
             compiled[(*grid, 1, 1)[:3]](*arguments, *rest)
+            return
+        compiled = kernel[grid](*arguments, **settings)
+        if compiled is not None:  # None under Triton's interpreter
+            self._compiled[key] = compiled, [settings[name] for name in kernel.arg_names[len(arguments) :]]
 
 
 def launch_cache_for(*arguments: Any) -> Callable[..., None]:

@@ -118,12 +118,20 @@ _compiled: set[tuple[Any, ...]] = set()
 
 def _compile_once(matrix: "Matrix", needs_lse: bool, top: int, cells: Cells | None) -> None:
     """Compile all kernels of a survey, in parallel, before its first launch; do nothing if this was done before."""
-    queries, keys = matrix.queries, matrix.keys
+    queries = matrix.queries
     if not queries.is_cuda or not has_data(queries) or type(queries) is not Tensor or torch.compiler.is_compiling():
         return
-    parts = matrix.softcap, matrix.slopes, matrix.relative, matrix.bias, matrix.mask, cells
-    map_kind = None if cells is None else (cells.how, _fits_tiles(cells))
-    kind = (*compiled_for(queries, keys, top), top > 0, needs_lse, map_kind, *(part is None for part in parts))
+    kind = (
+        compiled_for(queries.dtype, queries.shape[-2], *matrix.keys.shape[-2:], top),
+        queries.device,
+        needs_lse,
+        None if cells is None else (cells.how, _fits_tiles(cells)),
+        matrix.softcap is None,
+        matrix.slopes is None,
+        matrix.relative is None,
+        matrix.bias is None,
+        matrix.mask is None,
+    )
     if kind not in _compiled:
         band = next(matrix.bands(top=top))
         compile_ahead(queries.device, partial(_rehearse, band, needs_lse, top, cells))
