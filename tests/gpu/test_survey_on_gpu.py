@@ -82,6 +82,15 @@ def test_kernels_agree(sizes, dtype, attention):
         assert_agrees(engine.summarize(q, k, attention, None, 8, cells), q, k, attention, cells)
 
 
+@pytest.mark.parametrize(("sizes", "dtype", "attention"), CASES.values(), ids=CASES)
+def test_a_right_lse_is_accepted_and_a_wrong_one_refused(sizes, dtype, attention):
+    q, k = inputs(sizes, dtype)
+    lse = ts.survey(q, k, attention, top=0).lse
+    ts.survey(q, k, attention, top=0, lse=lse)
+    with pytest.raises(ValueError, match=r"sum to 0\.3"):
+        ts.survey(q, k, attention, top=0, lse=lse + 1.0)
+
+
 SELF_ATTENTIONS = {name: case for name, case in CASES.items() if case[0][3] == case[0][4]}
 
 

@@ -156,6 +156,24 @@ def survey_lse(band: Band, sinks: Tensor | None, lse: Tensor) -> None:
     )  # fmt: skip
 
 
+@_operator("numbers")
+def survey_check(
+    band: Band, sinks: Tensor | None, lse: Tensor, batch_step: int, head_step: int, row_step: int, numbers: Tensor
+) -> None:
+    """Write `exact_rows.row_numbers` into numbers (4, batch, heads, row), of at most 16 rows; the band has all rows."""
+    from . import kernels
+
+    launch = launch_cache_for(*band, sinks, lse, batch_step, head_step, row_step, numbers)
+    q, k, rule, _ = band.kernel_arguments()
+    _, batch, heads, rows = numbers.shape
+    launch(
+        kernels.check_rows, (heads, batch),
+        q, k, lse, rule, lse if sinks is None else sinks, numbers, *band.sizes, lse.shape[-1], int(sinks is not None),
+        batch_step, head_step, row_step, rows,
+        **_without_even(_tile_settings(band)) | {"BM": 16},
+    )  # fmt: skip
+
+
 @_operator("received", "entropy", "weights", "found", "overfull", "pooled")
 def survey_rows(
     band: Band, lse: Tensor, received: Tensor, entropy: Tensor, weights: Tensor, found: Tensor, overfull: Tensor,

@@ -29,6 +29,7 @@ from .launch import (
     compiled_for,
     run,
     scratch_bytes_per_row,
+    survey_check,
     survey_lse,
     survey_map,
     survey_rows,
@@ -119,7 +120,7 @@ _compiled: set[tuple[Any, ...]] = set()
 def _compile_once(matrix: "Matrix", needs_lse: bool, top: int, cells: Cells | None) -> None:
     """Compile all kernels of a survey, in parallel, before its first launch; do nothing if this was done before."""
     queries = matrix.queries
-    if not queries.is_cuda or not has_data(queries) or type(queries) is not Tensor or torch.compiler.is_compiling():
+    if not queries.is_cuda or not has_data(queries) or type(queries) is not Tensor:
         return
     kind = (
         compiled_for(queries.dtype, queries.shape[-2], *matrix.keys.shape[-2:], top),
@@ -143,6 +144,8 @@ def _rehearse(band: Band, needs_lse: bool, top: int, cells: Cells | None) -> Non
     lse, columns = band.queries.new_empty(band.queries.shape[:3], dtype=torch.float32), band.keys.shape[-2]
     if needs_lse:
         survey_lse(band, None, lse)
+    elif band.bias is None and band.mask is None:
+        survey_check(band, None, lse, 1, 1, 1, lse.new_empty(4, 1, 1, 1))
     _survey([band], lse, columns, top, cells)
     if cells is not None and not _fits_tiles(cells):
         runs = aligned_rows(band.start.new_empty(3, 1))
@@ -169,13 +172,31 @@ def pool(
 def _lse(matrix: "Matrix", attention: Attention) -> Float[Tensor, "batch heads query"]:
     """Return ln Σ exp(score), the sink included."""
     lse = matrix.start.new_empty(matrix.queries.shape[:3], dtype=torch.float32)
-    heads = lse.shape[1]
-    sinks = None
-    if attention.sink is not None:
-        sinks = torch.as_tensor(attention.sink, dtype=torch.float32, device=lse.device).expand(heads) * LOG2_E
+    sinks = _sinks(attention, lse)
     for band in matrix.bands():
         run(survey_lse, band, sinks, lse)
     return lse
+
+
+def _sinks(attention: Attention, lse: Tensor) -> Tensor | None:
+    """Return the sinks (heads,) in bits, if the attention has any."""
+    if attention.sink is None:
+        return None
+    return torch.as_tensor(attention.sink, dtype=torch.float32, device=lse.device).expand(lse.shape[1]) * LOG2_E
+
+
+def row_numbers(
+    queries: Tensor, keys: Tensor, attention: Attention, lse: Tensor, batch: range, heads: range, rows: range
+) -> Float[Tensor, "4 batch heads row"] | None:
+    """Return `exact_rows.row_numbers` by a kernel, or None where a mask or bias had to be written out as a table."""
+    matrix = Matrix.of(queries, keys, attention, MEMORY)
+    if matrix.bias is not None or matrix.mask is not None:
+        return None
+    (band,) = matrix.bands()
+    numbers = matrix.start.new_empty(4, len(batch), len(heads), len(rows), dtype=torch.float32)
+    lse = lse.float().contiguous()
+    run(survey_check, band, _sinks(attention, lse), lse, batch.step, heads.step, rows.step, numbers)
+    return numbers
 
 
 def _pool(matrix: "Matrix", lse: Tensor, cells: Cells) -> Float[Tensor, "batch heads rows columns"]:

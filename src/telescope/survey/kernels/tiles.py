@@ -25,8 +25,8 @@ EMPTY = tl.constexpr(-(2**63) + 1)  # a slot without a packed key
 UNSPECIALIZED = [
     "rows", "keys", "heads", "group", "row_tiles", "key_blocks", "padded_rows", "lse_stride", "cell_rows", "cell_keys",
     "map_columns", "map_size", "first_row", "row_slots", "key_slots", "row_batch", "key_batch", "span_batch",
-    "span_set", "share_set", "top", "has_sinks", "SINKS", "LSE", "ENTROPY", "MAP", "KEY_COUNT", "ROWS", "KEYS", "START",
-    "STOP", "SHARES", "SEEN",
+    "span_set", "share_set", "top", "has_sinks", "batch_step", "head_step", "row_step", "row_count",
+    "SINKS", "LSE", "ENTROPY", "MAP", "KEY_COUNT", "ROWS", "KEYS", "START", "STOP", "SHARES", "SEEN",
 ]  # fmt: skip
 kernel = triton.jit(do_not_specialize=UNSPECIALIZED)
 
