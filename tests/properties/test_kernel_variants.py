@@ -1,5 +1,6 @@
 """The kernels of `survey` are compiled for few kinds of arguments, in parallel, before the first of them runs."""
 
+import sys
 from functools import partial
 from time import sleep
 
@@ -159,8 +160,10 @@ def test_a_slow_compilation_is_announced_once_and_its_error_raised(hopper, monke
     assert capsys.readouterr().err.splitlines() == [
         "telescope compiles the GPU's survey kernels for this definition; this is done once on a machine"
     ]
+    usual = sys.getswitchinterval()
     with pytest.raises(ZeroDivisionError):
         compiling.compile_in_parallel([lambda: None, lambda: 1 // 0])
+    assert sys.getswitchinterval() == usual
 
 
 def test_tritons_hash_of_itself_is_computed_once_on_a_machine(monkeypatch, tmp_path):
