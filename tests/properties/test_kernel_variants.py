@@ -28,6 +28,7 @@ SURVEY = {  # kernels of a survey with a top, without a map
     "rank_keys",
     "search_all_keys",
 }
+HALF = torch.zeros(1024, 1024, dtype=torch.float16)
 LENGTHS = [1, 64, 100, 129, 256, 333, 704, 705, 1024]
 
 
@@ -98,6 +99,7 @@ ALIKE = {
     "padding": [(n, padded(n, batch), {"batch": batch}) for n in (100, 333, 704) for batch in (1, 2, 3)],
     "a mask in a table": [(n, ts.Attention(mask=~ts.window(7)), {"heads": h}) for n in LENGTHS[1:] for h in (1, 3, 4)],
     "a bias in a table": [(n, ts.Attention(bias=lambda i, j: torch.cos(i + j)), {}) for n in LENGTHS],
+    "a bias in half precision": [(n, ts.Attention(bias=ts.from_additive(HALF[:n, :n])), {}) for n in LENGTHS],
     "relative biases": [
         (n, ts.Attention(bias=ts.relative(torch.zeros(heads, 2 * reach + 1))), {})
         for n in (100, 333, 704)

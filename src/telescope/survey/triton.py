@@ -287,8 +287,10 @@ class Matrix:
                 *self._part(batch, part),
                 slopes=self.slopes,
                 relative=self.relative,
-                bias=None if self.bias is None else self._table(self.bias, part, sequences).float(),
-                mask=None if self.mask is None else self._table(self.mask.sees, part, sequences).view(torch.uint8),
+                bias=None if self.bias is None else aligned_rows(self._table(self.bias, part, sequences).float()),
+                mask=None
+                if self.mask is None
+                else aligned_rows(self._table(self.mask.sees, part, sequences)).view(torch.uint8),
                 scale=self.scale,
                 softcap=self.softcap,
                 shift=self.keys.shape[-2] - rows + first,
@@ -319,7 +321,7 @@ class Matrix:
         )
         assert callable(rule)
         table: Tensor = rule(at)
-        return aligned_rows(table.detach().expand(*table.shape[:3], size[1]))
+        return table.detach().expand(*table.shape[:3], size[1])
 
 
 def _spans(
