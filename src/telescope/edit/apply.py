@@ -119,6 +119,7 @@ def freeze(name: str, call: AttentionCall, edit: Frozen, place: Place) -> Attent
         values = pad(values, (0, 0, call.evicted, recorded.size[1] - keys))
         call = call._replace(evicted=0)
     if len(wanted) == count == len(recorded.heads) and places == list(range(count)):
+        own_queries, cut = _laid_out_like(own_queries, call.queries), _laid_out_like(cut, call.keys)
         return call._replace(queries=own_queries, keys=cut, values=values, attention=attention)
     if attention is not call.attention:
         raise ValueError(
@@ -129,6 +130,13 @@ def freeze(name: str, call: AttentionCall, edit: Frozen, place: Place) -> Attent
     mixed[:, list(wanted)] = own_queries[:, places]
     all_keys[:, list(wanted)] = repeat_key_heads(cut, own_queries)[:, places]
     return call._replace(queries=mixed, keys=all_keys, values=repeat_key_heads(values, call.queries))
+
+
+def _laid_out_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return the tensor with the strides of `like`, by which the rounding of a product may depend."""
+    if tensor.shape != like.shape or 0 in like.stride() or tensor.stride() == like.stride():
+        return tensor
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device).copy_(tensor)
 
 
 def _check_fits(name: str, call: AttentionCall, recorded: RecordedCall, wanted: Sequence[int], first: int) -> None:
