@@ -74,6 +74,11 @@ def include_padding_queries(attention: Attention) -> Attention:
     return attention if len(rest) == len(parts) else replace(attention, mask=reduce(and_, rest, everyone))
 
 
+def real_query_masks(attention: Attention) -> list[Mask]:
+    """Return the parts of the mask by which padding queries see nothing."""
+    return [part for part in _parts(attention.mask) if isinstance(_unwrap(part), RealQueries)]
+
+
 def first_real_key(
     attention: Attention, *, batch: int, heads: int, size: tuple[int, int], across: bool, device: torch.device
 ) -> Int[Tensor, " #batch"]:

@@ -39,7 +39,7 @@ class CallEditor:
         for one in edits:
             if isinstance(one.edit, Frozen):
                 assert place is not None
-                changed = freeze(name, changed, one.edit, place)
+                changed = freeze(name, changed, one.edit, place, call.attention)
         return changed
 
     def _definition(self, name: str, call: AttentionCall, place: Place | None, edits: Sequence[LayerEdit]) -> Attention:
@@ -91,10 +91,11 @@ def without_room(attention: Attention) -> tuple[Attention, WrittenMask | None]:
 # ------------------------------------------------------------------------------------------------------------- frozen
 
 
-def freeze(name: str, call: AttentionCall, edit: Frozen, place: Place) -> AttentionCall:
+def freeze(name: str, call: AttentionCall, edit: Frozen, place: Place, own: Attention) -> AttentionCall:
     """Return the call with the queries and keys of a recording in the frozen heads, and its own values.
 
-    Raise a ValueError where the recording does not fit: another batch, fewer tokens, not all queries, missing heads.
+    `own` is the model's own definition, to which other edits may have added something for other heads. Raise a
+    ValueError where the recording does not fit: another batch, fewer tokens, not all queries, missing heads.
     """
     assert isinstance(edit.recording, Recording)
     recorded, count = edit.recording[name].call, call.queries.shape[1]
@@ -109,13 +110,11 @@ def freeze(name: str, call: AttentionCall, edit: Frozen, place: Place) -> Attent
     like = call.queries
     own_queries = recorded.queries[:, :, rows].to(like.device, like.dtype)
     own_keys = recorded.keys.to(like.device, like.dtype)
-    attention = _recorded_definition(recorded, call, first)
+    attention = _recorded_definition(recorded, call, first, own)
     whole = attention is not call.attention and (queries, keys) != recorded.size
     cut = own_keys if whole else own_keys[:, :, call.evicted : keys]
     values = call.values
-    if (
-        whole
-    ):  # the recorded definition is over all keys of the recording: of later ones there is no value, nor a weight
+    if whole:  # the recorded definition is over all keys of the recording; later ones have neither value nor weight
         values = pad(values, (0, 0, call.evicted, recorded.size[1] - keys))
         call = call._replace(evicted=0)
     if len(wanted) == count == len(recorded.heads) and places == list(range(count)):
@@ -123,8 +122,8 @@ def freeze(name: str, call: AttentionCall, edit: Frozen, place: Place) -> Attent
         return call._replace(queries=own_queries, keys=cut, values=values, attention=attention)
     if attention is not call.attention:
         raise ValueError(
-            f'frozen: "{name}" was recorded as {recorded.attention}, and this run attends by {call.attention}; some of '
-            "its heads cannot be frozen alone, leave heads= out"
+            f'frozen: "{name}" was recorded as {recorded.attention}, and this run attends by {own}; some of its heads '
+            "cannot be frozen alone, leave heads= out"
         )
     mixed, all_keys = call.queries.clone(), repeat_key_heads(call.keys, call.queries).clone()
     mixed[:, list(wanted)] = own_queries[:, places]
@@ -159,10 +158,10 @@ def _check_fits(name: str, call: AttentionCall, recorded: RecordedCall, wanted: 
         )
 
 
-def _recorded_definition(recorded: RecordedCall, call: AttentionCall, first: int) -> Attention:
-    """Return the definition by which the recorded queries attend: the call's own object if it is the same."""
+def _recorded_definition(recorded: RecordedCall, call: AttentionCall, first: int, own: Attention) -> Attention:
+    """Return the definition by which the recorded queries attend: that of the call if the model's own is the same."""
     attention = include_padding_queries(recorded.attention)
-    if attention == call.attention:
+    if attention == without_room(own)[0]:
         return call.attention
     if call.size == recorded.size:
         return attention

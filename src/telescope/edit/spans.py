@@ -173,7 +173,7 @@ class TextFinder:
     """Find texts in token ids, by the tokenizer's own decoding. Results are kept for the latest prompts."""
 
     def __init__(
-        self, decode: Callable[[list[int]], str] | None, token_name: Callable[[int], str | None] | None
+        self, decode: Callable[[list[int]], str] | None, token_name: Callable[[int], str | None] | None = None
     ) -> None:
         self.decode, self.token_name = decode, token_name
         self._prompts: dict[tuple[int, ...], tuple[str, list[range], list[str]]] = {}

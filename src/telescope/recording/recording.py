@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, SupportsIndex
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from rich.table import Table
 from torch import Tensor
 
@@ -291,6 +291,19 @@ class Recording(Mapping[str, Watched]):
     def heads(self) -> Heads:
         """Return a table of every head with its kind and habits, the clearest head of each kind first."""
         return heads_of(self._calls, self.decode).sort()
+
+    def queries_without_keys(self) -> dict[str, Bool[Tensor, "batch heads query"]]:
+        """Return which queries saw no key, of the attentions that have such queries: their context was zero.
+
+        An edit may hide every key from a query. Padding does not count.
+        """
+        found = {}
+        for name, calls in self._calls.items():
+            blind = [call.queries_without_keys() for call in calls]
+            for number, one in enumerate(blind):
+                if one.any():
+                    found[name if number == 0 else f"{name}.calls[{number}]"] = one
+        return found
 
     def save(self, path: str | os.PathLike[str], *, replace: bool = False) -> None:
         """Write the recording to a folder that `ts.open` reads; an interrupted save leaves nothing behind.
