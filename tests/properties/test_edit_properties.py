@@ -36,14 +36,14 @@ def ranges(draw, size):
 
 @composite
 def rectangles(draw, shape, *, shared=False):
-    """Draw a rectangle for this shape; `shared` means one for all sequences and heads."""
+    """Draw a rectangle for this shape; `shared` means one for all sequences."""
     batch = 1 if shared else draw(st.sampled_from([1, shape.batch]))
     keys = [[draw(ranges(shape.keys)) for _ in range(draw(st.integers(0, 2)))] for _ in range(batch)]
     queries = None
     if draw(st.booleans()):
         queries = table_of([[draw(ranges(shape.keys))] for _ in range(batch)])
     heads = None
-    if not shared and draw(st.booleans()):
+    if draw(st.booleans()):
         heads = torch.tensor([draw(st.booleans()) for _ in range(shape.heads)])
     return Rectangle(table_of(keys), queries, heads)
 
@@ -87,8 +87,8 @@ def test_hidden_keys_without_a_mask(data, shape, seed, causal):
     q, k, v = (tensor.requires_grad_() for tensor in tensors(shape, seed))
     small, sdpa.SMALL = sdpa.SMALL, 0
     try:
-        calls = sdpa.without_hidden_keys(q, k, attention)
-        assert calls is not None or shape.queries == 1
+        groups = sdpa.without_hidden_keys(q, k, attention)
+        assert groups is not None or shape.queries == 1
         context = ts.attend(q, k, v, attention, engine="sdpa")
     finally:
         sdpa.SMALL = small

@@ -78,7 +78,8 @@ class Regions:
         if key not in self._rectangles:
             while len(self._rectangles) >= MAX_CACHED:
                 del self._rectangles[next(iter(self._rectangles))]
-            self._rectangles[key] = _make(keys, queries, numbers, heads, positions)
+            with torch.inference_mode(False):  # an inference tensor has no version, by which engines cache masks
+                self._rectangles[key] = _make(keys, queries, numbers, heads, positions)
         return self._rectangles[key]
 
     def problems(self) -> list[str]:

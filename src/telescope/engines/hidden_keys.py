@@ -23,6 +23,7 @@ from ..attention.values import identity_key, is_cheap_to_read
 
 MAX_CALLS = 16  # of one attention: more are slower than a kernel that reads a mask
 MAX_RECTANGLES = 8
+MAX_GROUPS = 4  # of heads from which different keys are hidden
 MAX_CACHED = 16
 Ranges = tuple[range, ...]
 
@@ -41,26 +42,34 @@ class KernelCall:
     kept: Ranges
 
 
-_calls: dict[Any, tuple[Mask, tuple[KernelCall, ...] | None]] = {}
-_lock = Lock()  # held while `_calls` changes
+@dataclass(frozen=True)
+class HeadGroup:
+    """Heads from which the same keys are hidden, and the calls that compute them."""
+
+    heads: tuple[int, ...]
+    calls: tuple[KernelCall, ...]
 
 
-def kernel_calls(mask: Mask, rows: int, columns: int) -> tuple[KernelCall, ...] | None:
+_groups: dict[Any, tuple[Mask, tuple[HeadGroup, ...] | None]] = {}
+_lock = Lock()  # held while `_groups` changes
+
+
+def kernel_calls(mask: Mask, rows: int, columns: int, heads: int) -> tuple[HeadGroup, ...] | None:
     """Return the calls that compute an attention of this size; None if the mask is of another kind, or needs many.
 
-    A mask of the right kind is causal or `everyone`, without some rectangles that hold for every sequence and head.
-    The latest results are cached, since all layers of a model have one mask.
+    A mask of the right kind is causal or `everyone`, without some rectangles that hold for every sequence. The latest
+    results are cached, since all layers of a model have one mask.
     """
     if not has_hidden_rectangles(mask) or torch.compiler.is_compiling():
         return None
-    key = identity_key(mask), rows, columns
-    found = _calls.get(key)
+    key = identity_key(mask), rows, columns, heads
+    found = _groups.get(key)
     if found is None:
-        found = mask, _make_calls(mask, rows, columns)
+        found = mask, _make_groups(mask, rows, columns, heads)
         with _lock:
-            while len(_calls) >= MAX_CACHED:
-                del _calls[next(iter(_calls))]
-            _calls[key] = found  # the mask is kept too: its tensors' ids stay unique while they live
+            while len(_groups) >= MAX_CACHED:
+                del _groups[next(iter(_groups))]
+            _groups[key] = found  # the mask is kept too: its tensors' ids stay unique while they live
     return found[1]
 
 
@@ -70,7 +79,7 @@ def has_hidden_rectangles(mask: Mask) -> bool:
     return any(isinstance(part, Opposite) and isinstance(part.mask, Rectangle) for part in parts)
 
 
-def _make_calls(mask: Mask, rows: int, columns: int) -> tuple[KernelCall, ...] | None:
+def _make_groups(mask: Mask, rows: int, columns: int, heads: int) -> tuple[HeadGroup, ...] | None:
     parts = mask.masks if isinstance(mask, Both) else (mask,)
     hidden = [part.mask for part in parts if isinstance(part, Opposite)]
     others = [part for part in parts if not isinstance(part, Opposite)]
@@ -80,14 +89,23 @@ def _make_calls(mask: Mask, rows: int, columns: int) -> tuple[KernelCall, ...] |
     is_causal = any(isinstance(part, Causal) for part in others)
     if not all(isinstance(part, Causal) or part == everyone for part in others) or (is_causal and rows > columns):
         return None
-    sets = HiddenSets.of(rectangles, rows, columns)
-    calls = _causal_calls(sets, rows, columns) if is_causal else _full_calls(sets)
-    return None if calls is None or len(calls) > MAX_CALLS else tuple(calls)
+    shown = [[True] * heads if one.heads is None else one.heads.tolist() for one in rectangles]
+    kinds = list(zip(*shown, strict=True))  # by head, the rectangles that concern it
+    groups = []
+    for kind in dict.fromkeys(kinds):
+        own = [rectangle for rectangle, concerned in zip(rectangles, kind, strict=True) if concerned]
+        sets = HiddenSets.of(own, rows, columns)
+        calls = _causal_calls(sets, rows, columns) if is_causal else _full_calls(sets)
+        if calls is None:
+            return None
+        groups.append(HeadGroup(tuple(head for head in range(heads) if kinds[head] == kind), tuple(calls)))
+    count = sum(len(group.calls) for group in groups)
+    return tuple(groups) if len(groups) <= MAX_GROUPS and count <= MAX_CALLS else None
 
 
 def _is_shared(part: Mask) -> bool:
-    """Return whether a hidden mask is a rectangle that is the same for every sequence and head, and can be read."""
-    if not isinstance(part, Rectangle) or part.heads is not None:
+    """Return whether a hidden mask is a rectangle that is the same for every sequence, and can be read."""
+    if not isinstance(part, Rectangle) or (part.heads is not None and not is_cheap_to_read(part.heads)):
         return False
     tables = [part.keys, *([] if part.queries is None else [part.queries])]
     return all(len(table) == 1 and is_cheap_to_read(table) for table in tables)

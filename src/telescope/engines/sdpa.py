@@ -18,10 +18,11 @@ from torch.utils.checkpoint import checkpoint
 
 from ..attention import Attention, softmax
 from ..attention import causal as causal_mask
+from ..attention.restrict import key_heads_of
 from ..attention.values import has_data, tensors
 from . import key_ranges, torch_modes
 from .exact import repeat_key_heads
-from .hidden_keys import KernelCall, has_hidden_rectangles, kernel_calls
+from .hidden_keys import HeadGroup, KernelCall, has_hidden_rectangles, kernel_calls
 from .tables import ScoreTable, score_table
 
 SMALL = 2**14  # pairs of a query and a key up to which finding the key ranges costs more than it saves
@@ -76,9 +77,9 @@ def attend(
     if not queries.shape[-1] == values.shape[-1] == width:
         queries, keys, values = _pad_features(queries, width), _pad_features(keys, width), _pad_features(values, width)
 
-    calls = without_hidden_keys(queries, keys, attention)
-    if calls is not None:
-        context = _by_calls(queries, keys, values, calls, scale, dropout)
+    groups = without_hidden_keys(queries, keys, attention)
+    if groups is not None:
+        context = _by_heads(queries, keys, values, groups, scale, dropout)
     elif (
         _fits_one_call(queries, keys, attention) or torch_modes.sizes_are_open(queries, keys) or rows * columns <= SMALL
     ):
@@ -99,7 +100,7 @@ def _fits_one_call(queries: Tensor, keys: Tensor, attention: Attention) -> bool:
     )
 
 
-def without_hidden_keys(queries: Tensor, keys: Tensor, attention: Attention) -> tuple[KernelCall, ...] | None:
+def without_hidden_keys(queries: Tensor, keys: Tensor, attention: Attention) -> tuple[HeadGroup, ...] | None:
     """Return the kernel calls for an attention from which rectangles are hidden; None where a mask is the better way.
 
     A single query takes one row of a mask, which costs less than to gather its keys, and so do a few pairs.
@@ -110,7 +111,27 @@ def without_hidden_keys(queries: Tensor, keys: Tensor, attention: Attention) -> 
         return None
     if torch_modes.sizes_are_open(queries, keys) or not has_data(queries) or rows * columns <= small:
         return None
-    return kernel_calls(attention.mask, rows, columns)
+    return kernel_calls(attention.mask, rows, columns, queries.shape[1])
+
+
+def _by_heads(
+    queries: Float[Tensor, "batch heads query width"],
+    keys: Float[Tensor, "batch key_heads key width"],
+    values: Float[Tensor, "batch key_heads key width"],
+    groups: tuple[HeadGroup, ...],
+    scale: float,
+    dropout: float,
+) -> Float[Tensor, "batch heads query width"]:
+    """Run each group of heads with the key heads it shares, and put the heads in order."""
+    if len(groups) == 1:
+        return _by_calls(queries, keys, values, groups[0].calls, scale, dropout)
+    count, contexts = queries.shape[1], []
+    for group in groups:
+        shared = key_heads_of(torch.tensor(group.heads), count, keys.shape[1]).tolist()
+        own = queries[:, list(group.heads)], keys[:, shared], values[:, shared]
+        contexts.append(_by_calls(*own, group.calls, scale, dropout))
+    order = [head for group in groups for head in group.heads]
+    return torch.cat(contexts, dim=1)[:, [order.index(head) for head in range(count)]]
 
 
 def _by_calls(
