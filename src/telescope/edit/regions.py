@@ -88,15 +88,15 @@ class Regions:
         for (edit, _), search in self._searches.items():
             missing = [text for text in search.span.texts if text not in search.texts and text in search.hints]
             if missing:
-                found.append(f'"{edit}": no text that was read holds "{missing[0]}"; {search.hints[missing[0]]}')
+                found.append(f'{edit}: no text that was read holds "{missing[0]}"; {search.hints[missing[0]]}')
             elif not search.found and search.without_ids:
                 found.append(
-                    f'"{edit}": the tokens of the prompt are not known; enter the block before the model reads them'
+                    f"{edit}: the tokens of the prompt are not known; enter the block before the model reads them"
                 )
             elif not search.found:
                 end = max(search.longest - 1, 0)
                 found.append(
-                    f'"{edit}": there were no {search.what} {search.span}; the longest text had positions 0 to {end}'
+                    f"{edit}: there were no {search.what} {search.span}; the longest text had positions 0 to {end}"
                 )
         return found
 

@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
@@ -186,6 +185,8 @@ def _kernel(queries: Tensor, keys: Tensor, values: Tensor, *, causal: bool, scal
             queries, keys, values, is_causal=causal and rows > 1, enable_gqa=grouped, **options
         )
     if queries.is_cuda:
+        from torch.nn.attention.bias import causal_lower_right  # late: it imports torch's compiler, for seconds
+
         if grouped and queries.element_size() > 2:  # the kernel for float32 knows no groups
             keys, values = repeat_key_heads(keys, queries), repeat_key_heads(values, queries)
             grouped = False
