@@ -242,3 +242,63 @@ def test_the_recording_holds_the_edited_call():
         assert float(seen["model.layers.0"].trace().weights[..., 2:4].abs().max()) == 0.0
         assert "rectangle" in str(seen["model.layers.0"].call.attention)
         assert "rectangle" not in str(seen["model.layers.1"].call.attention)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt-oss"])
+def test_frozen_while_generating(family, cache):
+    """A generation with its own pattern frozen is the same, bit by bit; with that of another prompt it is not."""
+    model = model_of(family)
+    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    options |= {"output_scores": True, "return_dict_in_generate": True}
+    options |= {} if cache is None else {"cache_implementation": cache}
+    with ts.watch(model, keep="queries-keys") as recording:
+        expected = model.generate(IDS, **options)
+    with ts.edit(model, ts.frozen(recording)):
+        again = model.generate(IDS, **options)
+        other = model.generate(OTHER, **options)
+    assert torch.equal(again.sequences, expected.sequences)
+    assert all(torch.equal(one, two) for one, two in zip(again.scores, expected.scores, strict=True))
+    plain = model.generate(OTHER, **options)
+    assert not torch.equal(other.scores[0], plain.scores[0])
+
+
+class Words:
+    """A tokenizer of whole words, "w5" for the id 5."""
+
+    def decode(self, ids):
+        return " ".join(f"w{number}" for number in ids)
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_text_in_a_padded_batch(beams):
+    """A word stands at another place in each text, or nowhere; padding, here w4 w4 w7, is not searched."""
+    model = model_of("llama")
+    inputs = {"input_ids": IDS, "attention_mask": PADDED_LEFT}
+    options = {"max_new_tokens": 4, "num_beams": beams, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    with ts.edit(model, ts.hide(["w9", "w12"]), tokenizer=Words()):
+        together = model.generate(**inputs, **options)[:, 8:]
+    with ts.edit(model, ts.hide([5, 6])):  # w9 w9 of the first text
+        assert together[:1].tolist() == model.generate(IDS[:1], **options)[:, 8:].tolist()
+    with ts.edit(model, ts.hide(1)):  # w12 of the second, which begins behind its padding
+        assert together[1:].tolist() == model.generate(IDS[1:, 3:], **options)[:, 5:].tolist()
+    with pytest.raises(ValueError, match='no text that was read holds "w4"'):
+        hide_in_padding(model, inputs)
+
+
+def hide_in_padding(model, inputs):
+    with ts.edit(model, ts.hide("w4"), tokenizer=Words()):
+        model(**inputs)
+
+
+@pytest.mark.parametrize("family", ["llama", "t5", "bert"])
+def test_effects_in_one_batch(family):
+    model, inputs = model_of(family), FAMILIES[family].inputs
+    edits = [*ts.mute.each(model)[:5], ts.hide(range(1, 3)), ts.boost(2, by=3.0), ts.mute(0, heads=0, by="mean")]
+    together = ts.effect(model, inputs, edits, tokens=[7])
+    for row, edit in zip(together.rows[1:], edits, strict=True):
+        alone = ts.effect(model, inputs, [edit], tokens=[7]).rows[1]
+        assert row["kl"] == pytest.approx(alone["kl"], rel=1e-3, abs=1e-6)
+        assert row["p(7)"] == pytest.approx(alone["p(7)"], rel=1e-4)
+    assert max(together.columns["kl"]) > 1e-4

@@ -56,9 +56,12 @@ class EditedModel(Interceptor):
     def _edited(self, name: str, call: ModelCall, described: AttentionCall, changed: AttentionCall) -> ModelCall:
         """Return the call that computes `changed`: by the model's own function if the definition is the same."""
         frozen = any(isinstance(edit, Frozen) for edit in call.edits)
-        same_shapes = changed.keys.shape == described.keys.shape == call.tensors[1].shape
-        if changed.attention is described.attention and same_shapes:
-            tensors = changed.queries, changed.keys, changed.values
+        if changed.attention is described.attention and changed.keys.shape == described.keys.shape:
+            keys, written = changed.keys, changed.keys.shape[-2]
+            if written < call.tensors[1].shape[-2]:  # a cache of fixed size, whose end is not written yet
+                keys = call.tensors[1].clone()
+                keys[:, :, :written] = changed.keys
+            tensors = changed.queries, keys, call.tensors[2]
             return call._replace(tensors=tensors, described=changed, own_keys=not frozen)
         wants_weights = weights_are_requested(call.options)
 
