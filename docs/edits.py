@@ -1,6 +1,7 @@
 """What only an edit can show, with the shipped models: python docs/edits.py [--data DIR], draws docs/edits.png
 
-1. The cross heads of the translator, switched off one at a time: BLEU of 200 held-out sentences of Tatoeba.
+1. The cross heads of the translator, switched off one at a time and a layer at a time: BLEU of 200 sentences of
+   Tatoeba that were held out.
 2. The heads of the GPT, switched off one at a time: the loss on held-out text, beside the kind of each head.
 3. One sentence, of which one word after the other is hidden: what is still translated.
 
@@ -26,11 +27,11 @@ from telescope.text.corpus_files import data_folder
 SENTENCE = "The man saw the astronomer with a telescope"
 SENTENCES, BEAMS = 200, 5
 WINDOWS = 16  # of held-out text, each as long as the GPT reads at once
-COLOURS = {"previous": "#4269d0", "first": "#efb118", "sink": "#ff725c", "itself": "#6cc5b0", "far": "#a463f2"}
+COLOURS = {"previous": "#4269d0", "first": "#efb118", "itself": "#6cc5b0", "punctuation": "#ff725c", "far": "#a463f2"}
 
 
 def cross_heads(data: Path) -> dict[str, Any]:
-    """Return BLEU as it is, without each cross head, and without any."""
+    """Return BLEU as it is, without each cross head, without the cross heads of a layer, and without any."""
     model = ts.load("translator-en-de", dtype=torch.float32)
     pairs = TRANSLATIONS["tatoeba"](data, "test", "en", "de")
     pairs = Random(0).sample(pairs, SENTENCES)
@@ -43,7 +44,8 @@ def cross_heads(data: Path) -> dict[str, Any]:
 
     figures: dict[str, Any] = {"as it is": measure(), "no cross head": measure(ts.mute("decoder.*.cross")), "heads": {}}
     for name, count in count_heads(model, "decoder.*.cross").items():
-        figures["heads"][name] = [measure(ts.mute(name, head)) for head in range(count)]
+        heads = [*range(count), None]  # None is all heads of the layer
+        figures["heads"][name] = [measure(ts.mute(name, head)) for head in heads]
         print(name, [f"{score:.1f}" for score in figures["heads"][name]], flush=True)
     return figures
 
@@ -79,38 +81,42 @@ def hidden_words() -> dict[str, str]:
 
 def draw(figures: dict[str, Any], path: Path) -> None:
     """Draw the three findings into one picture."""
-    picture, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4.2), width_ratios=[1.0, 1.5, 1.35])
+    picture, (left, middle, right) = plt.subplots(
+        1, 3, figsize=(13.5, 4.4), width_ratios=[1.05, 1.0, 1.25], layout="constrained"
+    )
     cross = figures["cross heads"]
     grid = [[score - cross["as it is"] for score in scores] for scores in cross["heads"].values()]
-    deepest = min(min(row) for row in grid)
-    left.imshow(grid, cmap="Reds_r", vmin=deepest, vmax=0.0)
+    left.imshow(
+        [[-((-change) ** 0.5) if change < 0 else 0.0 for change in row] for row in grid], cmap="Reds_r", vmax=0.0
+    )
     for i, row in enumerate(grid):
         for j, change in enumerate(row):
-            left.text(
-                j, i, f"{change:+.1f}", ha="center", va="center", color="white" if change < deepest / 2 else "black"
-            )
-    left.set_yticks(range(len(grid)), list(cross["heads"]))
-    left.set_xticks(range(len(grid[0])), [f"head {j}" for j in range(len(grid[0]))])
+            colour = "white" if change < -15 else "black"
+            left.text(j, i, f"{change:+.1f}", ha="center", va="center", color=colour, fontsize=9)
+    left.set_yticks(range(len(grid)), list(cross["heads"]), fontsize=9)
+    left.set_xticks(range(len(grid[0])), [*(f"head {j}" for j in range(len(grid[0]) - 1)), "all"], fontsize=9)
     left.set_title(
-        "translator: BLEU without a cross head\n"
-        f"{cross['as it is']:.1f} as it is, {cross['no cross head']:.1f} without any"
+        f"translator: BLEU when cross heads are muted\n{cross['as it is']:.1f} as it is, "
+        f"{cross['no cross head']:.1f} without any",
+        fontsize=10,
     )
     rows = figures["gpt heads"][:12]
     names = [f"{row['layer'].removesuffix('.self')} head {row['head']}: {row['kind']}" for row in rows]
-    colours = [COLOURS.get(row["kind"].split()[0], "#9c9c9c") for row in rows]
+    colours = [COLOURS.get(row["kind"], "#9c9c9c") for row in rows]
     middle.barh(names, [row["loss"] - row["as it is"] for row in rows], color=colours)
     middle.invert_yaxis()
-    middle.set_title(f"GPT: loss without a head, in nats\n{rows[0]['as it is']:.3f} as it is; the 12 that matter most")
+    middle.tick_params(labelsize=9)
+    middle.set_title(
+        f"GPT: what muting a head adds to the loss, in nats\n{rows[0]['as it is']:.3f} as it is; the 12 that add most",
+        fontsize=10,
+    )
     middle.spines[["top", "right"]].set_visible(False)
     right.axis("off")
-    right.set_title("translator: one word hidden")
-    lines = [f"{SENTENCE}\n{figures['hidden words']['']}"]
-    lines += [f'without "{word}"\n{text}' for word, text in figures["hidden words"].items() if word]
-    for i, line in enumerate(lines):
-        above, below = line.split("\n")
-        right.text(0.0, 0.93 - 0.2 * i, above, transform=right.transAxes, fontsize=9, color="#555555")
-        right.text(0.0, 0.93 - 0.2 * i - 0.075, below, transform=right.transAxes, fontsize=9.5, weight="bold")
-    picture.tight_layout()
+    right.set_title("translator: one word hidden", fontsize=10)
+    for i, (word, text) in enumerate(figures["hidden words"].items()):
+        above = f'without "{word}"' if word else SENTENCE
+        right.text(0.05, 0.93 - 0.2 * i, above, transform=right.transAxes, fontsize=8.5, color="#555555")
+        right.text(0.05, 0.93 - 0.2 * i - 0.075, text, transform=right.transAxes, fontsize=9, weight="bold")
     picture.savefig(path, dpi=110)
 
 

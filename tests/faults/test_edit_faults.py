@@ -110,6 +110,11 @@ def test_frozen_recordings_that_do_not_fit(model):
         edited(model, ts.frozen(recording), ids=IDS.repeat(2, 1))
     with pytest.raises(ValueError, match=r"has 6 queries and 6 keys, and this run has reached 7 and 7"):
         edited(model, ts.frozen(recording), ids=torch.tensor([[1, 2, 3, 4, 5, 6, 7]]))
+    encoder = ts.models.Encoder(ts.models.EncoderConfig(vocabulary=13, max_positions=16, d_model=8, blocks=1, heads=2))
+    with ts.watch(encoder, keep="queries-keys") as both_ways:
+        encoder(IDS)
+    with pytest.raises(ValueError, match=r"saw up to 6 keys when they were recorded, and this run has 5"):
+        edited(encoder, ts.frozen(both_ways), ids=IDS[:, :5])
     with ts.watch(model, keep="queries-keys", queries=-1) as some:
         model(IDS)
     with pytest.raises(ValueError, match="keeps some queries only"):

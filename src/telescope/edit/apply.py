@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..attention import Attention
+from ..attention import Attention, Pairs
 from ..attention.padding_queries import include_padding_queries
 from ..attention.rectangle import Rectangle, hide, raise_scores
 from ..attention.restrict import RenumberedBias, WrittenMask, restrict_to_queries
@@ -156,6 +156,19 @@ def _check_fits(name: str, call: AttentionCall, recorded: RecordedCall, wanted: 
             f'frozen: the recording of "{name}" has {recorded.size[0]:,} queries and {recorded.size[1]:,} keys, and '
             f"this run has reached {first + queries:,} and {keys:,}; freeze a run that is no longer than the recording"
         )
+    if keys < recorded.size[1] and _last_key_seen(recorded, first, queries) > keys:
+        raise ValueError(
+            f'frozen: the queries of "{name}" saw up to {recorded.size[1]:,} keys when they were recorded, and this '
+            f"run has {keys:,}; freeze a run of the same length"
+        )
+
+
+def _last_key_seen(recorded: RecordedCall, first: int, queries: int) -> int:
+    """Return one past the last key that some of these queries saw in the recording."""
+    heads, batch = len(recorded.heads), recorded.facts.shape[0]
+    rows = range(first, first + queries)
+    at = Pairs.block(rows, range(0), of=recorded.size, batch=batch, heads=heads)
+    return int(recorded.attention.mask.spans(at, recorded.size[1]).stop.max())
 
 
 def _recorded_definition(recorded: RecordedCall, call: AttentionCall, first: int, own: Attention) -> Attention:

@@ -21,7 +21,7 @@ from ..watch.find_attentions import FoundAttentions, find_attentions
 from ..words import hint
 from . import telescope_models
 from .edits import Edit, Frozen, Redefine, from_json
-from .session import EditSession
+from .session import EditSession, first_pass
 
 
 @contextmanager
@@ -67,8 +67,10 @@ def editing(
     given = [_checked_edit(one) for one in edits]
     found = find_attentions(model, "edit")
     session = EditSession(found, given, tokenizer or getattr(model, "tokenizer", None), sequences)
-    names = list(found.attentions) if session.needs_positions else list(session.layers)
-    attentions = {name: found.attentions[name] for name in names}
+    edited = {first_pass(name, found.attentions) for name in session.layers}
+    attentions = {
+        name: module for name, module in found.attentions.items() if session.needs_positions or name in edited
+    }
     listening = session.tokens.listening(found.backend.embeddings(found.modules), session.is_active)
     with listening, _intercepting(found, attentions, session):
         yield session

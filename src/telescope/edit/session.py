@@ -1,6 +1,6 @@
 """`EditSession`: the edits of one block, and which of them concern a call of an attention."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from threading import get_ident
 from typing import Any
 
@@ -47,7 +47,7 @@ class EditSession:
                 self.layers.setdefault(name, []).append(LayerEdit(edit, own))
         self.needs_positions = any(map(_needs_positions, edits))
         for name, own_edits in self.layers.items():
-            _check(name, own_edits, heads_of(found, name))
+            _check(name, own_edits, heads_of(found, first_pass(name, found.attentions)))
 
     def is_active(self) -> bool:
         """Return whether a call that runs now is to be edited; raise a RuntimeError inside compiled code.
@@ -63,8 +63,7 @@ class EditSession:
         """Return the edits of an attention; further passes through a shared layer, name.2, have those of the first."""
         if name in self.layers:
             return self.layers[name]
-        base, _, number = name.rpartition(".")
-        return self.layers.get(base, []) if number.isdecimal() else []
+        return self.layers.get(first_pass(name, self.layers), [])
 
     def change(self, name: str, call: AttentionCall) -> AttentionCall:
         """Return the call with its definition, queries or keys changed; the same object if nothing changes."""
@@ -108,12 +107,18 @@ def _select(edit: Edit, found: FoundAttentions) -> list[str]:
     assert isinstance(edit.recording, Recording)
     recorded = [name for name in edit.recording.names if edit.recording[name].calls]
     selected = select_layers(recorded, edit.layers)
-    missing = [name for name in selected if name not in names]
+    missing = [name for name in selected if first_pass(name, names) not in names]
     if missing:
         raise ValueError(
             f'frozen: this model has no attention "{missing[0]}", which was recorded; {hint(missing[0], names)}'
         )
     return selected
+
+
+def first_pass(name: str, names: Collection[str]) -> str:
+    """Return the name of an attention from that of a further pass through it: "layer" from "layer.2"."""
+    base, _, number = name.rpartition(".")
+    return base if name not in names and number.isdecimal() and base in names else name
 
 
 def _check_heads(name: str, edit: Edit, count: int) -> None:
