@@ -91,7 +91,7 @@ def draw(figures: dict[str, Any], path: Path) -> None:
     )
     for i, row in enumerate(grid):
         for j, change in enumerate(row):
-            colour = "white" if change < -15 else "black"
+            colour = "white" if change < -3.5 else "black"
             left.text(j, i, f"{change:+.1f}", ha="center", va="center", color=colour, fontsize=9)
     left.set_yticks(range(len(grid)), list(cross["heads"]), fontsize=9)
     left.set_xticks(range(len(grid[0])), [*(f"head {j}" for j in range(len(grid[0]) - 1)), "all"], fontsize=9)
