@@ -201,15 +201,28 @@ def finish_context(
         rows = slice(None) if one.sequences is None else slice(one.sequences.start, one.sequences.stop)
         if not context.requires_grad or not torch.is_grad_enabled():
             part = context[rows]
-            part[:, heads] = _muted(part[:, heads], one, edit, call, place, heads, rows)
+            if edit.by == "mean":
+                part[:, heads] = _muted(part[:, heads], one, edit, call, place, rows)
+            else:
+                _mute_in_place(part, heads, edit.times)
             continue
         chosen = torch.zeros(len(context), count, 1, 1, dtype=torch.bool, device=context.device)
         chosen[rows, heads] = True
-        muted = _muted(context[rows][:, heads], one, edit, call, place, heads, rows)
+        muted = _muted(context[rows][:, heads], one, edit, call, place, rows)
         whole = torch.zeros_like(context)
         whole[rows, heads] = muted
         context = torch.where(chosen, whole, context)
     return context
+
+
+def _mute_in_place(context: Float[Tensor, "some heads query d_v"], heads: list[int], times: float) -> None:
+    """Multiply these heads, each as a view: on a GPU, a list of heads would be copied there in every call."""
+    views = [context] if len(heads) == context.shape[1] else [context[:, head] for head in heads]
+    for view in views:
+        if times:
+            view.mul_(times)
+        else:
+            view.zero_()
 
 
 def _muted(
@@ -218,7 +231,6 @@ def _muted(
     edit: Mute,
     call: AttentionCall | None,
     place: Place | None,
-    heads: list[int],
     rows: slice,
 ) -> Tensor:
     """Return the context of the muted heads after the edit."""
