@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 import telescope as ts
 from editing import Boosted, ByHand, Hidden, Kept, Muted, Pasted, Rescaled, eager_by_hand
+from huggingface import transformers
 from telescope.recording.names import modules_by_path
 from telescope.watch.huggingface.interception import attentions
 from watched import FAMILIES, IDS, PADDED_LEFT, TRANSLATORS, WRITERS
@@ -237,7 +238,7 @@ def test_gradients_of_a_learned_bias():
 
 def test_layers_that_share_one_module():
     """ALBERT runs one attention several times: an edit holds for each pass, and a frozen pass is that pass."""
-    from huggingface import BERT, numbered, transformers
+    from huggingface import BERT, numbered
 
     config = transformers.AlbertConfig(**{**BERT, "num_hidden_layers": 3}, embedding_size=12)
     model = numbered(transformers.AlbertModel(config))
@@ -336,3 +337,49 @@ def test_effects_in_one_batch(family):
         assert row["kl"] == pytest.approx(alone["kl"], rel=1e-3, abs=1e-6)
         assert row["p(7)"] == pytest.approx(alone["p(7)"], rel=1e-4)
     assert max(together.columns["kl"]) > 1e-4
+
+
+def test_the_model_is_as_it_was():
+    """After an exception, and in other threads while the block runs."""
+    from threading import Thread
+
+    from telescope.watch.huggingface import interception
+    from watching import hooks_of
+
+    model, results = FAMILIES["gpt2"].model(), {}
+    hooks, expected = hooks_of(model), model(IDS).logits
+
+    def run_elsewhere():
+        with torch.no_grad():
+            results["other thread"] = model(IDS).logits
+
+    with ts.edit(model, ts.mute()):
+        thread = Thread(target=run_elsewhere)
+        thread.start()
+        thread.join()
+        assert not torch.equal(model(IDS).logits, expected)
+    assert torch.equal(results["other thread"], expected)
+    with pytest.raises(KeyError, match="on purpose"), ts.edit(model, ts.hide(1)), ts.edit(model, ts.mute(0)):
+        raise KeyError("on purpose")
+    assert hooks_of(model) == hooks
+    assert not interception._interceptors
+    assert not interception._switched
+    assert str(model.config._attn_implementation) == "sdpa"
+    assert torch.equal(model(IDS).logits, expected)
+
+
+def test_a_model_that_computes_something_else_is_not_edited():
+    """The definition that an edit changes is compared with what the model's own function computes."""
+    model = FAMILIES["llama"].model()
+    own = transformers.AttentionInterface._global_mapping["sdpa"]
+
+    def twice(module, query, key, value, attention_mask, **options):
+        output, weights = own(module, query, key, value, attention_mask, **options)
+        return 2 * output, weights
+
+    transformers.AttentionInterface._global_mapping["sdpa"] = twice
+    try:
+        with pytest.raises(ValueError, match=r"computes something other than"), ts.edit(model, ts.hide(1)):
+            model(IDS)
+    finally:
+        transformers.AttentionInterface._global_mapping["sdpa"] = own
