@@ -265,6 +265,25 @@ def test_output_attentions_are_the_edited_weights():
         assert_close(one.sum(-1)[:, :, 4:], torch.ones_like(one.sum(-1)[:, :, 4:]))
 
 
+def test_a_block_inside_another():
+    """It edits what the outer one made: two blocks are one block with both edits, and a frozen pattern holds."""
+    model = model_of("qwen2")
+    edits = [ts.hide(range(2, 4)), ts.boost(5, by=3.0, layers=1)]
+    with ts.edit(model, *edits):
+        expected = model(IDS).logits
+    with ts.edit(model, edits[0]), ts.edit(model, edits[1]):
+        assert_close(model(IDS).logits, expected)
+    with ts.watch(model, keep="queries-keys") as recording:
+        model(OTHER)
+    with ts.edit(model, ts.frozen(recording, heads=[0, 1])), ts.edit(model, ts.hide(1, heads=[2])):
+        one = model(IDS).logits
+    with ts.edit(model, ts.hide(1, heads=[2])), ts.edit(model, ts.frozen(recording, heads=[0, 1])):
+        two = model(IDS).logits
+    with ts.edit(model, ts.frozen(recording, heads=[0, 1]), ts.hide(1, heads=[2])):
+        assert_close(model(IDS).logits, one)
+    assert_close(one, two)
+
+
 def test_the_recording_holds_the_edited_call():
     model = model_of("mistral")
     first, second = ts.hide(range(2, 4), layers=0), ts.mute(1, heads=3)

@@ -1,4 +1,4 @@
-"""Edits on a GPU: hidden keys on the fused kernels without a mask, models while they write, and memory."""
+"""Hidden keys on a GPU: on the fused kernels without a mask, in captured steps, and without more memory."""
 
 import pytest
 import torch

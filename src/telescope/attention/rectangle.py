@@ -6,6 +6,8 @@ as much. Both are values of positions, so that one definition holds while a text
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import and_
 
 import torch
 from jaxtyping import Bool, Float
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from .biases import Bias, SumOfBiases
 from .definition import Attention
-from .mask import Mask
+from .mask import Both, Mask, Opposite, everyone
 from .pairs import Pairs, Spans, pick
 from .values import format_shape
 
@@ -162,6 +164,30 @@ def raise_scores(attention: Attention, rectangle: Rectangle, by: float) -> Atten
     """Return the definition with `by` added to the scores of the rectangle, beside the bias that it has."""
     raised, bias = Raised(rectangle, by), attention.bias
     return replace(attention, bias=raised if bias is None else SumOfBiases((_as_bias(bias), raised)))
+
+
+def without_other_heads(attention: Attention, heads: Sequence[int]) -> Attention:
+    """Return the definition without the rectangles, hidden or raised, that concern none of these heads."""
+
+    def concerns(rectangle: Rectangle) -> bool:
+        return rectangle.heads is None or bool(rectangle.heads[list(heads)].any())
+
+    parts = attention.mask.masks if isinstance(attention.mask, Both) else (attention.mask,)
+    kept = [
+        part
+        for part in parts
+        if not (isinstance(part, Opposite) and isinstance(part.mask, Rectangle)) or concerns(part.mask)
+    ]
+    added = attention.bias.biases if isinstance(attention.bias, SumOfBiases) else (attention.bias,)
+    left = [
+        _as_bias(one)
+        for one in added
+        if one is not None and not (isinstance(one, Raised) and not concerns(one.rectangle))
+    ]
+    if len(kept) == len(parts) and len(left) == sum(one is not None for one in added):
+        return attention
+    bias = None if not left else left[0] if len(left) == 1 else SumOfBiases(tuple(left))
+    return replace(attention, mask=reduce(and_, kept, everyone), bias=bias)
 
 
 def _as_bias(bias: object) -> Bias:

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from ..attention import Attention, Pairs
 from ..attention.padding_queries import include_padding_queries
-from ..attention.rectangle import Rectangle, hide, raise_scores
+from ..attention.rectangle import Rectangle, hide, raise_scores, without_other_heads
 from ..attention.restrict import RenumberedBias, WrittenMask, restrict_to_queries
 from ..engines.exact import repeat_key_heads
 from ..recording.attention_call import AttentionCall
@@ -110,7 +110,7 @@ def freeze(name: str, call: AttentionCall, edit: Frozen, place: Place, own: Atte
     like = call.queries
     own_queries = recorded.queries[:, :, rows].to(like.device, like.dtype)
     own_keys = recorded.keys.to(like.device, like.dtype)
-    attention = _recorded_definition(recorded, call, first, own)
+    attention = _recorded_definition(recorded, call, first, without_other_heads(without_room(own)[0], wanted))
     whole = attention is not call.attention and (queries, keys) != recorded.size
     cut = own_keys if whole else own_keys[:, :, call.evicted : keys]
     values = call.values
@@ -174,7 +174,7 @@ def _last_key_seen(recorded: RecordedCall, first: int, queries: int) -> int:
 def _recorded_definition(recorded: RecordedCall, call: AttentionCall, first: int, own: Attention) -> Attention:
     """Return the definition by which the recorded queries attend: that of the call if the model's own is the same."""
     attention = include_padding_queries(recorded.attention)
-    if attention == without_room(own)[0]:
+    if attention == own:
         return call.attention
     if call.size == recorded.size:
         return attention

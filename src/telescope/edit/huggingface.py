@@ -56,7 +56,8 @@ class EditedModel(Interceptor):
     def _edited(self, name: str, call: ModelCall, described: AttentionCall, changed: AttentionCall) -> ModelCall:
         """Return the call that computes `changed`: by the model's own function if the definition is the same."""
         frozen = any(isinstance(edit, Frozen) for edit in call.edits)
-        if changed.attention is described.attention and changed.keys.shape == described.keys.shape:
+        same = changed.attention is described.attention and changed.keys.shape == described.keys.shape
+        if same and call.run_edited is None:
             keys, written = changed.keys, changed.keys.shape[-2]
             if written < call.tensors[1].shape[-2]:  # a cache of fixed size, whose end is not written yet
                 keys = call.tensors[1].clone()
