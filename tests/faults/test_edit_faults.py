@@ -182,3 +182,15 @@ def test_saved_edits_of_another_kind(tmp_path, model):
 
         with pytest.raises(ValueError, match="is no"):
             edited(model, SavedEdit("an edit", wrong))
+
+
+def test_an_old_transformers_is_refused(monkeypatch):
+    from huggingface import transformers
+    from watched import FAMILIES
+
+    monkeypatch.setattr(transformers, "__version__", "4.55.0")
+    with (
+        pytest.raises(ValueError, match=r"ts\.edit needs transformers 5 or newer, and 4\.55\.0 is installed: pip"),
+        ts.edit(FAMILIES["gpt2"].model(), ts.mute(heads=0)),
+    ):
+        pass

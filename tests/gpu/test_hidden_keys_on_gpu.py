@@ -9,7 +9,11 @@ from telescope.attention.rectangle import Rectangle, table_of
 from telescope.models import GPT, GPTConfig
 from watching import filled
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+    pytest.mark.filterwarnings("default:Attempting to run cuBLAS"),  # the first product of autograd's own thread
+]
 HIDDEN = {
     "from later queries": lambda n: Rectangle(table_of([[(n // 4, n // 2)]]), table_of([[(n // 2, None)]])),
     "from all queries": lambda n: Rectangle(table_of([[(n // 4, n // 2)]])),

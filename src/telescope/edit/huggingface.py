@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
+import transformers
 from torch import nn
 
 from ..engines import attend
@@ -20,6 +21,7 @@ from ..watch.huggingface.transformers_internals import weights_are_requested
 from .edits import Frozen, Mute
 from .session import EditSession
 
+OLDEST = 5  # version of transformers
 LONG = 4096**2  # scores of a head beyond which an eager attention is not run once more, to be compared
 
 
@@ -91,8 +93,14 @@ class EditedModel(Interceptor):
 def intercepting(modules: Modules, attentions: Mapping[str, nn.Module], session: EditSession) -> Iterator[None]:
     """Edit the calls of these attentions while the block runs, then check the definitions that were read.
 
-    Raise a ValueError if a definition does not fit the output of the model's own function.
+    Raise a ValueError if a definition does not fit the output of the model's own function, or if transformers is older
+    than the versions that edits are tested with.
     """
+    if int(transformers.__version__.partition(".")[0]) < OLDEST:
+        raise ValueError(
+            f"ts.edit needs transformers {OLDEST} or newer, and {transformers.__version__} is installed: "
+            "pip install --upgrade transformers"
+        )
     model = EditedModel(attentions, session)
     with interception.intercepting(modules, model):
         yield
