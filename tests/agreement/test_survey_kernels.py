@@ -9,6 +9,7 @@ from strategies import Shape, assert_near, normal, tensors
 from telescope.survey import exact_rows, launch, reference
 from telescope.survey import triton as engine
 from telescope.survey.cells import grid, segments
+from telescope.survey.extras import Extras
 
 need_triton()
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them on the GPU")
@@ -22,6 +23,7 @@ def _small_tiles(monkeypatch):
         monkeypatch.setattr(module, "BN", 32)
     monkeypatch.setattr(launch, "BLOCK", 32)
     monkeypatch.setattr(launch, "MANY_TILES", 1)
+    monkeypatch.setattr(launch, "SPLIT", torch.float16)  # the interpreter multiplies no bfloat16
 
 
 def surveyed(q, k, attention, *, top=3, cells=None, lse=None):
@@ -104,6 +106,36 @@ def test_any_layout_and_a_given_lse(dtype, layout):
     attention = ts.Attention(mask=ts.causal)
     lse = reference.summarize(q, k, attention, None, 0, None).lse
     surveyed(q, k, attention, lse=lse, top=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", ["causal", "documents, padding", "a mask without a span, alibi", "general"])
+def test_what_is_asked_for_besides(name, dtype):
+    shape, attention = CASES[name]
+    q, k, _ = tensors(shape, dtype=dtype)
+    weights = normal(1, 1, 3, shape.queries, seed=1).float()
+    extras = Extras(weights, normal(shape.batch, shape.heads, shape.keys, seed=2).abs().float(), True)
+    ids, size = (torch.arange(shape.queries), torch.arange(shape.keys) // 7), (shape.queries, shape.keys)
+    cells = segments(ids, "share", of=size, batch=shape.batch, device=q.device)
+    truth = reference.summarize(q.double(), k.double(), attention, None, 0, cells, extras)
+    got = engine.summarize(q, k, attention, None, 0, cells, extras)
+    for field in ("weighted", "carried", "largest_weight", "map"):
+        assert_near(getattr(got, field), getattr(truth, field), torch.float32, unit=32.0)
+    assert torch.equal(got.largest_query, truth.largest_query)
+    assert_near(engine.weigh(q, k, attention, got.lse, weights), truth.weighted, torch.float32, unit=32.0)
+
+
+def test_bands_of_rows_agree_on_the_largest(monkeypatch):
+    """Later bands raise what earlier ones found, and count rows from the first of all."""
+    monkeypatch.setattr(engine, "MEMORY", 1)
+    q, k, _ = tensors(Shape(1, 2, 1, 53, 53, 16), dtype=torch.float32)
+    attention = ts.Attention(mask=ts.causal)
+    extras = Extras(normal(1, 2, 2, 53, seed=1).float(), normal(1, 2, 53, seed=2).float(), True)
+    truth = reference.summarize(q.double(), k.double(), attention, None, 0, None, extras)
+    got = engine.summarize(q, k, attention, None, 0, None, extras)
+    assert torch.equal(got.largest_query, truth.largest_query)
+    assert_near(got.carried, truth.carried, torch.float32, unit=32.0)
+    assert_near(got.weighted, truth.weighted, torch.float32, unit=32.0)
 
 
 def test_ties_go_to_the_lower_key():

@@ -12,6 +12,7 @@ from kernels import need_triton
 from telescope.survey import compiling, launch
 from telescope.survey import triton as engine
 from telescope.survey.cells import grid
+from telescope.survey.extras import Extras
 
 need_triton()
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="it replaces triton's driver")
@@ -78,12 +79,15 @@ def variants(monkeypatch, hopper):
     launch._launch_cache.cache_clear()
 
 
-def survey(keys, attention, *, queries=None, batch=1, heads=4, d=64, dtype=torch.bfloat16, top=8, cells=None):
+def survey(
+    keys, attention, *, queries=None, batch=1, heads=4, d=64, dtype=torch.bfloat16, top=8, cells=None, extras=False
+):
     q = torch.zeros(batch, heads, queries or keys, d, dtype=dtype)
     k = torch.zeros(batch, heads, keys, d, dtype=dtype)
     size = (queries or keys, keys)
     cells = None if cells is None else grid(*cells, "share", of=size, device=q.device)
-    engine.summarize(q, k, attention, None, top, cells)
+    asked = Extras(torch.zeros(1, 1, 3, size[0]), torch.zeros(batch, heads, keys), True) if extras else Extras()
+    engine.summarize(q, k, attention, None, top, cells, asked)
 
 
 def padded(n, batch):
@@ -116,6 +120,12 @@ def test_one_definition_has_one_variant_of_each_kernel(variants, calls):
     assert sorted(name for name, _ in variants) == sorted(SURVEY)
 
 
+def test_extras_of_any_length_share_one_kernel(variants):
+    for n in LENGTHS:
+        survey(n, ts.Attention(mask=ts.causal), top=0, extras=True)
+    assert sorted(name for name, _ in variants) == ["log_sum_exp", "statistics", "weigh"]
+
+
 def test_maps_of_any_size_share_one_kernel(variants):
     for n in (100, 333, 704):
         for cells in ((5, 7), (4, 4), (1, 33)):
@@ -135,6 +145,7 @@ REHEARSED = {
     "top 0, a map": (100, ts.Attention(mask=ts.causal), {"top": 0, "cells": (5, 7)}),
     "a long top, a softcap": (700, ts.Attention(softcap=9.0), {"top": 40}),
     "padding, a table": (129, ts.Attention(mask=~ts.window(5) & ts.padding([0, 40])), {"batch": 2}),
+    "extras": (333, ts.Attention(mask=ts.causal), {"top": 0, "extras": True}),
     "alibi, fewer queries": (257, ts.Attention(bias=ts.alibi(4), mask=ts.causal), {"queries": 33}),
 }
 
@@ -147,8 +158,8 @@ def test_all_kernels_of_a_survey_are_compiled_before_it(variants, monkeypatch, c
     survey(keys, attention, **rest)
     launched = set(variants)
     variants.clear()
-    ((matrix, needs_lse, top, cells),) = asked
-    rehearse = partial(engine._rehearse, next(matrix.bands(top=top)), needs_lse, top, cells)
+    ((matrix, needs_lse, top, cells, extras),) = asked
+    rehearse = partial(engine._rehearse, next(matrix.bands(top=top)), needs_lse, top, cells, extras)
     launch.compile_ahead(torch.device("cpu"), rehearse)
     assert variants == launched
 

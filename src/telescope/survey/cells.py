@@ -22,6 +22,7 @@ class Cells:
     how        "share" sums over the keys of a cell and averages over its queries; "max" is the largest weight in it
     row_size   queries per row of the map, where all rows have equally many; else 1
     key_size   keys per column of the map, likewise
+    by_query   whether every query has a row of its own, in order
 
     Example:
         >>> import torch
@@ -37,6 +38,7 @@ class Cells:
     how: str
     row_size: int = 1
     key_size: int = 1
+    by_query: bool = False
 
     @cached_property
     def _numbers(self) -> tuple[Int[Tensor, "#batch query"], Int[Tensor, "#batch key"]]:
@@ -74,8 +76,10 @@ def grid(rows: int, columns: int, how: str, *, of: tuple[int, int], device: torc
         row, column = (torch.arange(size, device=device) for size in of)
         return (row * rows // of[0])[None], (column * columns // of[1])[None]
 
-    sizes = (size // count if size % count == 0 else 1 for count, size in zip((rows, columns), of, strict=True))
-    return Cells(numbers, rows, columns, how, *sizes)
+    row_size, key_size = (
+        size // count if size % count == 0 else 1 for count, size in zip((rows, columns), of, strict=True)
+    )
+    return Cells(numbers, rows, columns, how, row_size, key_size)
 
 
 def segments(ids: Any, how: str, *, of: tuple[int, int], batch: int, device: torch.device) -> Cells:
@@ -99,7 +103,8 @@ def segments(ids: Any, how: str, *, of: tuple[int, int], batch: int, device: tor
         if part.numel() and int(part.min()) < 0:
             raise ValueError(f"segments has the id {int(part.min())}; ids count from 0, one for each row of the map")
     rows, columns = (int(part.max()) + 1 if part.numel() else 0 for part in (row_of_query, column_of_key))
-    return Cells(lambda: (row_of_query, column_of_key), rows, columns, how)
+    by_query = rows == of[0] and bool((row_of_query == torch.arange(rows, device=device)).all())
+    return Cells(lambda: (row_of_query, column_of_key), rows, columns, how, by_query=by_query)
 
 
 def _check_how(how: str) -> None:

@@ -15,6 +15,7 @@ from ..attention.normalizers import ZeroSumError
 from .blocks import GROUP, Block, BlockScores, blocks
 from .cells import Cells
 from .device import run_within_memory
+from .extras import Extras
 from .marks import Marks
 from .summary import Summary, compute_dtype
 
@@ -36,10 +37,11 @@ def summarize(
     top: int,
     cells: Cells | None,
     marks: Marks | None = None,
+    extras: Extras = Extras(),
 ) -> Summary:
     """Return the summary, in smaller blocks where memory runs out. An lse, where given, is not computed again."""
     most = SCORES.get(queries.device.type, SCORES["cuda"])
-    run = partial(_summarize, queries, keys, attention, lse, top, cells, marks)
+    run = partial(_summarize, queries, keys, attention, lse, top, cells, marks, extras)
     return run_within_memory(run, most, keys.shape[-2], queries, keys)
 
 
@@ -51,6 +53,7 @@ def _summarize(
     top: int,
     cells: Cells | None,
     marks: Marks | None,
+    extras: Extras,
     most: int,
 ) -> Summary:
     (batch, heads, rows, _), columns, device = queries.shape, keys.shape[-2], queries.device
@@ -68,6 +71,7 @@ def _summarize(
     before = single = None
     if marks is not None:
         before, single = torch.zeros_like(entropy), sink.new_zeros(batch, heads, rows, len(marks.single))
+    more = ExtraSums(extras, received, entropy)
     scores = BlockScores(queries, keys, attention)
     for block in blocks(queries, keys, attention, most):
         at = block.index
@@ -86,11 +90,13 @@ def _summarize(
             _add_to_map(pooled, part, cells, block)
         if marks is not None and before is not None and single is not None:
             _read_marks(before[at], single[at], part, marks, block)
+        more.add(part, block)
 
     if cells is not None and pooled is not None:
         pooled = cells.averaged(pooled) if cells.how == "share" else pooled.masked_fill(pooled == -torch.inf, 0.0)
     lse = logs if attention.normalize is softmax else None
-    return Summary(lse, received.to(sink.dtype), entropy, top_weights, top_keys, pooled, before, single)
+    received = received.to(sink.dtype)
+    return Summary(lse, received, entropy, top_weights, top_keys, pooled, before, single, **more.named())
 
 
 # ------------------------------------------------------------------------------------------- statistics of one block
@@ -238,6 +244,48 @@ def _read_marks(
         in_block = (key >= 0) & (key < width)
         found = powers.gather(-1, key.clamp(0, width - 1).expand(*powers.shape[:3], 1)) * statistics.share * in_block
         single[..., i] += found[..., 0]
+
+
+class ExtraSums:
+    """The sums and maxima of `Extras`, to which blocks are added in the order of their rows."""
+
+    def __init__(
+        self, extras: Extras, received: Float[Tensor, "batch heads key"], entropy: Float[Tensor, "batch heads query"]
+    ) -> None:
+        self.extras, (batch, heads, columns), self.dtype = extras, received.shape, entropy.dtype
+        self.weighted = received.new_zeros(batch, heads, extras.sets, columns)
+        self.carried = torch.zeros_like(entropy)
+        size = (batch, heads, columns if extras.largest else 0)
+        self.largest, self.query = entropy.new_zeros(size), entropy.new_full(size, -1, dtype=torch.int32)
+
+    def add(self, part: "BlockStatistics", block: Block) -> None:
+        """Add one block."""
+        query_weights, norms, largest = self.extras
+        if not self.extras:
+            return
+        powers, place = part.powers[..., : block.width], (block.sequences, block.heads)
+        if query_weights is not None:
+            of_rows = query_weights.expand(*self.weighted.shape[:2], -1, -1)[*place, :, block.rows]
+            self.weighted[*place, :, block.columns] += (of_rows * part.share.mT) @ powers
+        if norms is not None:
+            self.carried[block.index] = ((powers @ norms[*place, block.columns, None]) * part.share)[..., 0]
+        if largest:
+            weights, at = powers * part.share, (*place, block.columns)
+            row = weights.argmax(-2)  # the first of equal ones
+            best = weights.gather(-2, row[..., None, :])[..., 0, :]
+            better = best > self.largest[at]
+            self.query[at] = torch.where(better, row.int() + block.rows.start, self.query[at])
+            self.largest[at] = torch.where(better, best, self.largest[at])
+
+    def named(self) -> dict[str, Tensor | None]:
+        """Return the fields of a Summary."""
+        query_weights, norms, largest = self.extras
+        return {
+            "weighted": None if query_weights is None else self.weighted.to(self.dtype),
+            "carried": None if norms is None else self.carried,
+            "largest_weight": self.largest if largest else None,
+            "largest_query": self.query if largest else None,
+        }
 
 
 # ------------------------------------------------------------------------------------------------------------- a map

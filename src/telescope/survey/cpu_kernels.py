@@ -372,6 +372,37 @@ def add_columns(context: Any, powers: Any, width: Any, rows: Any, share: Any, ve
 
 
 @intrinsic
+def column_maxima(
+    context: Any, powers: Any, width: Any, rows: Any, share: Any, vectors: Any, best: Any, row: Any
+) -> Any:
+    """Write the largest power · share of each column, and its row, for so many vectors of columns.
+
+    The row is a number of the same width, and the first one among equal ones; -1 if no product is above 0.
+    """
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        powers, width, rows, share, count, best, row = arguments
+        vectors = Vectors(builder, _is_double(signature.args[0]))
+        largest, place = vectors.variable(), vectors.variable()
+        with vectors.each(count) as column:
+            builder.store(vectors.constant(0.0), largest)
+            builder.store(vectors.constant(-1.0), place)
+            with cgutils.for_range(builder, rows) as loop:
+                weight = vectors.splat(builder.load(builder.gep(share, [loop.index])))
+                power = vectors.load(powers, builder.add(column, builder.mul(loop.index, width)))
+                product, before = builder.fmul(power, weight), builder.load(largest)
+                better = builder.fcmp_ordered(">", product, before)
+                number = vectors.splat(builder.sitofp(loop.index, vectors.scalar))
+                builder.store(builder.select(better, product, before), largest)
+                builder.store(builder.select(better, number, builder.load(place)), place)
+            vectors.store(builder.load(largest), best, column)
+            vectors.store(builder.load(place), row, column)
+        return context.get_dummy_value()
+
+    return types.void(powers, types.intp, types.intp, share, types.intp, best, row), build
+
+
+@intrinsic
 def row_sum(context: Any, powers: Any, vectors: Any) -> Any:
     """Return the sum of so many vectors."""
     number = powers.dtype
@@ -412,7 +443,7 @@ def cap(context: Any, scores: Any, vectors: Any, softcap: Any) -> Any:
 def survey_heads(
     tasks, queries, keys, scores, origin, scale, softcap, slopes, tables, shift, start, stop, sinks, lse, lse_known,
     received, entropy, weights, found, map_row, map_column, pooled, marked_stop, marked_keys, marked_sum,
-    marked_weights, listed_keys, listed_spans, listed_sum, listed_seen,
+    marked_weights, listed_keys, listed_spans, listed_sum, listed_seen, extras,
 ):  # fmt: skip
     """Survey some rows of some heads, and add to what their keys receive. Optional arrays have no elements.
 
@@ -435,7 +466,13 @@ def survey_heads(
     marked_keys      (b, row, mark): the weight of each is written to marked_weights (b, h, row, mark)
     listed_keys      (b, slot), listed_spans (b, row, list, 2): the total weight of the keys of each list is written to
                      listed_sum (b, h, row, list), and whether the row sees one of them to listed_seen, likewise
+    extras           (query_weights, weighted, norms, carried, largest, largest_row), a tuple, since numba takes at most
+                     30 arguments:
+    query_weights    (b, h, set, row): each set times the weights is added to weighted (part, b, h, set, key), float64
+    norms            (b, h, key): their sum times the weights is written to carried (b, h, row)
+    largest          (part, b, h, key): raised to the largest weight of each key; largest_row, likewise: its row
     """
+    query_weights, weighted, norms, carried, largest, largest_row = extras
     group = max(1, queries.shape[1] // max(1, keys.shape[1]))
     for t in range(tasks.shape[0]):
         part, b, h, first, last = tasks[t]
@@ -448,6 +485,10 @@ def survey_heads(
             pooled[part, b, h], marked_stop[first:last], marked_keys[b, first:last], marked_sum[b, h, first:last],
             marked_weights[b, h, first:last], listed_keys[b], listed_spans[b, first:last],
             listed_sum[b, h, first:last], listed_seen[b, h, first:last],
+            (
+                query_weights[b, h, :, first:last], weighted[part, b, h], norms[b, h], carried[b, h, first:last],
+                largest[part, b, h], largest_row[part, b, h], first,
+            ),
         )  # fmt: skip
 
 
@@ -455,9 +496,13 @@ def survey_heads(
 def _survey_rows(
     queries, keys, scores, first_key, scale, softcap, slope, table, shift, start, stop, sink, lse, lse_known,
     received, entropy, weights, found, map_row, map_column, pooled, marked_stop, marked_keys, marked_sum,
-    marked_weights, listed_keys, listed_spans, listed_sum, listed_seen,
+    marked_weights, listed_keys, listed_spans, listed_sum, listed_seen, extras,
 ):  # fmt: skip
-    """Survey some rows of one head; the arguments are those of `survey_heads` for these rows."""
+    """Survey some rows of one head; the arguments are those of `survey_heads` for these rows.
+
+    The last of `extras` is the number of the first row.
+    """
+    query_weights, weighted, norms, carried, largest, largest_row, first_row = extras
     rows, features = entropy.shape[0], queries.shape[1]
     lanes = VECTOR // entropy.itemsize
     wide = TILE_VECTORS * lanes
@@ -470,6 +515,8 @@ def _survey_rows(
     places = np.empty(width if weights.shape[1] else 0, np.int32)
     share = np.empty(STRIP, entropy.dtype)
     sums = np.empty(width, entropy.dtype)
+    scaled = np.empty(STRIP, entropy.dtype)
+    rows_of = np.empty(width if largest.shape[0] else 0, entropy.dtype)
     for first in range(0, rows, STRIP):
         count = min(STRIP, rows - first)
         begin, end = (0, scores.shape[1]) if given else (width, 0)
@@ -528,9 +575,33 @@ def _survey_rows(
                     if low <= j < high:
                         total += strip[i, j]
                 listed_sum[row, m] = total * share[i]
+            if norms.shape[0]:
+                total = entropy.dtype.type(0.0)
+                for j in range(low, min(high, norms.shape[0] - first_key)):
+                    total += strip[i, j] * norms[first_key + j]
+                carried[row] = total * share[i]
         _add_to_columns(
             strip, share, first, count, begin, end, lanes, sums, first_key, received, map_row, map_column, pooled
         )  # fmt: skip
+        for m in range(query_weights.shape[0]):
+            for i in range(count):
+                scaled[i] = share[i] * query_weights[m, first + i]
+            for j in range(begin, end):
+                sums[j] = 0.0
+            add_columns(
+                at(strip, begin), width, count, at(scaled, 0), (end - begin) // lanes, at(sums, begin)
+            )  # fmt: skip
+            for j in range(begin, min(end, weighted.shape[1] - first_key)):
+                weighted[m, first_key + j] += sums[j]
+        if largest.shape[0]:
+            column_maxima(
+                at(strip, begin), width, count, at(share, 0), (end - begin) // lanes, at(sums, begin),
+                at(rows_of, begin),
+            )  # fmt: skip
+            for j in range(begin, min(end, largest.shape[0] - first_key)):
+                if sums[j] > largest[first_key + j]:
+                    largest[first_key + j] = sums[j]
+                    largest_row[first_key + j] = first_row + first + int(rows_of[j])
 
 
 @_compiled

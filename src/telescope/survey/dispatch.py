@@ -1,8 +1,8 @@
 """Choose the engine that runs a survey.
 
 An engine is a module with two functions: `cannot` returns why it cannot survey an attention, or None; `summarize`
-returns the Summary. An engine that can compute a map without the rest has a third function, `pool`; one that checks an
-lse faster than PyTorch has `row_numbers`.
+returns the Summary. An engine that can compute a part of it without the rest has a function for it: `pool` for a map,
+`weigh` for sums over weighted queries; one that checks an lse faster than PyTorch has `row_numbers`.
 """
 
 from types import ModuleType
@@ -14,6 +14,7 @@ from ..attention import Attention
 from ..words import hint
 from . import chunked, fused, reference, triton
 from .cells import Cells
+from .extras import Extras
 
 ENGINES: dict[str, ModuleType] = {  # in order of preference
     "triton": triton,
@@ -58,3 +59,21 @@ def pool(
     else:
         pooled = chosen.summarize(queries, keys, attention, lse, 0, cells).map
     return pooled
+
+
+def weigh(
+    engine: str,
+    queries: Float[Tensor, "batch heads query d_q"],
+    keys: Float[Tensor, "batch key_heads key d_k"],
+    attention: Attention,
+    lse: Float[Tensor, "batch heads query"] | None,
+    query_weights: Float[Tensor, "#batch #heads sets query"],
+) -> Float[Tensor, "batch heads sets key"]:
+    """Return the weight each key gets from the weighted queries: by the engine's `weigh`, or from its `summarize`."""
+    chosen = ENGINES[engine]
+    if hasattr(chosen, "weigh"):
+        weighted: Tensor = chosen.weigh(queries, keys, attention, lse, query_weights)
+    else:
+        extras = Extras(query_weights)
+        weighted = chosen.summarize(queries, keys, attention, lse, 0, None, extras=extras).weighted
+    return weighted

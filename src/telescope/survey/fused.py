@@ -33,6 +33,7 @@ from .blocks import BlockScores, blocks, row_spans
 from .cells import Cells
 from .compiling import tell_if_slow
 from .device import run_within_memory
+from .extras import Extras
 from .marks import Listing, Marks
 from .summary import Summary, compute_dtype
 
@@ -109,13 +110,14 @@ def summarize(
     top: int,
     cells: Cells | None,
     marks: Marks | None = None,
+    extras: Extras = Extras(),
 ) -> Summary:
     """Return the summary. An lse, where given, is not computed again."""
     if cells is not None and cells.how == "max":
-        return chunked.summarize(queries, keys, attention, lse, top, cells, marks)
+        return chunked.summarize(queries, keys, attention, lse, top, cells, marks, extras)
 
     def within(most: int) -> Summary:
-        results = Results.empty(queries, keys, attention, lse, top, cells, marks)
+        results = Results.empty(queries, keys, attention, lse, top, cells, marks, extras)
         kernels = _compiled(results.entropy.dtype)
         if _in_kernel(attention) and row_spans(queries, keys, attention)[2]:
             _survey_products(kernels, queries, keys, attention, results)
@@ -161,11 +163,20 @@ class Results:
     """(batch, query, list, 2): where the keys of a query begin and end."""
     listed_sum: Tensor
     listed_seen: Tensor
+    extras: Extras
+    query_weights: Tensor
+    weighted: Tensor
+    """(part, batch, heads, set, key), float64."""
+    norms: Tensor
+    carried: Tensor
+    largest: Tensor
+    """(part, batch, heads, key), or without elements, as `largest_row`."""
+    largest_row: Tensor
 
     @classmethod
     def empty(
         cls, queries: Tensor, keys: Tensor, attention: Attention, lse: Tensor | None = None, top: int = 0,
-        cells: Cells | None = None, marks: Marks | None = None,
+        cells: Cells | None = None, marks: Marks | None = None, extras: Extras = Extras(),
     ) -> "Results":  # fmt: skip
         (batch, heads, rows, _), columns, dtype = queries.shape, keys.shape[-2], compute_dtype(queries)
         sink = torch.as_tensor(-torch.inf if attention.sink is None else attention.sink, dtype=torch.float64).detach()
@@ -197,6 +208,13 @@ class Results:
             listed_spans=listed_spans,
             listed_sum=torch.zeros(batch, heads, rows, len(lists), dtype=dtype),
             listed_seen=torch.zeros(batch, heads, rows, len(lists), dtype=torch.bool),
+            extras=extras,
+            query_weights=_query_weights(extras, (batch, heads, rows), dtype),
+            weighted=torch.zeros(parts, batch, heads, extras.sets, columns, dtype=torch.float64),
+            norms=torch.empty(batch, heads, 0, dtype=dtype) if extras.norms is None else extras.norms.contiguous(),
+            carried=torch.zeros(batch, heads, rows, dtype=dtype),
+            largest=torch.zeros(parts, batch, heads, columns if extras.largest else 0, dtype=dtype),
+            largest_row=torch.full((parts, batch, heads, columns if extras.largest else 0), -1, dtype=torch.int32),
         )
 
     @property
@@ -212,6 +230,12 @@ class Results:
                     self.received, self.entropy, self.weights, self.found, self.map_row, self.map_column, self.pooled,
                     self.marked_stop, self.marked_keys, self.marked_sum, self.marked_weights,
                     self.listed_keys, self.listed_spans, self.listed_sum, self.listed_seen,
+                )
+            ),
+            tuple(
+                part.numpy()
+                for part in (
+                    self.query_weights, self.weighted, self.norms, self.carried, self.largest, self.largest_row
                 )
             ),
         )  # fmt: skip
@@ -231,7 +255,26 @@ class Results:
             self.marked_weights if marked else None,
             self.listed_sum if self.listed_spans.numel() else None,
             self.listed_seen if self.listed_spans.numel() else None,
+            **self._extra_fields(),
         )
+
+    def _extra_fields(self) -> dict[str, Tensor | None]:
+        """Return the fields of a Summary that `extras` asks for."""
+        part = self.largest.argmax(0)[None]  # the first of equal ones, which has the lower rows
+        return {
+            "weighted": self.weighted.sum(0).to(self.entropy.dtype) if self.extras.sets else None,
+            "carried": None if self.extras.norms is None else self.carried,
+            "largest_weight": self.largest.gather(0, part)[0] if self.extras.largest else None,
+            "largest_query": self.largest_row.gather(0, part)[0] if self.extras.largest else None,
+        }
+
+
+def _query_weights(extras: Extras, size: tuple[int, int, int], dtype: torch.dtype) -> Float[Tensor, "b h set row"]:
+    """Return the weights of all queries of every head, none if they are not asked for."""
+    batch, heads, rows = size
+    if extras.query_weights is None:
+        return torch.empty(batch, heads, 0, rows, dtype=dtype)
+    return extras.query_weights.to(dtype).expand(batch, heads, -1, -1).contiguous()
 
 
 def _lists(

@@ -20,6 +20,7 @@ BLOCK = 64  # keys whose largest weight is written down; with more than MANY_KEY
 MANY_KEYS = 2**14
 MANY_TILES = 32  # tiles of keys from which on whole tiles get kernels of their own, 5 % faster without checks of bounds
 MAXIMA = torch.float16  # dtype of these largest weights, precise enough to choose the blocks to search
+SPLIT = torch.bfloat16  # dtype of the two parts of a query's weight: float16 would lose small ones
 MOST_COMMON = 16  # blocks per tile of rows that may raise its thresholds
 PROGRAMS_PER_BLOCK = 4  # programs that share the rows to be multiplied with one block of keys
 SMALL: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}  # triton's defaults, which later versions require
@@ -174,10 +175,11 @@ def survey_check(
     )  # fmt: skip
 
 
-@_operator("received", "entropy", "weights", "found", "overfull", "pooled")
+@_operator("received", "entropy", "weights", "found", "overfull", "pooled", "carried", "largest", "largest_row")
 def survey_rows(
     band: Band, lse: Tensor, received: Tensor, entropy: Tensor, weights: Tensor, found: Tensor, overfull: Tensor,
-    pooled: Tensor, cell_rows: int, cell_keys: int,
+    pooled: Tensor, cell_rows: int, cell_keys: int, norms: Tensor | None, carried: Tensor | None,
+    largest: Tensor | None, largest_row: Tensor | None,
 ) -> None:  # fmt: skip
     """Compute what a survey has of the band: add to received and pooled, and write the band's rows of the others.
 
@@ -185,12 +187,14 @@ def survey_rows(
     entropy, overfull (batch, heads, query)            weights, found (batch, heads, query, top)
 
     A cell of the map has `cell_rows` x `cell_keys` weights. A row is overfull where more keys might be among its top
-    than `search_capacity` has room for: it was searched from its first key to its last.
+    than `search_capacity` has room for: it was searched from its first key to its last. norms (batch, heads, key) are
+    summed into carried (batch, heads, query), and largest and largest_row (batch, heads, key) are raised, unless None.
     """
     from . import kernels
 
     launch = launch_cache_for(
-        *band, lse, received, entropy, weights, found, overfull, pooled, cell_rows, cell_keys
+        *band, lse, received, entropy, weights, found, overfull, pooled, cell_rows, cell_keys, norms, carried, largest,
+        largest_row,
     )  # fmt: skip
     sizes, matrices, top = band.sizes, band.matrices, weights.shape[-1]
     rows, keys, heads, *_ = sizes
@@ -207,9 +211,10 @@ def survey_rows(
     launch(
         kernels.statistics, (-(-keys // BN), matrices),
         q, k, band_lse, rule, spans, received, _rows_from(band, entropy), maxima, pooled if pooled.numel() else None,
+        norms, None if carried is None else _rows_from(band, carried), largest, largest_row,
         *sizes, row_tiles, lse_stride, cell_rows, cell_keys, pooled.shape[-1],
         pooled.shape[-2] * pooled.shape[-1], band.first,
-        BLOCK=block, **settings,
+        BLOCK=block, **settings | ({} if largest is None else {"num_warps": 8}),  # its maxima need more registers
     )  # fmt: skip
     if maxima is None:
         return
@@ -258,24 +263,46 @@ def survey_rows(
     )  # fmt: skip
 
 
-@_operator("pooled")
-def survey_map(
-    band: Band, lse: Tensor, row_runs: Tensor, key_runs: Tensor, run_of_key: Tensor, pooled: Tensor, how: str
-) -> None:
-    """Add the band's rows to the map pooled (batch, heads, rows, columns); how is "share" or "max".
+@_operator("weighted")
+def survey_weighted(band: Band, lse: Tensor, query_weights: Tensor, weighted: Tensor) -> None:
+    """Add Σ over the band's rows of query_weights · weight to weighted (batch, heads, sets, key).
 
-    row_runs (3, run) and key_runs (3, run) are the runs of neighbours in one cell: first, stop and cell. A run of rows
-    has at most BM, one of keys at most BN. run_of_key (key,) is the number of each key's run.
+    query_weights (part, batch or 1, heads or 1, sets, query) has one part in float32, or two in half precision.
     """
     from . import kernels
 
-    launch = launch_cache_for(*band, lse, row_runs, key_runs, run_of_key, pooled, how)
+    launch = launch_cache_for(*band, lse, query_weights, weighted)
+    q, k, rule, spans = band.kernel_arguments()
+    sets, steps = query_weights.shape[3], _strides(query_weights[0])
+    launch(
+        kernels.weigh, (-(-band.keys.shape[-2] // BN), band.matrices),
+        q, k, _rows_from(band, lse), rule, spans, query_weights[..., band.first :], weighted,
+        *band.sizes, band.tiles.shape[-1], lse.shape[-1], sets, query_weights.stride(0), *steps[:2],
+        query_weights.stride(3),
+        SETS=max(16, _next_power(sets)), PARTS=len(query_weights), **_tile_settings(band),
+    )  # fmt: skip
+
+
+@_operator("pooled")
+def survey_map(
+    band: Band, lse: Tensor, row_runs: Tensor, key_runs: Tensor, run_of_key: Tensor, pooled: Tensor, how: str,
+    by_row: bool,
+) -> None:  # fmt: skip
+    """Add the band's rows to the map pooled (batch, heads, rows, columns); how is "share" or "max".
+
+    row_runs (3, run) and key_runs (3, run) are the runs of neighbours in one cell: first, stop and cell. A run of rows
+    has at most BM, one of keys at most BN. run_of_key (key,) is the number of each key's run. With by_row, every row of
+    a run has a row of the map of its own, from that of the run on.
+    """
+    from . import kernels
+
+    launch = launch_cache_for(*band, lse, row_runs, key_runs, run_of_key, pooled, how, by_row)
     q, k, rule, _ = band.kernel_arguments()
     launch(
         kernels.pool, (row_runs.shape[-1], band.matrices),
         q, k, _rows_from(band, lse), rule, tuple(row_runs), tuple(key_runs), run_of_key, pooled,
         *band.sizes, lse.shape[-1], pooled.shape[-1], pooled[0, 0].numel(),
-        SHARE=how == "share", **_without_even(_tile_settings(band)),
+        SHARE=how == "share", BY_ROW=by_row, **_without_even(_tile_settings(band)),
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ..attention import Attention, Pairs, softmax
 from .cells import Cells
+from .extras import Extras
 from .summary import Summary, compute_dtype
 
 
@@ -21,6 +22,7 @@ def summarize(
     lse: Float[Tensor, "batch heads query"] | None,
     top: int,
     cells: Cells | None,
+    extras: Extras = Extras(),
 ) -> Summary:
     """Return the summary, with the map of `cells` if there are any. An lse, where given, is not computed again."""
     masked = _masked_scores(queries, keys, attention)
@@ -28,6 +30,7 @@ def summarize(
     weights = _weights(masked, attention, lse)
     order = masked if attention.normalize is softmax else weights.masked_fill(masked == -torch.inf, -torch.inf)
     top_weights, top_keys = _top(weights, order, top)
+    largest_weight, largest_query = _largest(weights) if extras.largest else (None, None)
     return Summary(
         lse=lse if attention.normalize is softmax else None,
         received=weights.sum(-2),
@@ -35,6 +38,10 @@ def summarize(
         top_weights=top_weights,
         top_keys=top_keys,
         map=None if cells is None else _pool(weights, cells),
+        weighted=None if extras.query_weights is None else extras.query_weights.to(weights.dtype) @ weights,
+        carried=None if extras.norms is None else (weights @ extras.norms.to(weights.dtype)[..., None])[..., 0],
+        largest_weight=largest_weight,
+        largest_query=largest_query,
     )
 
 
@@ -68,6 +75,15 @@ def _top(weights: Tensor, order: Tensor, top: int) -> tuple[Tensor, Tensor]:
         torch.nn.functional.pad(weights.gather(-1, keys).masked_fill(hidden, 0.0), missing, value=0.0),
         torch.nn.functional.pad(keys.masked_fill(hidden, -1).int(), missing, value=-1),
     )
+
+
+def _largest(weights: Float[Tensor, "batch heads query key"]) -> tuple[Tensor, Tensor]:
+    """Return the largest weight of each key above 0, and its query; 0 and -1 if there is none."""
+    if not weights.shape[-2]:
+        return weights.sum(-2), torch.full_like(weights.sum(-2), -1, dtype=torch.int32)
+    query = weights.argmax(-2)  # the first of equal ones
+    largest = weights.gather(-2, query[..., None, :])[..., 0, :].clamp(min=0.0)
+    return largest, query.masked_fill(largest == 0.0, -1).int()
 
 
 def _pool(weights: Float[Tensor, "batch heads query key"], cells: Cells) -> Float[Tensor, "batch heads rows columns"]:

@@ -42,6 +42,20 @@ class Summary:
     """The total weights of the lists of `Marks.listed`, from the engine that reports them."""
     listed_seen: Bool[Tensor, "batch heads query list"] | None = None
     """Whether the query may see a key of the list."""
+    weighted: Float[Tensor, "batch heads sets key"] | None = None
+    """The weight each key gets from all queries together, each query counted with its `query_weights`."""
+    carried: Float[Tensor, "batch heads query"] | None = None
+    """Σ weight · norm over the keys, if `norms` were given."""
+    largest_weight: Float[Tensor, "batch heads key"] | None = None
+    """The largest weight that each key gets; 0 if no query gives it a weight above 0."""
+    largest_query: Int[Tensor, "batch heads key"] | None = None
+    """The query that gives it, int32, the lower one where weights are equal; -1 if there is none."""
+    within: Float[Tensor, "batch heads query"] | None = None
+    """The share of each query's weight inside of a mask."""
+    lost: Float[Tensor, "batch heads query"] | None = None
+    """How far the context moves if each query sees only what that mask lets it see: the norm of the difference."""
+    shares: Float[Tensor, "batch heads query segment"] | None = None
+    """The share of each query's weight that goes to each segment of the keys."""
 
     def one_head(self, i: int) -> "Summary":
         """Return the numbers of head i; every tensor keeps its heads axis, of size 1."""

@@ -9,17 +9,19 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..attention import Attention, everyone, softmax
+from ..attention import Attention, Mask, everyone, softmax
 from ..attention.restrict import key_heads_of, restrict_to_heads
 from ..engines import attend, torch_modes
 from ..engines.check_inputs import check, check_without_values
 from ..words import check_index, whole_number
 from .cells import Cells, grid, segments
 from .device import side_stream
-from .dispatch import ENGINES, choose, pool
+from .dispatch import ENGINES, choose, pool, weigh
 from .exact_rows import check_lse, check_sums, masked_rows
 from .extend import append_rows, can_reuse_rows
+from .extras import Extras, check_within, read_extras, read_query_weights, segment_cells
 from .marks import Marks
+from .mask_share import share_within
 from .summary import Summary
 
 
@@ -37,12 +39,20 @@ class Peak(NamedTuple):
     key: Int[Tensor, "batch heads query"]
 
 
+class Largest(NamedTuple):
+    """The largest weight that each key gets, and the query that gives it; 0 and -1 where no weight is above 0."""
+
+    weight: Float[Tensor, "batch heads key"]
+    query: Int[Tensor, "batch heads key"]
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Survey:
     """Exact numbers for each query and each key of an attention, as `survey` returns them.
 
-    .lse .received .entropy .peak .top are computed already. .map, .rows and .cell compute parts of the matrix from
-    queries and keys; .head returns the survey of one head; .extend adds queries and keys.
+    .lse .received .entropy .peak .top are computed already, and so are .weighted .carried .largest .within .lost
+    .shares where `survey` was asked for them. .map, .rows, .cell and .weigh compute parts of the matrix from queries
+    and keys; .head returns the survey of one head; .extend adds queries and keys.
 
     In a recording that kept only summaries, queries and keys are on the meta device: they have shapes but no numbers,
     and .map, .rows, .cell and .extend raise a ValueError.
@@ -99,6 +109,69 @@ class Survey:
         if not self.summary.top_keys.shape[-1]:
             raise ValueError("this survey was made with top=0, so it kept no peak; top=1 keeps it")
         return Peak(self.summary.top_weights[..., 0], self.summary.top_keys[..., 0].long())
+
+    @property
+    def largest_logit(self) -> Float[Tensor, "batch heads query"]:
+        """The largest score of each query, after softcap and bias: lse + ln(peak); -inf for a query that sees nothing.
+
+        Raises a ValueError for a survey with top=0, or of another normaliser than softmax.
+        """
+        if self.lse is None:
+            raise ValueError("the largest logit is known for softmax only, as lse + ln(peak)")
+        return self.lse + self.peak.weight.log()
+
+    @property
+    def weighted(self) -> Float[Tensor, "batch heads sets key"]:
+        """What each key gets from all queries together, each with its weight: needs survey(query_weights=...)."""
+        return self._asked("weighted", "query_weights=...")
+
+    @property
+    def carried(self) -> Float[Tensor, "batch heads query"]:
+        """Σ weight · norm over the keys of each query: needs survey(norms=...).
+
+        weight · norm / carried is the share of a key in what the query's weights carry.
+        """
+        return self._asked("carried", "norms=...")
+
+    @property
+    def largest(self) -> Largest:
+        """The largest weight that each key gets, and from which query: needs survey(largest=True)."""
+        weight, query = self._asked("largest_weight", "largest=True"), self._asked("largest_query", "largest=True")
+        return Largest(weight, query.long())
+
+    @property
+    def within(self) -> Float[Tensor, "batch heads query"]:
+        """The share of each query's weight inside of the mask of survey(within=MASK)."""
+        return self._asked("within", "within=MASK")
+
+    @property
+    def lost(self) -> Float[Tensor, "batch heads query"]:
+        """‖context - context under the mask of within=‖ of each query: needs survey(within=MASK, values=...)."""
+        return self._asked("lost", "within=MASK, values=...")
+
+    @property
+    def shares(self) -> Float[Tensor, "batch heads query segment"]:
+        """The share of each query's weight that goes to each segment of the keys: needs survey(segments=ids)."""
+        return self._asked("shares", "segments=ids")
+
+    def _asked(self, name: str, option: str) -> Tensor:
+        found: Tensor | None = getattr(self.summary, name)
+        if found is None:
+            raise ValueError(f"this survey has no {name.partition('_')[0]}; survey(..., {option}) computes it")
+        return found
+
+    @torch.no_grad()
+    def weigh(self, query_weights: Any) -> Float[Tensor, "batch heads sets key"]:
+        """Return what each key gets from all queries together, each with its weight: Aᵀw, for one w or several.
+
+        query_weights   (query,), (sets, query) or (batch or 1, heads or 1, sets, query)
+
+        Raises a ValueError where these do not fit the queries.
+        """
+        self._require_tensors("weigh")
+        weights = read_query_weights(self.queries, query_weights)
+        with torch_modes.without_autocast(self.queries.device):
+            return weigh(self.engine, self.queries, self.keys, self.attention, self.lse, weights)
 
     @torch.no_grad()
     def map(
@@ -166,8 +239,9 @@ class Survey:
     ) -> "Survey":
         """Return the survey of the old queries and keys followed by these, as if computed from scratch.
 
-        Where no old query sees a new key, only the new rows are computed. A recorded map is dropped; `.map` computes
-        it again. Where the definition has a tensor as long as the sequence (documents, padding(keep=...),
+        Where no old query sees a new key, only the new rows are computed. A recorded map is dropped, and so is what
+        `survey` was asked for besides (.weighted, .carried, .largest, .within, .shares); `.map` and `.weigh` compute
+        from the new survey. Where the definition has a tensor as long as the sequence (documents, padding(keep=...),
         from_tensor), pass the longer `attention`. `values` are needed if and only if the survey was made with values.
 
         Raises a ValueError or TypeError where these do not fit the old ones.
@@ -228,6 +302,11 @@ def survey(
     values: Float[Tensor, "batch key_heads key d_v"] | None = None,
     lse: Float[Tensor, "batch heads query"] | None = None,
     map: tuple[int, int] | None = None,
+    query_weights: Any = None,
+    norms: Float[Tensor, "batch some_heads key"] | bool | None = None,
+    largest: bool = False,
+    within: Mask | None = None,
+    segments: Any = None,
     engine: str | None = None,
 ) -> Survey:
     """Return exact statistics of every query and every key, in memory that grows with n and not with n².
@@ -239,10 +318,18 @@ def survey(
     values      (batch, key_heads, key, d_v): adds .context, the output of the attention
     lse         (batch, heads, query): ln Σ exp(score) of a forward pass saves work; some rows are checked
     map         (rows, cols): pools the matrix in the same pass, for .map(rows, cols)
+    query_weights   (query,), (sets, query) or (batch or 1, heads or 1, sets, query): adds .weighted, what each key gets
+                from the queries, each with its weight
+    norms       (batch, heads or key_heads, key), such as ‖W_O v‖, or True for the norms of `values`: adds .carried,
+                Σ weight · norm of each query
+    largest     adds .largest, the largest weight that each key gets, and its query
+    within      a mask: adds .within, the share of each query's weight inside of it, at the cost of its area; with
+                `values` also .lost, how far the context moves if a query sees nothing else
+    segments    (key,) or (batch, key), a number from 0 on for each key: adds .shares, of each query and segment
     engine      "triton", "fused", "chunked" or "reference"; None takes the first of them that can
 
-    Returns a `Survey` with .lse .received .entropy .peak .top .map(rows, cols) .rows(i) .cell(i, j) .head(i)
-    .extend(queries, keys). Gradients are not recorded.
+    Returns a `Survey` with .lse .received .entropy .peak .top .largest_logit .map(rows, cols) .rows(i) .cell(i, j)
+    .weigh(query_weights) .head(i) .extend(queries, keys). Gradients are not recorded.
 
     Raises a TypeError or ValueError, one sentence, where an argument does not fit the others, and
     torch.OutOfMemoryError where one row at a time does not fit into memory.
@@ -263,6 +350,10 @@ def survey(
         raise ValueError("queries are on meta, where tensors have a shape but no numbers to survey; use cpu or cuda")
     if lse is not None and attention.normalize is not softmax:
         raise ValueError("lse is defined for softmax only; leave it out for another normaliser")
+    extras = read_extras(queries, keys, values, query_weights, norms, largest)
+    by_segment = None if segments is None else segment_cells(segments, queries, keys)
+    if within is not None:
+        check_within(within, queries, keys, attention)
     queries, keys = (tensor.detach() for tensor in torch_modes.cast_for_autocast(queries, keys))
     values = None if values is None else torch_modes.cast_for_autocast(values)[0].detach()
     with torch_modes.without_autocast(queries.device):
@@ -270,11 +361,31 @@ def survey(
         if lse is not None:
             check_lse(queries, lse)
             lse, stream = lse.detach(), side_stream(lse, urgent=True)  # the check runs while the kernels do
-        seen = survey_unchecked(queries, keys, attention, top=top, lse=lse, map=map, engine=engine)
+        seen = survey_unchecked(queries, keys, attention, top=top, lse=lse, map=map, engine=engine, extras=extras)
+        if by_segment is not None:
+            shares = pool(seen.engine, queries, keys, attention, seen.lse, by_segment)
+            seen = replace(seen, summary=replace(seen.summary, shares=shares))
+        if within is not None:
+            seen = _with_share(seen, within, values)
         if lse is not None:
             with stream:
                 check_sums(queries, keys, attention, lse, getattr(ENGINES[seen.engine], "row_numbers", None))
-    return seen if values is None else replace(seen, values=values, context=attend(queries, keys, values, attention))
+    if values is None or seen.context is not None:
+        return seen
+    return replace(seen, values=values, context=attend(queries, keys, values, attention))
+
+
+def _with_share(seen: Survey, mask: Mask, values: Tensor | None) -> Survey:
+    """Return the survey with .within and, if there are values, .lost and .context."""
+    queries, keys, attention = seen.queries, seen.keys, seen.attention
+    assert seen.lse is not None
+    share = share_within(seen.engine, queries, keys, attention, seen.lse, mask)
+    if values is None:
+        return replace(seen, summary=replace(seen.summary, within=share))
+    context = attend(queries, keys, values, attention)
+    inside = attend(queries, keys, values, replace(attention, mask=attention.mask & mask))
+    lost = (inside - context).to(share.dtype).norm(dim=-1)
+    return replace(seen, values=values, context=context, summary=replace(seen.summary, within=share, lost=lost))
 
 
 def survey_unchecked(
@@ -287,11 +398,13 @@ def survey_unchecked(
     map: tuple[int, int] | None = None,
     engine: str | None = None,
     marks: Marks | None = None,
+    extras: Extras = Extras(),
 ) -> Survey:
     """Return `survey` of arguments that are known to fit, with an lse that is known to be right.
 
     Nothing is checked, so that on a GPU nothing waits for a result. The arguments are those of `survey`. `marks` are
-    reported by the engines "fused" and "chunked", which form all weights; the others leave them out.
+    reported by the engines "fused" and "chunked", which form all weights; the others leave them out. All report what
+    `extras` asks for.
 
     Example:
         >>> import telescope as ts, torch
@@ -302,8 +415,9 @@ def survey_unchecked(
     """
     chosen = choose(queries, keys, attention, top, engine)
     cells = None if map is None else _cells(queries, keys, *_pair(map), "share", None)
-    extra = () if marks is None or chosen not in ("chunked", "fused") else (marks,)
-    summary = ENGINES[chosen].summarize(queries, keys, attention, lse, top, cells, *extra)
+    options: dict[str, Any] = {"marks": marks} if marks is not None and chosen in ("chunked", "fused") else {}
+    options |= {"extras": extras} if extras else {}
+    summary = ENGINES[chosen].summarize(queries, keys, attention, lse, top, cells, **options)
     return Survey(queries, keys, None, attention, chosen, summary, map, None)
 
 

@@ -18,8 +18,10 @@ from torch import Tensor
 from ..attention import Attention, Bias, Mask, Pairs, dot, softmax
 from ..attention.biases import Alibi, Relative
 from ..attention.values import has_data, tensors
+from . import launch
 from .cells import Cells
 from .device import StreamEvent, record_event, run_within_memory
+from .extras import Extras
 from .launch import (
     BM,
     BN,
@@ -33,6 +35,7 @@ from .launch import (
     survey_lse,
     survey_map,
     survey_rows,
+    survey_weighted,
     tile_spans,
 )
 from .summary import Summary
@@ -72,26 +75,36 @@ def summarize(
     lse: Float[Tensor, "batch heads query"] | None,
     top: int,
     cells: Cells | None,
+    extras: Extras = Extras(),
 ) -> Summary:
     """Return the summary, in bands of fewer rows where memory runs out. An lse, where given, is not computed again."""
-    within = partial(_summarize, queries, keys, attention, lse, top, cells)
+    within = partial(_summarize, queries, keys, attention, lse, top, cells, extras)
     return run_within_memory(within, MEMORY, LEAST, queries, keys)
 
 
 def _summarize(
-    queries: Tensor, keys: Tensor, attention: Attention, lse: Tensor | None, top: int, cells: Cells | None, memory: int
+    queries: Tensor,
+    keys: Tensor,
+    attention: Attention,
+    lse: Tensor | None,
+    top: int,
+    cells: Cells | None,
+    extras: Extras,
+    memory: int,
 ) -> Summary:
     matrix = Matrix.of(queries, keys, attention, memory)
-    _compile_once(matrix, lse is None, top, cells)
+    _compile_once(matrix, lse is None, top, cells, extras)
     lse = _lse(matrix, attention) if lse is None else lse.float().contiguous()
-    summary = _survey(matrix.bands(top=top), lse, keys.shape[-2], top, cells)
+    summary = _survey(matrix.bands(top=top), lse, keys.shape[-2], top, cells, extras)
+    if extras.query_weights is not None:
+        summary = replace(summary, weighted=_weigh(matrix, lse, extras.query_weights))
     if cells is None:
         return summary
     pooled = summary.map
     return replace(summary, map=_pool(matrix, lse, cells) if pooled is None else cells.averaged(pooled))
 
 
-def _survey(bands: Iterable[Band], lse: Tensor, columns: int, top: int, cells: Cells | None) -> Summary:
+def _survey(bands: Iterable[Band], lse: Tensor, columns: int, top: int, cells: Cells | None, extras: Extras) -> Summary:
     """Return the summary of all bands, with the sums of a map whose cells fit the tiles."""
     batch, heads, rows = lse.shape
     tiled = cells if cells is not None and _fits_tiles(cells) else None
@@ -104,9 +117,23 @@ def _survey(bands: Iterable[Band], lse: Tensor, columns: int, top: int, cells: C
     weights, found = lse.new_empty(*lse.shape, top), lse.new_empty(*lse.shape, top, dtype=torch.int32)
     overfull = lse.new_empty(lse.shape if top else (0,), dtype=torch.bool)
     sizes = (1, 1) if tiled is None else (tiled.row_size, tiled.key_size)
+    carried = None if extras.norms is None else torch.zeros_like(lse)
+    largest = torch.zeros_like(received) if extras.largest else None
+    query = torch.full_like(received, -1, dtype=torch.int32) if extras.largest else None
+    more = (extras.norms, carried, largest, query)
     for band in bands:
-        run(survey_rows, band, lse, received, entropy, weights, found, overfull, pooled, *sizes)
-    return Summary(lse, received, entropy, weights, found, None if tiled is None else pooled)
+        run(survey_rows, band, lse, received, entropy, weights, found, overfull, pooled, *sizes, *more)
+    return Summary(
+        lse,
+        received,
+        entropy,
+        weights,
+        found,
+        None if tiled is None else pooled,
+        carried=carried,
+        largest_weight=largest,
+        largest_query=query,
+    )
 
 
 def _fits_tiles(cells: Cells) -> bool:
@@ -117,7 +144,7 @@ def _fits_tiles(cells: Cells) -> bool:
 _compiled: set[tuple[Any, ...]] = set()
 
 
-def _compile_once(matrix: "Matrix", needs_lse: bool, top: int, cells: Cells | None) -> None:
+def _compile_once(matrix: "Matrix", needs_lse: bool, top: int, cells: Cells | None, extras: Extras) -> None:
     """Compile all kernels of a survey, in parallel, before its first launch; do nothing if this was done before."""
     queries = matrix.queries
     if not queries.is_cuda or not has_data(queries) or type(queries) is not Tensor:
@@ -126,7 +153,8 @@ def _compile_once(matrix: "Matrix", needs_lse: bool, top: int, cells: Cells | No
         compiled_for(queries.dtype, queries.shape[-2], *matrix.keys.shape[-2:], top),
         queries.device,
         needs_lse,
-        None if cells is None else (cells.how, _fits_tiles(cells)),
+        None if cells is None else (cells.how, _fits_tiles(cells), cells.by_query),
+        (extras.sets, extras.norms is None, extras.largest),
         matrix.softcap is None,
         matrix.slopes is None,
         matrix.relative is None,
@@ -135,22 +163,25 @@ def _compile_once(matrix: "Matrix", needs_lse: bool, top: int, cells: Cells | No
     )
     if kind not in _compiled:
         band = next(matrix.bands(top=top))
-        compile_ahead(queries.device, partial(_rehearse, band, needs_lse, top, cells))
+        compile_ahead(queries.device, partial(_rehearse, band, needs_lse, top, cells, extras))
         _compiled.add(kind)
 
 
-def _rehearse(band: Band, needs_lse: bool, top: int, cells: Cells | None) -> None:
+def _rehearse(band: Band, needs_lse: bool, top: int, cells: Cells | None, extras: Extras) -> None:
     """Call all launchers of a survey of one band. Tensors have the right shapes, but no numbers yet."""
     lse, columns = band.queries.new_empty(band.queries.shape[:3], dtype=torch.float32), band.keys.shape[-2]
     if needs_lse:
         survey_lse(band, None, lse)
     elif band.bias is None and band.mask is None:
         survey_check(band, None, lse, 1, 1, 1, lse.new_empty(4, 1, 1, 1))
-    _survey([band], lse, columns, top, cells)
+    _survey([band], lse, columns, top, cells, extras)
+    if extras.query_weights is not None:
+        weighted = lse.new_empty(*lse.shape[:2], extras.sets, columns)
+        survey_weighted(band, lse, _parts(extras.query_weights, band.queries), weighted)
     if cells is not None and not _fits_tiles(cells):
         runs = aligned_rows(band.start.new_empty(3, 1))
         pooled = lse.new_empty(*lse.shape[:2], cells.rows, cells.columns)
-        survey_map(band, lse, runs, runs, band.start.new_empty(columns), pooled, cells.how)
+        survey_map(band, lse, runs, runs, band.start.new_empty(columns), pooled, cells.how, cells.by_query)
 
 
 def pool(
@@ -165,6 +196,52 @@ def pool(
     def within(memory: int) -> Tensor:
         matrix = Matrix.of(queries, keys, attention, memory)
         return _pool(matrix, _lse(matrix, attention) if lse is None else lse.float().contiguous(), cells)
+
+    return run_within_memory(within, MEMORY, LEAST, queries, keys)
+
+
+def weigh(
+    queries: Float[Tensor, "batch heads query d_q"],
+    keys: Float[Tensor, "batch key_heads key d_k"],
+    attention: Attention,
+    lse: Float[Tensor, "batch heads query"] | None,
+    query_weights: Float[Tensor, "#batch #heads sets query"],
+) -> Float[Tensor, "batch heads sets key"]:
+    """Return what each key gets from the weighted queries, without the rest of a summary."""
+
+    def within(memory: int) -> Tensor:
+        matrix = Matrix.of(queries, keys, attention, memory)
+        known = _lse(matrix, attention) if lse is None else lse.float().contiguous()
+        return _weigh(matrix, known, query_weights)
+
+    return run_within_memory(within, MEMORY, LEAST, queries, keys)
+
+
+def _weigh(matrix: "Matrix", lse: Tensor, query_weights: Tensor) -> Float[Tensor, "batch heads sets key"]:
+    sets, columns = query_weights.shape[2], matrix.keys.shape[-2]
+    weighted, parts = lse.new_zeros(*lse.shape[:2], sets, columns), _parts(query_weights, matrix.queries)
+    for band in matrix.bands():
+        run(survey_weighted, band, lse, parts, weighted)
+    return weighted
+
+
+def _parts(query_weights: Tensor, queries: Tensor) -> Float[Tensor, "part #batch #heads sets query"]:
+    """Return the weights as `survey_weighted` takes them: as they are beside float32, else as two numbers of SPLIT."""
+    if queries.dtype == torch.float32:
+        return query_weights.float()[None].contiguous()
+    high = query_weights.to(launch.SPLIT)
+    return torch.stack([high, (query_weights - high.float()).to(launch.SPLIT)])
+
+
+def log_sum_exp(
+    queries: Float[Tensor, "batch heads query d_q"],
+    keys: Float[Tensor, "batch key_heads key d_k"],
+    attention: Attention,
+) -> Float[Tensor, "batch heads query"]:
+    """Return ln Σ exp(score) alone, the sink included."""
+
+    def within(memory: int) -> Tensor:
+        return _lse(Matrix.of(queries, keys, attention, memory), attention)
 
     return run_within_memory(within, MEMORY, LEAST, queries, keys)
 
@@ -207,16 +284,22 @@ def _pool(matrix: "Matrix", lse: Tensor, cells: Cells) -> Float[Tensor, "batch h
         key_runs, run_of_key = _runs(cells.column_of_key[b % len(cells.column_of_key)], BN)
         row_of_query = cells.row_of_query[b % len(cells.row_of_query)]
         for band in matrix.bands(batch):
-            row_runs, _ = _runs(row_of_query[band.first : band.first + band.queries.shape[-2]], BM)
-            run(survey_map, band, lse[batch], row_runs, key_runs, run_of_key, pooled[batch], cells.how)
+            rows = row_of_query[band.first : band.first + band.queries.shape[-2]]
+            row_runs, _ = _runs(rows, BM, as_one=cells.by_query)
+            run(survey_map, band, lse[batch], row_runs, key_runs, run_of_key, pooled[batch], cells.how, cells.by_query)
     return cells.averaged(pooled) if cells.how == "share" else pooled
 
 
-def _runs(cell: Int[Tensor, " position"], most: int) -> tuple[Int[Tensor, "3 run"], Int[Tensor, " position"]]:
-    """Return runs of at most `most` neighbours in one cell, as (first, stop, cell), and the run of each position."""
+def _runs(
+    cell: Int[Tensor, " position"], most: int, *, as_one: bool = False
+) -> tuple[Int[Tensor, "3 run"], Int[Tensor, " position"]]:
+    """Return runs of at most `most` neighbours in one cell, as (first, stop, cell), and the run of each position.
+
+    With as_one, neighbours belong to one run whatever their cells; the cell of a run is that of its first.
+    """
     positions = torch.arange(len(cell), device=cell.device)
     changes = torch.ones_like(cell, dtype=torch.bool)
-    changes[1:] = cell[1:] != cell[:-1]
+    changes[1:] = False if as_one else cell[1:] != cell[:-1]
     since_change = positions - torch.where(changes, positions, 0).cummax(0).values
     first = (since_change % most == 0).nonzero().flatten()
     stop = torch.cat([first[1:], first.new_tensor([len(cell)])])

@@ -1,6 +1,6 @@
 """The survey's kernels in Triton. Imported only where they run, since Triton may be missing.
 
-Read tiles.py first: the steps from q·k to a weight. Then sums.py, top.py and pool.py, which read the weights.
+Read tiles.py first: the steps from q·k to a weight. Then sums.py, top.py, pool.py and weigh.py, which read the weights.
 They import nothing but Triton.
 """
 
@@ -8,6 +8,7 @@ from .pool import pool, sum_listed
 from .sums import check_rows, log_sum_exp, statistics
 from .tiles import HeadTensor, Rule, TileSpans
 from .top import collect_keys, find_blocks, group_rows, raise_thresholds, rank_keys, search_all_keys
+from .weigh import weigh
 
 __all__ = [
     "HeadTensor",
@@ -24,4 +25,5 @@ __all__ = [
     "search_all_keys",
     "statistics",
     "sum_listed",
+    "weigh",
 ]

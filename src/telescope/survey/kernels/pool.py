@@ -6,9 +6,13 @@ from .tiles import HIDDEN, NOWHERE, helper, hide, kernel, load, load_lse, log2_w
 
 
 @helper
-def _add_to_cell(cell, partial, SHARE: tl.constexpr):
-    """Reduce what a tile has gathered for one cell of the map, and add it to the cell."""
-    if SHARE:
+def _add_to_cell(cell, partial, valid, SHARE: tl.constexpr, BY_ROW: tl.constexpr):
+    """Reduce what a tile has gathered for one cell of the map, or for one of each row, and add it to the cell."""
+    if BY_ROW and SHARE:
+        tl.atomic_add(cell, tl.sum(partial, 1), mask=valid, sem="relaxed")
+    elif BY_ROW:
+        tl.atomic_max(cell, tl.exp2(tl.max(partial, 1)), mask=valid, sem="relaxed")
+    elif SHARE:
         tl.atomic_add(cell, tl.sum(tl.sum(partial, 1), 0), sem="relaxed")
     else:
         tl.atomic_max(cell, tl.exp2(tl.max(tl.max(partial, 1), 0)), sem="relaxed")
@@ -19,8 +23,11 @@ def pool(
     q, k, LSE, rule, row_runs, key_runs, RUN_OF_KEY, MAP,
     rows, keys, heads, group, width, lse_stride, map_columns, map_size,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, SHARE: tl.constexpr,
+    BY_ROW: tl.constexpr,
 ):  # fmt: skip
     """Add one run of rows, at most BM, to the MAP: sums of weights if SHARE, else the largest weight.
+
+    If BY_ROW, every row of the run has a row of the MAP to itself, from that of the run on.
 
     row_runs and key_runs are the runs of neighbours in one cell: (first, stop, cell). RUN_OF_KEY is the run of each
     key. The weights of one cell are kept for each element of the tile, and added up once."""
@@ -29,7 +36,11 @@ def pool(
     b, h = bh // heads, bh % heads
     rm, cn = tl.load(row_runs[0] + run) + tl.arange(0, BM), tl.arange(0, BN)
     row, count = rm[:, None], tl.load(row_runs[1] + run)
-    MAP += bh * map_size + tl.load(row_runs[2] + run) * map_columns
+    if BY_ROW:
+        place = (tl.load(row_runs[2] + run) + tl.arange(0, BM)).to(tl.int64)
+    else:
+        place = tl.load(row_runs[2] + run).to(tl.int64)
+    MAP += bh * map_size + place * map_columns
     query_tile = load(q, b, h, rm, count, width, D, False)
     lse = load_lse(LSE, bh * lse_stride + rm, rm < count)[:, None]
     start = tl.load(rule.start + b * rule.span_batch + rm, mask=rm < count, other=0)
@@ -51,11 +62,11 @@ def pool(
             x = tl.where(key < tl.load(key_runs[1] + i), x, HIDDEN)
             next_cell = tl.load(key_runs[2] + i)
             if next_cell != cell:
-                _add_to_cell(MAP + cell, partial, SHARE)
+                _add_to_cell(MAP + cell, partial, rm < count, SHARE, BY_ROW)
                 partial = tl.full([BM, BN], nothing, tl.float32)
                 cell = next_cell
             partial = partial + tl.exp2(x) if SHARE else tl.maximum(partial, x)
-        _add_to_cell(MAP + cell, partial, SHARE)
+        _add_to_cell(MAP + cell, partial, rm < count, SHARE, BY_ROW)
 
 
 @kernel

@@ -2,7 +2,7 @@
 
 import triton.language as tl
 
-from .tiles import HIDDEN, LN_2, LOG2_E, LOWEST, NOWHERE, hide, kernel, load, load_lse, log2_weights
+from .tiles import HIDDEN, LN_2, LOG2_E, LOWEST, NOWHERE, hide, kernel, load, load_lse, log2_weights, visible_rows
 
 
 @kernel
@@ -86,15 +86,16 @@ def check_rows(
 
 @kernel
 def statistics(
-    q, k, LSE, rule, tiles, RECEIVED, ENTROPY, MAXIMA, MAP,
+    q, k, LSE, rule, tiles, RECEIVED, ENTROPY, MAXIMA, MAP, NORMS, CARRIED, LARGEST, LARGEST_ROW,
     rows, keys, heads, group, width, row_tiles, lse_stride, cell_rows, cell_keys, map_columns, map_size, first_row,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add what BN keys contribute: to RECEIVED, to the ENTROPY of every row, and to the MAP unless that is None.
 
-    Write into MAXIMA, unless None, the largest x of each row in each BLOCK of these keys. A program has these keys to
-    itself, so only ENTROPY and MAP need atomic additions."""
+    Write into MAXIMA, unless None, the largest x of each row in each BLOCK of these keys. Add NORMS · weight, unless
+    None, to CARRIED of every row. Raise LARGEST, unless None, to the largest weight of each key, with LARGEST_ROW. A
+    program has these keys to itself, so only ENTROPY, MAP and CARRIED need atomic additions."""
     block = tl.program_id(0)
     bh = tl.program_id(1).to(tl.int64)
     b, h = bh // heads, bh % heads
@@ -104,31 +105,13 @@ def statistics(
     key_tile = load(k, b, h // group, rn, keys, width, D, EVEN).T
     received = tl.zeros([BM, BN], tl.float32)
     pooled = tl.zeros([BM], tl.float32)
+    if NORMS is not None:
+        norm = tl.load(NORMS + bh * keys + rn, mask=rn < keys, other=0.0)[None, :]
+    if LARGEST is not None:
+        largest_weight = tl.zeros([BM, BN], tl.float32)
+        largest_tile = tl.zeros([BM, BN], tl.int32)
 
-    # Tiles of rows from `begin` to `end` see some of these keys; from `unmasked_begin` to `unmasked_end`, all of them.
-    begin, end, unmasked_begin, unmasked_end = row_tiles, 0, row_tiles, row_tiles
-    for m0 in range(0, row_tiles, 256):
-        tile = m0 + tl.arange(0, 256)
-        at, valid = b * tiles.batch + tile, tile < row_tiles
-        visible = (tl.load(tiles.first + at, mask=valid, other=keys) < n + BN) & (
-            tl.load(tiles.stop + at, mask=valid, other=0) > n
-        )
-        unmasked = (tl.load(tiles.inner_first + at, mask=valid, other=keys) <= n) & (
-            tl.load(tiles.inner_stop + at, mask=valid, other=0) >= n + BN
-        )
-        begin = tl.minimum(begin, tl.min(tl.where(visible, tile, row_tiles), 0))
-        end = tl.maximum(end, tl.max(tl.where(visible, tile + 1, 0), 0))
-        unmasked_begin = tl.minimum(unmasked_begin, tl.min(tl.where(unmasked, tile, row_tiles), 0))
-    for m0 in range(unmasked_begin // 256 * 256, row_tiles, 256):
-        tile = m0 + tl.arange(0, 256)
-        at, valid = b * tiles.batch + tile, tile < row_tiles
-        unmasked = (tl.load(tiles.inner_first + at, mask=valid, other=0) <= n) & (
-            tl.load(tiles.inner_stop + at, mask=valid, other=keys) >= n + BN
-        )
-        unmasked_end = tl.minimum(
-            unmasked_end, tl.min(tl.where(unmasked | (tile < unmasked_begin), row_tiles, tile), 0)
-        )
-
+    begin, end, unmasked_begin, unmasked_end = visible_rows(tiles, b, n, keys, row_tiles, BN)
     if MAP is not None:
         per_cell = cell_rows // BM
         cell = (first_row // BM + begin) // per_cell
@@ -146,6 +129,12 @@ def statistics(
         weight = tl.exp2(x)
         received += weight
         tl.atomic_add(ENTROPY + bh * lse_stride + rm, tl.sum(weight * x, 1) * -LN_2, mask=rm < rows, sem="relaxed")
+        if NORMS is not None:
+            tl.atomic_add(CARRIED + bh * lse_stride + rm, tl.sum(weight * norm, 1), mask=rm < rows, sem="relaxed")
+        if LARGEST is not None:
+            better = weight > largest_weight
+            largest_weight = tl.where(better, weight, largest_weight)
+            largest_tile = tl.where(better, m, largest_tile)
         if MAXIMA is not None:
             largest = tl.max(tl.reshape(x, [BM, BN // BLOCK, BLOCK]), 2)
             largest = tl.where(largest > NOWHERE, tl.maximum(largest, LOWEST), float("-inf"))
@@ -162,3 +151,11 @@ def statistics(
     at = RECEIVED + bh * keys + rn
     before = tl.load(at, mask=rn < keys, other=0.0)
     tl.store(at, before + tl.sum(received, 0), mask=rn < keys)
+    if LARGEST is not None:
+        best = tl.max(largest_weight, 0)
+        numbered = first_row + largest_tile * BM + cm[:, None]
+        first = tl.min(tl.where(largest_weight == best[None, :], numbered, 2147483647), 0)
+        known = tl.load(LARGEST + bh * keys + rn, mask=rn < keys, other=0.0)  # of bands with lower rows
+        better = (best > known) & (rn < keys)
+        tl.store(LARGEST + bh * keys + rn, best, mask=better)
+        tl.store(LARGEST_ROW + bh * keys + rn, first, mask=better)

@@ -27,6 +27,8 @@ UNSPECIALIZED = [
     "map_columns", "map_size", "first_row", "row_slots", "key_slots", "row_batch", "key_batch", "span_batch",
     "span_set", "share_set", "top", "has_sinks", "batch_step", "head_step", "row_step", "row_count",
     "SINKS", "LSE", "ENTROPY", "MAP", "KEY_COUNT", "ROWS", "KEYS", "START", "STOP", "SHARES", "SEEN",
+    "NORMS", "CARRIED", "LARGEST", "LARGEST_ROW", "WEIGHTED", "sets", "weight_part", "weight_batch", "weight_head",
+    "weight_set",
 ]  # fmt: skip
 kernel = triton.jit(do_not_specialize=UNSPECIALIZED)
 
@@ -144,3 +146,34 @@ def hide(x, row, key, b, h, rule, rows, keys):
         allowed = _load_table(rule.mask, rule.mask_batch, rule.mask_head, rule.mask_row, b, h, row, key, rows, keys, 0)
         seen = seen & (allowed != 0)
     return tl.where(seen, x, HIDDEN)
+
+
+@helper
+def visible_rows(tiles, b, n, keys, row_tiles, BN: tl.constexpr):
+    """Return the tiles of rows that see some of the BN keys from n on, and those of them that see all: begin and end.
+
+    Tiles from begin to end see some of these keys; from unmasked_begin to unmasked_end, all of them.
+    """
+    begin, end, unmasked_begin, unmasked_end = row_tiles, 0, row_tiles, row_tiles
+    for m0 in range(0, row_tiles, 256):
+        tile = m0 + tl.arange(0, 256)
+        at, valid = b * tiles.batch + tile, tile < row_tiles
+        visible = (tl.load(tiles.first + at, mask=valid, other=keys) < n + BN) & (
+            tl.load(tiles.stop + at, mask=valid, other=0) > n
+        )
+        unmasked = (tl.load(tiles.inner_first + at, mask=valid, other=keys) <= n) & (
+            tl.load(tiles.inner_stop + at, mask=valid, other=0) >= n + BN
+        )
+        begin = tl.minimum(begin, tl.min(tl.where(visible, tile, row_tiles), 0))
+        end = tl.maximum(end, tl.max(tl.where(visible, tile + 1, 0), 0))
+        unmasked_begin = tl.minimum(unmasked_begin, tl.min(tl.where(unmasked, tile, row_tiles), 0))
+    for m0 in range(unmasked_begin // 256 * 256, row_tiles, 256):
+        tile = m0 + tl.arange(0, 256)
+        at, valid = b * tiles.batch + tile, tile < row_tiles
+        unmasked = (tl.load(tiles.inner_first + at, mask=valid, other=0) <= n) & (
+            tl.load(tiles.inner_stop + at, mask=valid, other=keys) >= n + BN
+        )
+        unmasked_end = tl.minimum(
+            unmasked_end, tl.min(tl.where(unmasked | (tile < unmasked_begin), row_tiles, tile), 0)
+        )
+    return begin, end, unmasked_begin, unmasked_end
