@@ -24,6 +24,32 @@ from ..survey.extend import Size
 from .head_shares import BatchTokens, Places
 
 
+class Carrier:
+    """The output projection W_O of an attention, which tells how much of a value a head carries: ‖W_O v‖.
+
+    The projection of each head is reduced to a d_v x d_v matrix, WᵀW, at its first use.
+    """
+
+    def __init__(self, weight: Float[Tensor, "d_model features"]) -> None:
+        self.weight, self.squares = weight, torch.empty(0)
+
+    def norms(
+        self, values: Float[Tensor, "batch key_heads key d_v"], heads: tuple[int, ...]
+    ) -> Float[Tensor, "batch heads key"]:
+        """Return ‖W_O v‖ of each value, for the heads of these numbers, in float32 or float64."""
+        dtype = torch.promote_types(values.dtype, torch.float32)
+        d_v = values.shape[-1]
+        if not self.squares.numel():
+            with torch.no_grad():
+                own = self.weight.detach().to(dtype).reshape(len(self.weight), -1, d_v).permute(1, 0, 2)
+                self.squares = own.mT @ own
+        group, found = max(1, len(heads) // max(values.shape[1], 1)), []
+        for place, head in enumerate(heads):
+            value = values[:, place // group].detach().to(dtype)
+            found.append(((value @ self.squares[head]) * value).sum(-1).clamp(min=0.0).sqrt())
+        return torch.stack(found, 1)
+
+
 class AttentionCall(NamedTuple):
     """One call of an attention, or the part of a call that belongs to some of its heads or queries.
 
@@ -58,6 +84,8 @@ class AttentionCall(NamedTuple):
     """Whether the caller knows that these keys begin with the keys of the attention's call before, unchanged."""
     keys_stay: bool = False
     """Whether nothing writes to the memory of these keys and values again."""
+    carrier: Carrier | None = None
+    """The output projection, if the norms ‖W_O v‖ are to be kept."""
 
     @property
     def size(self) -> Size:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..attention import Attention, Bias, Pairs, softmax
+from ..attention import Attention, Bias, Pairs, prefix, softmax, window
 from ..attention.mask import Both, Mask
 from ..attention.masks import Causal
 from ..attention.padding_queries import first_real_key
@@ -20,9 +20,11 @@ from ..attention.restrict import Renumbered
 from ..survey import Marks, Summary
 from ..survey.exact_rows import masked_rows
 from ..survey.marks import Listing
+from ..survey.mask_share import share_within
 from ..survey.within import listed_weights
 
 FAR = 64
+STREAMING_FIRST, STREAMING_LAST = 4, 256  # keys that a cache with attention sinks and a sliding window keeps
 NAMES = ("itself", "previous", "first", "same", "induction", "far")
 """itself: the query's own position. previous: the position before. first: the first token that is not padding. same:
 earlier occurrences of the query's token. induction: the tokens that followed earlier occurrences of the query's token.
@@ -278,6 +280,24 @@ def _listed_rows(
         if places.causal:  # every visible key is near or far
             share["far"] = (_weight_of_keys(attention, summary.lse) - near).clamp(min=0.0)
     return share, chooses, again
+
+
+def streaming_share(
+    engine: str,
+    queries: Float[Tensor, "batch heads query d_q"],
+    keys: Float[Tensor, "batch key_heads key d_k"],
+    attention: Attention,
+    lse: Float[Tensor, "batch heads query"] | None,
+    evicted: int = 0,
+) -> Float[Tensor, "batch heads query"] | None:
+    """Return the share of each query's weight on the first and the last keys; None if the normaliser is not softmax.
+
+    `evicted` keys stood before the first of `keys`.
+    """
+    if lse is None:
+        return None
+    mask = window(STREAMING_LAST) | prefix(max(0, STREAMING_FIRST - evicted))
+    return share_within(engine, queries, keys, attention, lse, mask)
 
 
 def counted(attention: Attention, summary: Summary, places: Places) -> Bool[Tensor, "batch heads query"]:

@@ -1,27 +1,21 @@
 """`recording.heads()`: a table of every head that was watched, with its kind and its habits."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from functools import cache
+from dataclasses import asdict, dataclass, field, fields
 from importlib import import_module
 from math import isnan, nan
-from string import punctuation
 from typing import Any, overload
 
-import torch
-from jaxtyping import Float, Int
 from rich.table import Table
-from torch import Tensor
 
+from ..files.frames import Columns, Names, frame
 from ..trace.render import render_text
 from ..words import hint, index_range, whole_number
-from .head_shares import COUNTS, FAR, NAMES, BatchTokens, Places, counted
+from .head_measures import Decode, Measures, measure, punctuation_test
+from .head_shares import FAR, STREAMING_FIRST, STREAMING_LAST
 from .names import Layers, select_layers
 from .recorded_call import RecordedCall
-from .summaries_call import SummariesCall
-
-Decode = Callable[[list[int]], str]
-IsMark = Callable[[int], bool]  # whether a token id is punctuation
+from .segments import Segments
 
 CLEAR = 0.4  # the least share of the weight at which a habit names the kind of a head
 HABIT_KEYS = {
@@ -36,7 +30,12 @@ HABIT_KEYS = {
 }
 """The keys whose share of the weight is each habit; the explorer's page takes names and texts from here."""
 HABITS = tuple(HABIT_KEYS)
-MEASURES = (*HABITS, "spread")
+MORE = {
+    "streaming": f"the first {STREAMING_FIRST} tokens and the last {STREAMING_LAST}",
+    "retrieval": "an earlier copy of the token that the query writes, as the largest weight",
+}
+"""Shares that name no kind of head."""
+MEASURES = (*HABITS, *MORE, "spread", "largest_logit")
 
 
 @dataclass(frozen=True)
@@ -71,6 +70,16 @@ class Head:
     """To keys more than 64 positions before the query."""
     spread: float
     """The mean of exp(entropy): the effective number of keys over which a query spreads its weight."""
+    streaming: float = nan
+    """To the first 4 tokens and the last 256: what a cache of a sliding window with sinks keeps. Known for
+    keep="queries-keys" and "steps", and for "summaries" by ts.watch(also="streaming")."""
+    retrieval: float = nan
+    """Of the written tokens that occurred before, how often the largest weight is on an earlier copy (the retrieval
+    score of Wu et al., 2024). Of a text that was generated, only the generated tokens count."""
+    largest_logit: float = nan
+    """The largest score of any query."""
+    segments: Mapping[str, float] = field(default_factory=dict)
+    """To each segment of heads(segments=...), of all weight given."""
 
 
 class Heads(Sequence[Head]):
@@ -91,6 +100,8 @@ class Heads(Sequence[Head]):
                 counts[head.layer] = max(counts.get(head.layer, 0), head.number + 1)
         self._counts = counts
         """How many heads each layer has, as far as the whole table shows."""
+        self.segments = tuple(self._heads[0].segments) if self._heads else ()
+        """The names of the segments, which can be sorted and filtered by like any column."""
 
     def sort(self, by: str = "kind", *, rising: bool | None = None) -> "Heads":
         """Return the table sorted by a column, unknown numbers last.
@@ -98,16 +109,17 @@ class Heads(Sequence[Head]):
         `rising` sets the direction; by default layers, numbers and kinds rise, and shares fall. Within a kind, the
         clearest head comes first; within a layer, the lowest number.
         """
-        _check_known(by, [field.name for field in fields(Head)], "column")
+        columns = [each.name for each in fields(Head) if each.name != "segments"]
+        _check_known(by, [*columns, *self.segments], "column")
         names = by in ("layer", "number", "kind")
         heads = (
             sorted(self, key=_clearest, reverse=True) if by == "kind" else sorted(self, key=lambda head: head.number)
         )
-        unknown = [head for head in heads if not names and isnan(getattr(head, by))]
-        known = [head for head in heads if names or not isnan(getattr(head, by))]
+        unknown = [head for head in heads if not names and isnan(_value(head, by))]
+        known = [head for head in heads if names or not isnan(_value(head, by))]
         position = {layer: i for i, layer in enumerate(self.layers)}
         known.sort(
-            key=lambda head: position[head.layer] if by == "layer" else getattr(head, by),
+            key=lambda head: position[head.layer] if by == "layer" else _value(head, by),
             reverse=not (names if rising is None else rising),
         )
         return Heads([*known, *unknown], self.layers, self._counts)
@@ -128,7 +140,7 @@ class Heads(Sequence[Head]):
             kind: a kind of head, or several.
             layer: as `layers` of `ts.watch`: a name, a pattern such as "encoder.*", a number, or several of these.
             number: the number of a head in its layer, -1 for the last, or several.
-            at_least: for any habit, or spread, the least value.
+            at_least: for any column of numbers, or segment, the least value.
 
         Raises:
             ValueError: if a kind, a layer, a number or a habit does not exist.
@@ -139,7 +151,7 @@ class Heads(Sequence[Head]):
         for one in kinds or ():
             _check_known(one, (*HABITS, "mixed"), "kind")
         for name in at_least:
-            _check_known(name, MEASURES, "habit")
+            _check_known(name, (*MEASURES, *self.segments), "habit")
         return Heads(
             (
                 head
@@ -148,7 +160,7 @@ class Heads(Sequence[Head]):
                 and (kinds is None or head.kind in kinds)
                 and (layers is None or head.layer in layers)
                 and (numbers is None or (head.layer, head.number) in numbers)
-                and all(getattr(head, name) >= least for name, least in at_least.items())
+                and all(_value(head, name) >= least for name, least in at_least.items())
             ),
             self.layers,
             self._counts,
@@ -171,6 +183,20 @@ class Heads(Sequence[Head]):
             for head in self
         ]
 
+    def table(self, *, library: str = "pandas") -> Any:
+        """Return the table as a frame of pandas or polars: a row for each head, NaN where a number is not known."""
+        return frame(self.columns(), library)
+
+    def columns(self) -> Columns:
+        """Return the columns of `table`."""
+        columns: dict[str, Any] = {}
+        for each in fields(Head)[:-1]:
+            values = [getattr(head, each.name) for head in self]
+            columns[each.name] = Names.of(values) if each.name in ("layer", "kind") else values
+        for name in self.segments:
+            columns[f"segment {name}"] = [head.segments[name] for head in self]
+        return columns
+
     def plot(self, habit: str = "spread", axes: Any = None) -> Any:
         """Draw a square for each head with matplotlib, layers from top to bottom, and return the axes.
 
@@ -189,9 +215,12 @@ class Heads(Sequence[Head]):
         for head in self:
             squares[layers.index(head.layer)][head.number] = getattr(head, habit)
         axes = pyplot.subplots()[1] if axes is None else axes
-        image = axes.imshow(squares, vmin=0.0, vmax=1.0 if habit in HABITS else None)
+        is_share = habit in (*HABITS, *MORE)
+        image = axes.imshow(squares, vmin=0.0 if is_share else None, vmax=1.0 if is_share else None)
         axes.set(xlabel="head", title=habit, yticks=range(len(layers)), yticklabels=layers)
-        axes.figure.colorbar(image, ax=axes, label="share of the weight" if habit in HABITS else "keys")
+        axes.figure.colorbar(
+            image, ax=axes, label="share of the weight" if is_share else "keys" if habit == "spread" else "score"
+        )
         return axes
 
     @overload
@@ -215,37 +244,54 @@ class Heads(Sequence[Head]):
         table = Table(box=None, pad_edge=False)
         for name in ("layer", "head", "kind"):
             table.add_column(name, justify="right" if name == "head" else "left", no_wrap=True)
-        for name in MEASURES:
-            table.add_column(name, justify="right", no_wrap=True)
+        known = [name for name in (*MORE, "largest_logit") if not all(isnan(_value(head, name)) for head in self)]
+        shares = (*HABITS, *(name for name in known if name in MORE), *self.segments)
+        numbers = ("spread", *(name for name in known if name not in MORE))
+        for name in (*shares, *numbers):
+            table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
         for head in self:
-            shares = [_percent(getattr(head, name)) for name in HABITS]
-            spread = "" if isnan(head.spread) else f"{head.spread:.1f}"
-            table.add_row(head.layer, str(head.number), head.kind, *shares, spread)
+            cells = [_percent(_value(head, name)) for name in shares]
+            cells += ["" if isnan(_value(head, name)) else f"{_value(head, name):.1f}" for name in numbers]
+            table.add_row(head.layer, str(head.number), head.kind, *cells)
         return table
 
     def __repr__(self) -> str:
         return render_text(self.__rich__(), width=160)
 
 
-def heads_of(attentions: Mapping[str, Sequence[RecordedCall]], decode: Decode | None) -> Heads:
+def heads_of(
+    attentions: Mapping[str, Sequence[RecordedCall]], decode: Decode | None, segments: Segments | None = None
+) -> Heads:
     """Return the heads of every attention that was called, each measured over all of its calls."""
     is_mark = None if decode is None else punctuation_test(decode)
     found: list[Head] = []
     for layer, calls in attentions.items():
         numbers = calls[-1].heads if calls else ()
-        parts = [measure(call, is_mark) for call in calls if call.heads == numbers]
-        found += [_head(layer, number, place, parts) for place, number in enumerate(numbers)]
+        parts = [measure(call, is_mark, segments) for call in calls if call.heads == numbers]
+        names = () if segments is None else segments.names
+        found += [_head(layer, number, place, parts, names) for place, number in enumerate(numbers)]
     return Heads(found, list(attentions))
 
 
-def _head(layer: str, number: int, place: int, parts: list["Measures"]) -> Head:
+def _value(head: Head, name: str) -> Any:
+    """Return a column of a head, or the share of a segment."""
+    return head.segments[name] if name in head.segments else getattr(head, name)
+
+
+def _head(layer: str, number: int, place: int, parts: list[Measures], segments: Sequence[str]) -> Head:
     """Return the head at index `place`, averaged over the calls."""
     measures = {}
-    for name in MEASURES:
+    for name in MEASURES[:-1]:
         sums = [(float(part.sums[name][place]), float(part.counts[name][place])) for part in parts]
         known = [(total, count) for total, count in sums if not isnan(total) and count > 0]
         measures[name] = sum(total for total, _ in known) / sum(count for _, count in known) if known else nan
-    return Head(layer, number, _kind(measures), **measures)
+    logit = max((float(part.largest_logit[place]) for part in parts), default=nan)
+    given = sum(float(part.counts["sink"][place]) for part in parts)
+    shares = {
+        name: sum(float(part.segments[i, place]) for part in parts) / given if given else nan
+        for i, name in enumerate(segments)
+    }
+    return Head(layer, number, _kind(measures), **measures, largest_logit=logit, segments=shares)
 
 
 def _kind(shares: dict[str, float]) -> str:
@@ -276,81 +322,3 @@ def _natural_order(name: str) -> list[tuple[int, str]]:
 
 def _percent(share: float) -> str:
     return "" if isnan(share) else f"{share:.0%}"
-
-
-@dataclass(frozen=True)
-class Measures:
-    """The numerators and denominators of each measure, for every head of a call, so that calls can be added up.
-
-    NaN where a habit has no meaning or is not known.
-    """
-
-    sums: dict[str, Float[Tensor, " heads"]]
-    counts: dict[str, Float[Tensor, " heads"]]
-
-
-def measure(call: RecordedCall, is_mark: IsMark | None) -> Measures:
-    """Measure every head of a call on the model's device, wherever the numbers are stored.
-
-    On a CPU this would take longer than the model took on its GPU.
-    """
-    seen, device = call.survey().summary, call.facts.device
-    places = _places(call)
-    shares = call.shares(places)
-    received, entropy = (numbers.to(device, torch.float64) for numbers in (seen.received, seen.entropy))
-    chooses = counted(call.kept_attention(), seen, places).to(device)
-    sums = dict(zip((*NAMES, *COUNTS), shares.to(device).sum(0).T, strict=True))
-    choosing, repeated, given = chooses.sum((0, 2)).double(), sums.pop("repeated"), received.sum((0, 2))
-    del sums["queries"]
-    sums["sink"] = _sink(received, places.first)
-    sums["punctuation"] = _punctuation(call, received, is_mark)
-    sums["spread"] = entropy.exp().masked_fill(~chooses, 0.0).sum((0, 2))
-    counts = dict.fromkeys(NAMES, choosing) | {"same": repeated, "induction": repeated}
-    counts |= {"sink": given, "punctuation": given, "spread": choosing}
-    return Measures(*({name: numbers.cpu() for name, numbers in each.items()} for each in (sums, counts)))
-
-
-def _places(call: RecordedCall) -> Places:
-    """Return the places of a call; for one whose shares were kept, only as much as `counted` needs."""
-    (batch, *_), (queries, keys), rows = call.facts.shape, call.size, call.facts.rows
-    has_shares = isinstance(call, SummariesCall)
-    return Places.of(
-        call.attention,
-        batch=batch,
-        heads=len(call.heads),
-        size=call.size,
-        positions=None if rows is None else tuple(keys - queries + row for row in rows),
-        across=call.across,
-        text=None if has_shares or call.key_ids is None else BatchTokens(call.key_ids.to(call.facts.device)),
-        lists=not has_shares,
-        device=call.facts.device,
-    )
-
-
-def _sink(received: Float[Tensor, "batch heads key"], first: Int[Tensor, "#batch"]) -> Float[Tensor, " heads"]:
-    """Return the weight of the key that receives most, the first token left out, summed over the batch."""
-    key = torch.arange(received.shape[-1], device=received.device)
-    others = received.masked_fill((key == first.to(received.device)[:, None])[:, None], 0.0)
-    return others.amax(-1).sum(0) if others.shape[-1] else others.sum((0, 2))
-
-
-def _punctuation(
-    call: RecordedCall, received: Float[Tensor, "batch heads key"], is_mark: IsMark | None
-) -> Float[Tensor, " heads"]:
-    """Return the weight that punctuation receives; NaN without a tokenizer or token ids."""
-    if is_mark is None or call.key_ids is None:
-        return received.new_full((received.shape[1],), torch.nan)
-    ids = call.key_ids.to(received.device)
-    marks = [number for number in torch.unique(ids).tolist() if is_mark(number)]
-    at_mark = torch.isin(ids, ids.new_tensor(marks))
-    return (received * at_mark[:, None]).sum((0, 2))
-
-
-def punctuation_test(decode: Decode) -> IsMark:
-    """Return a function that tells whether a token is punctuation; each token is decoded once for all layers."""
-    return cache(lambda number: _is_mark(decode([number])))
-
-
-def _is_mark(text: str) -> bool:
-    bare = text.strip(" \t\r\nĠ▁Ċ")
-    return bool(text) and all(letter in punctuation + "…–—«»“”‘’„" for letter in bare)

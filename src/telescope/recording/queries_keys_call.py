@@ -20,7 +20,7 @@ from ..tiles.head_scores import OneHead
 from ..trace.trace import Tokens, Trace, trace
 from ..words import check_index
 from .attention_call import AttentionCall
-from .head_shares import Places, shares
+from .head_shares import Places, shares, streaming_share
 from .recorded_call import TOP, KeepOptions, MapSize, RecordedCall
 from .survey_queue import SurveyQueue
 
@@ -83,6 +83,11 @@ class QueriesKeysCall(RecordedCall):
         seen, queries, keys = self.survey(), self._to_model_device(self.queries), self._to_model_device(self.keys)
         with torch_modes.without_autocast(queries.device):
             return shares(queries, keys, self.kept_attention(), seen.summary, places)
+
+    def streaming(self) -> Float[Tensor, "batch heads query"] | None:
+        seen = self.survey()
+        with torch_modes.without_autocast(seen.queries.device):
+            return streaming_share(seen.engine, seen.queries, seen.keys, seen.attention, seen.lse)
 
     def finish(self) -> None:
         """Return at once: queries and keys are stored while the model runs."""

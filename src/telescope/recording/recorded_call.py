@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..attention import Attention, Pairs
 from ..attention.padding_queries import real_query_masks
-from ..attention.restrict import restrict_to_queries
+from ..attention.restrict import key_heads_of, restrict_to_queries
 from ..attention.values import tensors
 from ..survey import Survey
 from ..survey.extend import Size
@@ -29,6 +29,9 @@ from .survey_queue import SurveyQueue
 TOP = 8
 CROSS = ("cross", "cross_attn", "encoder_attn", "EncDecAttention", "crossattention")  # if a recording has no `across`
 MapSize = tuple[int, int]
+ALSO = ("norms", "gradients", "streaming")
+"""What ts.watch(also=...) keeps besides. norms: ‖W_O v‖ of each key. gradients: v · dv of each key, once a backward
+pass has run. streaming: with keep="summaries", the share of each query's weight on the first and the last keys."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ class KeepOptions:
     map: MapSize | None = None
     queries: QuerySelection = all_queries
     store: Store = on_device
+    also: frozenset[str] = frozenset()
+    """Of ALSO."""
 
 
 @dataclass
@@ -64,6 +69,8 @@ class CallFacts:
     """The size of the map that was kept."""
     across: bool | None = None
     """Whether queries and keys come from two sequences; None in a recording that does not say."""
+    prompt: int | None = None
+    """How many queries the first call had; those after it were generated. None in a recording that does not say."""
 
 
 class RecordedCall(ABC):
@@ -100,6 +107,7 @@ class RecordedCall(ABC):
             dtype=call.queries.dtype,
             device=call.queries.device,
             across=call.is_cross_attention,
+            prompt=call.size[0],
         )
         self._parts = StoredParts(options.store)
         if call.attention.mask.same_for_all_queries:
@@ -110,6 +118,7 @@ class RecordedCall(ABC):
         if call.key_ids is not None:
             self._parts.grow("key_ids", call.key_ids, 1, owned=True)
         self._store_ids(call.query_ids, 0)
+        self._store_norms(call, 0)
 
     @classmethod
     def opened(cls, facts: CallFacts, parts: Mapping[str, StoredTensor]) -> "RecordedCall":
@@ -150,6 +159,7 @@ class RecordedCall(ABC):
         queries, keys = self.size
         self._store_more(self._select_queries(call, queries), keys - call.evicted)
         self._store_ids(call.query_ids, queries)
+        self._store_norms(call, keys - call.evicted)
         self._append_fingerprints(call, keys - call.evicted)
         self._grow(call)
 
@@ -198,6 +208,30 @@ class RecordedCall(ABC):
         else:
             self._parts.pop("query_ids", None)
 
+    def _store_norms(self, call: AttentionCall, known: int) -> None:
+        """Store ‖W_O v‖ of the keys after the first `known` ones."""
+        if call.carrier is not None:
+            self._parts.grow("norms", call.carrier.norms(call.values[:, :, known:], call.heads), owned=True)
+
+    def keep_gradient(self, values: Float[Tensor, "batch key_heads key d_v"], heads: int) -> None:
+        """Store v · dv of each key when a backward pass reaches the values of a call with so many heads.
+
+        That is the sum of weight times gradient over the queries and the heads that share the values.
+        """
+        if not values.requires_grad:
+            return
+        which = key_heads_of(torch.tensor(self.heads), heads, values.shape[1]).tolist()
+
+        def store(gradient: Tensor) -> None:
+            with torch.no_grad():
+                product = (values.detach().float() * gradient.float()).sum(-1)[:, which]
+                held = self._parts.get("gradients")
+                if held is not None and held.tensor.shape == product.shape:
+                    product = product + held.tensor.to(product.device)
+                self._parts["gradients"] = GrowingTensor(product, 2, self.options.store, owned=True)
+
+        values.register_hook(store)  # type: ignore[no-untyped-call]
+
     # ------------------------------------------------------------------------------------------------------ reading
 
     @abstractmethod
@@ -222,6 +256,11 @@ class RecordedCall(ABC):
         for real in real_query_masks(attention):
             blind = blind & real.sees(at)[..., 0]
         return blind
+
+    def streaming(self) -> Float[Tensor, "batch heads query"] | None:
+        """Return the share of each query's weight within the first and the last keys; None if it was not kept."""
+        part = self.parts.get("streaming")
+        return None if part is None else part.tensor
 
     def head(self, number: SupportsIndex) -> Survey:
         """Return the survey of one head, by its number in the model; -1 is the last head that was kept."""

@@ -9,6 +9,7 @@ from rich.table import Table
 from torch import Tensor
 
 from ..attention import Attention
+from ..files.frames import frame
 from ..survey import Survey
 from ..survey.extend import Size
 from ..survey.survey import Peak, Top
@@ -21,9 +22,11 @@ from .names import attentions_inside, describe_unwatched
 from .queries_keys_call import QueriesKeysCall, StepsCall
 from .recorded_call import KeepOptions, MapSize, RecordedCall, nbytes_of
 from .saved.save import save_recording
+from .segments import read_segments
 from .storage import STORES
 from .summaries_call import SummariesCall
 from .survey_queue import SurveyQueue
+from .tables import joined, table_parts, write_tables
 
 KEEP: dict[str, type[RecordedCall]] = {kind.keep: kind for kind in (SummariesCall, QueriesKeysCall, StepsCall)}
 """The class of recorded calls for each value of `ts.watch(keep=...)`."""
@@ -165,7 +168,8 @@ class Recording(Mapping[str, Watched]):
         self.edits: tuple[Any, ...] = ()
         """The edits of `ts.edit` that changed a recorded call, each once, in the order of their first use."""
         self._options = KeepOptions() if options is None else options
-        self._queue = SurveyQueue(self._options.top, self._options.map)
+        streaming = "streaming" in self._options.also
+        self._queue = SurveyQueue(self._options.top, self._options.map, streaming=streaming)
         self._watched = {name: Watched(name, self.unwatched_threads) for name in names}
         self._last: str | None = None
         self._run = 0
@@ -303,9 +307,22 @@ class Recording(Mapping[str, Watched]):
     def __len__(self) -> int:
         return len(self._watched)
 
-    def heads(self) -> Heads:
-        """Return a table of every head with its kind and habits, the clearest head of each kind first."""
-        return heads_of(self._calls, self.decode).sort()
+    def heads(self, *, segments: Any = None) -> Heads:
+        """Return a table of every head with its kind and habits, the clearest head of each kind first.
+
+        segments   names of spans of the text, or a number for each token: adds the share of the weight that each
+                   segment receives. A span is a range, a slice, a position, a pair (start, stop) or a list. Tokens
+                   in no span are "other".
+
+        Raise a ValueError if segments overlap or do not fit the text.
+        """
+        named = None
+        if segments is not None:
+            counts = {call.size[1] for calls in self._calls.values() for call in calls}
+            if len(counts) != 1:
+                raise ValueError(f"segments belong to one text, and keys of {len(counts)} lengths were recorded")
+            named = read_segments(segments, counts.pop())
+        return heads_of(self._calls, self.decode, named).sort()
 
     def queries_without_keys(self) -> dict[str, Bool[Tensor, "batch heads query"]]:
         """Return which queries saw no key, of the attentions that have such queries: their context was zero.
@@ -328,6 +345,26 @@ class Recording(Mapping[str, Watched]):
         save_recording(
             path, self.model, self.keep, self.decode, self._calls, self.token_name, edits=self.edits, replace=replace
         )
+
+    def table(self, of: str = "queries", *, library: str = "pandas") -> Any:
+        """Return the numbers of every attention as one long frame of pandas or polars.
+
+        of   "queries", "keys", "top": as in `Survey.table`, with the columns layer and call before them
+             "heads": a row for each head, as in `heads()`
+             "tokens": a row for each token: call, side, batch, position, token and, with a tokenizer, text
+
+        Raise a ValueError if the library is not installed, or if there is no such table.
+        """
+        return frame(joined(list(table_parts(of, self._calls, self.heads, self.decode))), library)
+
+    def to_parquet(self, path: str | os.PathLike[str], *, replace: bool = False) -> None:
+        """Write all tables to a folder, as heads.parquet, queries.parquet, keys.parquet, top.parquet, tokens.parquet.
+
+        An attention is a row group. Raise a ValueError if pyarrow is not installed, if the folder holds tables and
+        `replace` is False, or if it holds anything else.
+        """
+        parts = lambda of: table_parts(of, self._calls, self.heads, self.decode)  # noqa: E731
+        write_tables(path, parts, replace=replace)
 
     @property
     def nbytes(self) -> int:

@@ -63,11 +63,12 @@ class SummariesCall(RecordedCall, GrowingCall):
             self._waiting.add(call)
         if self.facts.rows is not None:
             self._waiting.keep(self._selected_rows(call, before))
+        self._store_norms(call, known - call.evicted)
         self._grow(call)
 
     def can_be_template(self, call: AttentionCall, *, begins: bool) -> bool:
         """Return whether other layers' calls can be recorded like `call`, with which this one began or went on."""
-        if self.facts.rows is not None or not call.keys_depend_on_text:
+        if self.facts.rows is not None or not call.keys_depend_on_text or self.options.also - {"streaming"}:
             return False
         if not begins:
             return self._waiting is not None
@@ -248,6 +249,8 @@ def store_rows(parts: StoredParts, summary: Summary, evicted: int) -> None:
     """Store the numbers of each query; keys are counted from the first one ever, evicted keys included."""
     if summary.lse is not None:
         parts.grow("lse", summary.lse, owned=True)
+    if summary.within is not None:
+        parts.grow("streaming", summary.within, owned=True)
     parts.grow("entropy", summary.entropy, owned=True)
     parts.grow("top_weights", summary.top_weights, owned=True)
     keys = torch.where(summary.top_keys < 0, -1, summary.top_keys + evicted) if evicted else summary.top_keys

@@ -7,6 +7,7 @@ one launch of the GPU's kernels instead of one each.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ from ..survey.device import StreamEvent, record_event, record_use, side_stream
 from ..survey.extend import Size
 from .attention_call import AttentionCall
 from .continuation import continues, fingerprints
-from .head_shares import BatchTokens, Places, shares
+from .head_shares import BatchTokens, Places, shares, streaming_share
 
 MAX_CALLS = {"cpu": 8, "cuda": 32}  # surveyed in one launch
 STAGING_BYTES = {"cpu": 2**22, "cuda": 2**28}  # of one staging buffer; a larger call takes longer than its launch
@@ -76,8 +77,8 @@ class SurveyQueue:
     one staging buffer is read while the other is filled.
     """
 
-    def __init__(self, top: int, map: tuple[int, int] | None) -> None:
-        self.top, self.map = top, map
+    def __init__(self, top: int, map: tuple[int, int] | None, *, streaming: bool = False) -> None:
+        self.top, self.map, self.streaming = top, map, streaming
         self.queued: list[QueuedSurvey] = []
         self.kind: Any = None  # calls of one kind are surveyed together
         self.original: Attention | None = None  # kept alive, so that no other definition gets its identity
@@ -252,8 +253,12 @@ class SurveyQueue:
         seen = survey_unchecked(
             *inputs, attention, top=self.top, lse=lse, map=map, marks=places.marks(count) if on_cpu else None
         )
+        summary = seen.summary
+        if self.streaming and not places.across:
+            share = streaming_share(seen.engine, *inputs, attention, seen.lse, places.evicted)
+            summary = replace(summary, within=share)
         return SurveyResult(
-            seen.engine, seen.summary, fingerprints(inputs.keys), shares(*inputs, attention, seen.summary, places)
+            seen.engine, summary, fingerprints(inputs.keys), shares(*inputs, attention, summary, places)
         )
 
 

@@ -13,6 +13,7 @@ from ..attention import Attention, Mask, everyone, softmax
 from ..attention.restrict import key_heads_of, restrict_to_heads
 from ..engines import attend, torch_modes
 from ..engines.check_inputs import check, check_without_values
+from ..files.frames import frame
 from ..words import check_index, whole_number
 from .cells import Cells, grid, segments
 from .device import side_stream
@@ -23,6 +24,7 @@ from .extras import Extras, check_within, read_extras, read_query_weights, segme
 from .marks import Marks
 from .mask_share import share_within
 from .summary import Summary
+from .table import summary_columns
 
 
 class Top(NamedTuple):
@@ -213,6 +215,16 @@ class Survey:
             where = torch.tensor([row], device=self.queries.device)
             masked = self._masked_scores(where, range(column, column + 1))[:, :, 0, 0]
         return torch.exp(masked - self.lse[:, :, row]).masked_fill(masked == -torch.inf, 0.0)
+
+    def table(self, of: str = "queries", *, library: str = "pandas") -> Any:
+        """Return the numbers as a long frame of pandas or polars.
+
+        of   "queries": a row for each query of each head, with lse, entropy, peak, peak_key, largest_logit and, where
+             the survey has them, carried, within, lost, share_0, share_1, ...
+             "keys": a row for each key of each head, with received, largest, largest_query, weighted_0, ...
+             "top": a row for each of the largest weights, with rank, key and weight
+        """
+        return frame(summary_columns(self.summary, of), library)
 
     def head(self, i: SupportsIndex) -> "Survey":
         """Return the survey of head i; every tensor keeps its heads axis, of size 1. Negative numbers count back."""

@@ -1,5 +1,6 @@
 """The observer of one `ts.watch` block: complete each attention call and hand it to the recording."""
 
+from collections.abc import Mapping
 from threading import get_ident
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ import torch
 from ..attention import Attention, Mask
 from ..attention.padding_queries import find_padding
 from ..engines import torch_modes
-from ..recording.attention_call import AttentionCall
+from ..recording.attention_call import AttentionCall, Carrier
 from ..recording.names import head_numbers
 from ..recording.recorded_call import RecordedCall
 from ..recording.recording import Recording
@@ -19,8 +20,16 @@ from .token_inputs import TokenInputs
 class Observer:
     """The observer of one `ts.watch` block. It records calls of the thread that created it, and of no other."""
 
-    def __init__(self, recording: Recording, heads: tuple[int, ...] | None) -> None:
+    def __init__(
+        self,
+        recording: Recording,
+        heads: tuple[int, ...] | None,
+        carriers: Mapping[str, Carrier] | None = None,
+        *,
+        keeps_gradients: bool = False,
+    ) -> None:
         self.recording, self.heads, self.thread = recording, heads, get_ident()
+        self.carriers, self.keeps_gradients = carriers or {}, keeps_gradients
         self.tokens = TokenInputs()
         self._last_padding: PaddingOfDefinition | None = None
 
@@ -48,8 +57,14 @@ class Observer:
         with torch_modes.recording_mode(call.queries.device):
             call = self._with_token_ids(name, call).without_unwritten_keys()
             call = self._without_padding_queries(call)
+            if self.carriers:  # a further pass through a shared layer has the name of the first and a number
+                call = call._replace(carrier=self.carriers.get(name, self.carriers.get(name.rpartition(".")[0])))
+            values, count = call.values, call.queries.shape[1]
             call = call if heads is None else call.select_heads(heads)
-            return call, self.recording.record(name, call)
+            recorded = self.recording.record(name, call)
+        if self.keeps_gradients:
+            recorded.keep_gradient(values, count)
+        return call, recorded
 
     def _selected_heads(self, name: str, count: int) -> tuple[int, ...] | None:
         """Return the numbers of the selected heads of an attention with `count` heads; None is all."""

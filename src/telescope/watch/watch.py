@@ -25,13 +25,14 @@ from torch import nn
 
 from ..recording.attention_call import QuerySelection, query_selection
 from ..recording.names import Layers, describe_unwatched, select_layers
-from ..recording.recorded_call import TOP, KeepOptions, MapSize
+from ..recording.recorded_call import ALSO, TOP, KeepOptions, MapSize
 from ..recording.recording import KEEP, Recording
 from ..recording.storage import store_named
 from ..recording.summaries_call import SummariesCall
 from ..words import hint, whole_number
 from .find_attentions import find_attentions
 from .observer import Observer
+from .output_projection import carriers
 
 
 @contextmanager
@@ -45,6 +46,7 @@ def watch(
     top: int | None = None,
     map: MapSize | None = None,
     store: str = "device",
+    also: str | Iterable[str] = (),
     tokenizer: Any = None,
 ) -> Iterator[Recording]:
     """Record every attention call of a model while a `with` block runs.
@@ -70,6 +72,11 @@ def watch(
         top: with "summaries", how many of the largest weights of each query to keep; 8 unless given.
         map: with "summaries", keep a map of the weights of at most (rows, columns).
         store: where to keep the numbers: on the model's "device", in "ram" or on "disk".
+        also: what else to keep, a name or several.
+            "norms": ‖W_O v‖ of each key and head, for `sources(how="carried")`.
+            "gradients": weight times gradient of each key, once a backward pass has run inside the block, for
+            `sources(how="gradient")`.
+            "streaming": with "summaries", the share of each query's weight on the first 4 and the last 256 keys.
         tokenizer: an object with `decode`, which turns token ids into text; Telescope's models have their own.
 
     Yields:
@@ -92,7 +99,7 @@ def watch(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"watch takes a model, a torch.nn.Module, not {type(model).__name__}")
-    options = _keep_options(keep, top, map, query_selection(queries), store)
+    options = _keep_options(keep, top, map, query_selection(queries), store, also)
     modules, backend, attentions, unwatched = find_attentions(model, "watch")
     names, numbers = select_layers(list(attentions), layers, unwatched), _head_numbers(heads)
     if unwatched and layers is None:
@@ -101,8 +108,9 @@ def watch(
     decode = getattr(tokenizer, "decode", None)
     token_name = getattr(tokenizer, "id_to_token", None) or getattr(tokenizer, "convert_ids_to_tokens", None)
     recording = Recording(type(model).__name__, names, keep, options, decode, unwatched, token_name)
-    observer = Observer(recording, numbers)
     selected = {name: attentions[name] for name in names}
+    known = carriers(modules, selected) if "norms" in options.also else {}
+    observer = Observer(recording, numbers, known, keeps_gradients="gradients" in options.also)
     listening = observer.tokens.listening(backend.embeddings(modules), observer.is_recording)
     with listening, backend.observing(modules, selected, observer):
         try:
@@ -129,7 +137,14 @@ def _head_numbers(heads: SupportsIndex | Sequence[SupportsIndex] | None) -> tupl
     return numbers
 
 
-def _keep_options(keep: str, top: int | None, map: MapSize | None, queries: QuerySelection, store: str) -> KeepOptions:
+def _keep_options(
+    keep: str,
+    top: int | None,
+    map: MapSize | None,
+    queries: QuerySelection,
+    store: str,
+    also: str | Iterable[str],
+) -> KeepOptions:
     if keep not in KEEP:
         raise ValueError(f'there is no keep="{keep}"; {hint(str(keep), KEEP)}')
     options: dict[str, Any] = {name: value for name, value in (("top", top), ("map", map)) if value is not None}
@@ -142,4 +157,7 @@ def _keep_options(keep: str, top: int | None, map: MapSize | None, queries: Quer
         isinstance(map, tuple) and len(map) == 2 and all(isinstance(n, int) and n > 0 for n in map)
     ):
         raise ValueError(f"map={map!r} is not a size; it takes (rows, cols), such as map=(128, 128)")
-    return KeepOptions(TOP if top is None else top, map, queries, store_named(store))
+    more = frozenset([also] if isinstance(also, str) else also)
+    for name in more - {*ALSO}:
+        raise ValueError(f'there is no also="{name}"; {hint(str(name), ALSO)}')
+    return KeepOptions(TOP if top is None else top, map, queries, store_named(store), more)

@@ -41,7 +41,7 @@ def required_tensors(keep: str, facts: CallFacts) -> dict[str, Shape]:
 
 def optional_tensors(keep: str, facts: CallFacts) -> dict[str, Shape]:
     """Return the names and shapes of the tensors that some calls have."""
-    (batch, _, _, _), (queries, keys) = facts.shape, facts.size
+    (batch, key_heads, _, _), (queries, keys) = facts.shape, facts.size
     rows = queries if facts.rows is None else len(facts.rows)
     return {
         "query_ids": (batch, queries),
@@ -49,6 +49,9 @@ def optional_tensors(keep: str, facts: CallFacts) -> dict[str, Shape]:
         "lse": (batch, len(facts.heads), rows),
         "map": (batch, len(facts.heads), *(facts.recorded or (None, None))),
         "shares": (batch, len(facts.heads), len(NAMES) + len(COUNTS)),
+        "norms": (batch, len(facts.heads), keys),
+        "gradients": (batch, key_heads, keys),
+        "streaming": (batch, len(facts.heads), rows),
         "before": (batch, None, None),
         "after": (batch, None, None),
     }
@@ -70,6 +73,7 @@ def facts_to_json(facts: CallFacts) -> dict[str, Any]:
         "engine": facts.engine,
         "map": None if facts.recorded is None else list(facts.recorded),
         "across": facts.across,
+        "prompt": facts.prompt,
     }
 
 
@@ -99,6 +103,7 @@ def facts_from_json(name: str, entry: Any, attention: Attention, where: str) -> 
             and dtype in FLOATS
             and all(_is_size(row) and row < queries for row in rows or ())
             and isinstance(entry.get("across"), bool | None)  # older recordings have no such key
+            and (entry.get("prompt") is None or _is_size(entry["prompt"]))
         ):
             pass
         case _:
@@ -116,6 +121,7 @@ def facts_from_json(name: str, entry: Any, attention: Attention, where: str) -> 
         engine=engine,
         recorded=None if pooled is None else (pooled[0], pooled[1]),
         across=entry.get("across"),
+        prompt=entry.get("prompt"),
     )
     if len(heads) % max(key_heads, 1) or (heads and not key_heads):
         raise LoadError(f"{where}: key_heads={key_heads} does not divide its {len(heads)} heads")

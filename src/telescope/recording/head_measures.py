@@ -1,0 +1,159 @@
+"""Measure the heads of a recorded call: the numerators and denominators of every column of `recording.heads()`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from math import nan
+from string import punctuation
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..survey import Summary
+from .head_shares import COUNTS, NAMES, BatchTokens, Places, counted
+from .recorded_call import RecordedCall
+from .segments import Segments
+from .summaries_call import SummariesCall
+
+Decode = Callable[[list[int]], str]
+IsMark = Callable[[int], bool]  # whether a token id is punctuation
+
+
+@dataclass(frozen=True)
+class Measures:
+    """The numerators and denominators of each measure, for every head of a call, so that calls can be added up.
+
+    NaN where a habit has no meaning or is not known.
+    """
+
+    sums: dict[str, Float[Tensor, " heads"]]
+    counts: dict[str, Float[Tensor, " heads"]]
+    largest_logit: Float[Tensor, " heads"]
+    """The largest score of any query; NaN where it is not known."""
+    segments: Float[Tensor, "segment heads"] = field(default_factory=lambda: torch.zeros(0, 0))
+    """The weight that each segment receives; its denominator is that of `sink`."""
+
+
+def measure(call: RecordedCall, is_mark: IsMark | None, segments: Segments | None = None) -> Measures:
+    """Measure every head of a call on the model's device, wherever the numbers are stored.
+
+    On a CPU this would take longer than the model took on its GPU.
+    """
+    seen, device = call.survey().summary, call.facts.device
+    places = _places(call)
+    shares = call.shares(places)
+    received, entropy = (numbers.to(device, torch.float64) for numbers in (seen.received, seen.entropy))
+    chooses = counted(call.kept_attention(), seen, places).to(device)
+    sums = dict(zip((*NAMES, *COUNTS), shares.to(device).sum(0).T, strict=True))
+    choosing, repeated, given = chooses.sum((0, 2)).double(), sums.pop("repeated"), received.sum((0, 2))
+    del sums["queries"]
+    sums["sink"] = _sink(received, places.first)
+    sums["punctuation"] = _punctuation(call, received, is_mark)
+    sums["spread"] = entropy.exp().masked_fill(~chooses, 0.0).sum((0, 2))
+    counts = dict.fromkeys(NAMES, choosing) | {"same": repeated, "induction": repeated}
+    counts |= {"sink": given, "punctuation": given, "spread": choosing}
+    sums["streaming"], counts["streaming"] = _streaming(call, chooses), choosing
+    sums["retrieval"], counts["retrieval"] = _retrieval(call, seen)
+    logits = torch.full((len(call.heads),), nan, dtype=torch.float64)
+    if seen.lse is not None and seen.top_weights.shape[-1] and seen.lse.numel():
+        logits = (seen.lse + seen.top_weights[..., 0].log()).double().amax((0, 2))
+    by_segment = torch.zeros(0, len(call.heads))
+    if segments is not None:
+        member = segments.ids.to(device) == torch.arange(len(segments.names), device=device)[:, None]
+        by_segment = torch.einsum("bhk,sk->sh", received, member.double())
+    sums, counts = ({name: numbers.cpu() for name, numbers in each.items()} for each in (sums, counts))
+    return Measures(sums, counts, logits.cpu(), by_segment.cpu())
+
+
+def _streaming(call: RecordedCall, chooses: Tensor) -> Float[Tensor, " heads"]:
+    """Return the weight within the first and the last keys, summed over the queries that have a choice."""
+    share = None if call.across else call.streaming()
+    if share is None:
+        return torch.full((len(call.heads),), nan, dtype=torch.float64)
+    return share.to(chooses.device).double().masked_fill(~chooses, 0.0).sum((0, 2))
+
+
+def _retrieval(call: RecordedCall, seen: Summary) -> tuple[Float[Tensor, " heads"], Float[Tensor, " heads"]]:
+    """Return how many written tokens have the largest weight on an earlier copy, and how many have an earlier copy.
+
+    The query of a token is the one before it. Of a text that was generated, only the generated tokens count.
+    """
+    heads, device = len(call.heads), seen.top_keys.device
+    unknown = torch.full((heads,), nan, dtype=torch.float64), torch.zeros(heads, dtype=torch.float64)
+    written, read = call.query_ids, call.key_ids
+    if written is None or read is None or not seen.top_keys.shape[-1]:
+        return unknown
+    written, read = written.to(device), read.to(device)
+    first = call.facts.prompt if call.facts.prompt is not None and call.facts.prompt < call.size[0] else 1
+    kept = torch.tensor(call.rows, device=device)
+    which = ((kept + 1 >= first) & (kept + 1 < call.size[0])).nonzero().flatten()
+    if not len(which):
+        return unknown
+    rows = kept[which]
+    wanted = written[:, rows + 1]
+    peak = seen.top_keys[:, :, which, 0].long()
+    found = read.gather(1, peak.clamp(min=0).flatten(1)).view_as(peak) == wanted[:, None]
+    position = rows + (call.size[1] - call.size[0])
+    there = _occurs_before(read, wanted, None if call.across else position)
+    hit = found & (peak >= 0) & there[:, None]
+    return hit.sum((0, 2)).double(), there.sum().double().expand(heads)
+
+
+def _occurs_before(
+    read: Int[Tensor, "batch key"], wanted: Int[Tensor, "batch row"], position: Int[Tensor, " row"] | None
+) -> Tensor:
+    """Return whether each wanted token is among the keys up to a position, or among all keys."""
+    count = read.shape[1]
+    order = read.long() * count + torch.arange(count, device=read.device)
+    ordered = order.sort(1).values
+    place = torch.searchsorted(ordered, (wanted.long() * count).contiguous()).clamp(max=count - 1)
+    earliest = ordered.gather(1, place)
+    same = earliest // count == wanted
+    return same if position is None else same & (earliest % count <= position)
+
+
+def _places(call: RecordedCall) -> Places:
+    """Return the places of a call; for one whose shares were kept, only as much as `counted` needs."""
+    (batch, *_), (queries, keys), rows = call.facts.shape, call.size, call.facts.rows
+    has_shares = isinstance(call, SummariesCall)
+    return Places.of(
+        call.attention,
+        batch=batch,
+        heads=len(call.heads),
+        size=call.size,
+        positions=None if rows is None else tuple(keys - queries + row for row in rows),
+        across=call.across,
+        text=None if has_shares or call.key_ids is None else BatchTokens(call.key_ids.to(call.facts.device)),
+        lists=not has_shares,
+        device=call.facts.device,
+    )
+
+
+def _sink(received: Float[Tensor, "batch heads key"], first: Int[Tensor, "#batch"]) -> Float[Tensor, " heads"]:
+    """Return the weight of the key that receives most, the first token left out, summed over the batch."""
+    key = torch.arange(received.shape[-1], device=received.device)
+    others = received.masked_fill((key == first.to(received.device)[:, None])[:, None], 0.0)
+    return others.amax(-1).sum(0) if others.shape[-1] else others.sum((0, 2))
+
+
+def _punctuation(
+    call: RecordedCall, received: Float[Tensor, "batch heads key"], is_mark: IsMark | None
+) -> Float[Tensor, " heads"]:
+    """Return the weight that punctuation receives; NaN without a tokenizer or token ids."""
+    if is_mark is None or call.key_ids is None:
+        return received.new_full((received.shape[1],), torch.nan)
+    ids = call.key_ids.to(received.device)
+    marks = [number for number in torch.unique(ids).tolist() if is_mark(number)]
+    at_mark = torch.isin(ids, ids.new_tensor(marks))
+    return (received * at_mark[:, None]).sum((0, 2))
+
+
+def punctuation_test(decode: Decode) -> IsMark:
+    """Return a function that tells whether a token is punctuation; each token is decoded once for all layers."""
+    return cache(lambda number: _is_mark(decode([number])))
+
+
+def _is_mark(text: str) -> bool:
+    bare = text.strip(" \t\r\nĠ▁Ċ")
+    return bool(text) and all(letter in punctuation + "…–—«»“”‘’„" for letter in bare)

@@ -1,0 +1,119 @@
+"""A recording as long tables: of heads, queries, keys, largest weights and tokens."""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from ..files.atomic import atomic_folder, resolve_path
+from ..files.frames import Columns, Names, write_parquet
+from ..survey.table import summary_columns
+from ..words import hint
+from .heads import Heads
+from .recorded_call import RecordedCall
+
+TABLES = ("heads", "queries", "keys", "top", "tokens")
+Calls = Mapping[str, Sequence[RecordedCall]]
+Decode = Callable[[list[int]], str]
+
+
+def table_parts(of: str, calls: Calls, heads: Callable[[], Heads], decode: Decode | None) -> Iterator[Columns]:
+    """Yield the columns of a table, one call after the other.
+
+    A number of `call` counts the calls of one attention from 0 on. Raise a ValueError for an unknown table.
+    """
+    if of not in TABLES:
+        raise ValueError(f'a recording has no table of "{of}"; {hint(str(of), TABLES)}')
+    if of == "heads":
+        yield heads().columns()
+    elif of == "tokens":
+        yield _token_columns(calls, decode)
+    else:
+        for name, recorded in calls.items():
+            for number, call in enumerate(recorded):
+                columns = summary_columns(call.survey().summary, of, call.heads, call.rows)
+                count = len(columns["head"])
+                yield {"layer": Names.repeated(name, count), "call": numpy.full(count, number, numpy.int32), **columns}
+
+
+def joined(parts: Sequence[Columns]) -> Columns:
+    """Return the columns of all parts, one after the other; a column that a part lacks is NaN there."""
+    columns: dict[str, Any] = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
+        pieces: list[Any] = [part.get(name) for part in parts]
+        counts = [len(_length(part)) for part in parts]
+        if any(isinstance(piece, Names) for piece in pieces):
+            texts = tuple(dict.fromkeys(text for piece in pieces for text in piece.texts))
+            place = {text: i for i, text in enumerate(texts)}
+            codes = [numpy.array([place[text] for text in piece.texts], numpy.int32)[piece.codes] for piece in pieces]
+            columns[name] = Names(numpy.concatenate(codes), texts)
+        else:
+            arrays = [
+                numpy.full(count, numpy.nan) if piece is None else numpy.asarray(piece)
+                for piece, count in zip(pieces, counts, strict=True)
+            ]
+            columns[name] = numpy.concatenate(arrays) if arrays else numpy.empty(0)
+    return columns
+
+
+def _length(part: Columns) -> Any:
+    first = next(iter(part.values()))
+    return first.codes if isinstance(first, Names) else first
+
+
+def _token_columns(calls: Calls, decode: Decode | None) -> Columns:
+    """Return the tokens of every sequence once: `side` is "queries", or "keys" where those are another sequence."""
+    found: dict[tuple[str, int], Tensor] = {}
+    for recorded in calls.values():
+        for number, call in enumerate(recorded):
+            for side, ids in (("queries", call.query_ids), ("keys", call.key_ids if call.across else None)):
+                if ids is not None:
+                    found.setdefault((side, number), ids.cpu())
+    parts: list[Columns] = []
+    for (side, number), ids in found.items():
+        batch, count = ids.shape
+        which, position = torch.meshgrid(torch.arange(batch), torch.arange(count), indexing="ij")
+        columns: dict[str, Any] = {
+            "call": numpy.full(ids.numel(), number, numpy.int32),
+            "side": Names.repeated(side, ids.numel()),
+            "batch": which.reshape(-1).int(),
+            "position": position.reshape(-1).int(),
+            "token": ids.reshape(-1).int(),
+        }
+        if decode is not None:
+            texts = {token: decode([token]) for token in _unique(ids)}
+            columns["text"] = numpy.array([texts[token] for token in ids.reshape(-1).tolist()], dtype=object)
+        parts.append(columns)
+    return joined(parts)
+
+
+def _unique(ids: Tensor) -> list[int]:
+    found: list[int] = torch.unique(ids).tolist()
+    return found
+
+
+def write_tables(path: str | os.PathLike[str], parts: Callable[[str], Iterator[Columns]], *, replace: bool) -> None:
+    """Write a Parquet file for each table into a folder, as a whole or not at all."""
+    with atomic_folder(path, lambda place: _check_folder(place, replace=replace)) as folder:
+        for name in TABLES:
+            made = [part for part in parts(name) if part] if name in ("heads", "tokens") else parts(name)
+            write_parquet(folder / f"{name}.parquet", made)
+
+
+OUR_FILES = re.compile(rf"({'|'.join(TABLES)})\.parquet")
+
+
+def _check_folder(path: str | os.PathLike[str], *, replace: bool) -> None:
+    """Raise a ValueError if the path exists and is not an empty folder, or one of tables that may be replaced."""
+    place = resolve_path(path)
+    if not place.exists():
+        return
+    files = sorted(os.listdir(place)) if place.is_dir() else [""]
+    if not all(OUR_FILES.fullmatch(name) for name in files):
+        raise ValueError(f"{place} exists and holds other files than tables, so it is left alone; use a new folder")
+    if files and not replace:
+        raise ValueError(f"{place} holds tables already; to_parquet(..., replace=True) replaces them")
