@@ -73,7 +73,7 @@ def _select(names: Sequence[str], one: str | SupportsIndex, unwatched: Sequence[
     except TypeError:
         kind = type(one).__name__
         raise TypeError(f'{argument} takes names, patterns such as "encoder.*" and numbers, not {kind}') from None
-    places = {name: place for name in names if (place := _stack_and_number(name))}
+    places = {name: place for name in names if (place := stack_and_number(name))}
     sizes = {stack: last + 1 for stack, last in sorted(places.values())}
     found = [
         name for name, (stack, place) in places.items() if place == (number if number >= 0 else sizes[stack] + number)
@@ -84,7 +84,7 @@ def _select(names: Sequence[str], one: str | SupportsIndex, unwatched: Sequence[
     return found
 
 
-def _stack_and_number(name: str) -> tuple[str, int] | None:
+def stack_and_number(name: str) -> tuple[str, int] | None:
     """Return the stack of an attention and its number there: decoder.0.cross is number 0 of decoder."""
     parts = name.split(".")
     numbered = [i for i, part in enumerate(parts) if part.isdecimal()]  # the first: a block may number its parts too

@@ -17,12 +17,14 @@ from ..trace.render import render_text
 from ..trace.trace import Tokens, Trace
 from ..words import format_bytes, hint
 from .attention_call import AttentionCall
+from .find_sources import find_sources
 from .heads import Heads, heads_of
-from .names import attentions_inside, describe_unwatched
+from .names import Layers, attentions_inside, describe_unwatched
 from .queries_keys_call import QueriesKeysCall, StepsCall
 from .recorded_call import KeepOptions, MapSize, RecordedCall, nbytes_of
 from .saved.save import save_recording
 from .segments import read_segments
+from .sources import Sources
 from .storage import STORES
 from .summaries_call import SummariesCall
 from .survey_queue import SurveyQueue
@@ -336,6 +338,65 @@ class Recording(Mapping[str, Watched]):
                 if one.any():
                     found[name if number == 0 else f"{name}.calls[{number}]"] = one
         return found
+
+    def sources(
+        self,
+        span: Any,
+        how: str = "weights",
+        *,
+        segments: Any = None,
+        layers: Layers = None,
+        heads: Sequence[int] | None = None,
+        sequence: int = 0,
+        model: Any = None,
+    ) -> Sources:
+        """Return how much of the tokens written in a span comes from every token before them, and from every segment.
+
+        The context is the text before the span or, in an encoder-decoder, the source. Each token of the span was
+        written by the query before it.
+
+        Args:
+            span: the positions of the tokens, a range, a slice or a pair (start, stop), counted from the first token of
+                the text or, in an encoder-decoder, of the decoder's input. It may include the token after the last
+                query, which the last query wrote.
+            how: "weights": the mean weight of layers, heads and rows; keep="queries-keys".
+                "carried": weights times ‖W_O v‖; keep="queries-keys", also="norms".
+                "rollout": weights multiplied through all layers, with the residual connection (Abnar and Zuidema,
+                2020): r ← r / 2 + Aᵀr / 2 from the last layer to the first; keep="queries-keys".
+                "gradient": weight times gradient; also="gradients", and a backward pass inside of the block.
+                "hidden": how much the answer's log-probability falls when a segment is hidden from all later tokens;
+                takes `model`, and runs it once for each segment.
+            segments: names of spans of the context, a list of spans, or a number for each of its tokens; None is every
+                token by itself. Tokens in no span are "other".
+            layers, heads: which attentions and heads, for "weights" and "carried"; None is all that read the context.
+            sequence: which sequence of the batch.
+            model: for "hidden", the model that was recorded.
+
+        Raises:
+            ValueError: if the span or the segments do not fit the text, or if too little was kept, with the option of
+                `ts.watch` that keeps it.
+
+        Example:
+            >>> import torch, telescope as ts
+            >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)).eval()
+            >>> with ts.watch(model, keep="queries-keys") as recording:
+            ...     _ = model(torch.tensor([[1, 2, 3, 4, 5]]))
+            >>> found = recording.sources(range(4, 6), "rollout", segments={"question": (0, 2), "text": (2, 4)})
+            >>> round(sum(found.shares.values()), 4)
+            1.0
+        """
+        return find_sources(
+            self._calls,
+            span,
+            how=how,
+            segments=segments,
+            layers=layers,
+            heads=heads,
+            sequence=sequence,
+            model=model,
+            decode=self.decode,
+            token_name=self.token_name,
+        )
 
     def save(self, path: str | os.PathLike[str], *, replace: bool = False) -> None:
         """Write the recording to a folder that `ts.open` reads; an interrupted save leaves nothing behind.

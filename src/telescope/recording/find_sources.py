@@ -1,0 +1,340 @@
+"""Compute where an answer comes from: the score of every token of the context, by each `how`.
+
+A token is written by the query before it: the rows of a span are those of its tokens less one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..attention.restrict import restrict_to_queries
+from ..engines import torch_modes
+from ..survey.dispatch import choose, weigh
+from ..words import check_index, hint
+from .names import Layers, select_layers, stack_and_number
+from .recorded_call import RecordedCall
+from .segments import OTHER, Segments, read_segments, span_positions
+from .sources import ANSWER, KINDS, Sources, ranked, token_texts
+
+Calls = Mapping[str, RecordedCall]
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What `recording.sources` is asked, checked: the calls, and the rows of the span."""
+
+    calls: Calls
+    """Every attention's only call, by name, in the order of the model."""
+    readers: Calls
+    """Those that read the context: cross-attentions, or else all."""
+    span: range
+    sequence: int
+    heads: Sequence[int] | None
+    segments: Segments
+    """Of the context."""
+
+    @property
+    def reader(self) -> RecordedCall:
+        return next(iter(self.readers.values()))
+
+    @property
+    def across(self) -> bool:
+        """Whether the context is another sequence than the answer."""
+        return self.reader.across
+
+    @property
+    def context(self) -> int:
+        """How many tokens the context has: all of another sequence, or those before the span."""
+        return self.reader.size[1] if self.across else self.span.start
+
+    @property
+    def rows(self) -> list[int]:
+        """The queries that wrote the span."""
+        return [token - 1 for token in self.span]
+
+
+How = Callable[[Question, Any], "Float[Tensor, ' token'] | list[float]"]
+HOW: dict[str, How] = {}
+"""The function of each `how`: it returns a score for every key, or for every segment."""
+
+
+def source_kind(name: str) -> Callable[[How], How]:
+    """Register a function for `recording.sources(how=name)`."""
+
+    def register(function: How) -> How:
+        HOW[name] = function
+        return function
+
+    return register
+
+
+def find_sources(
+    attentions: Mapping[str, Sequence[RecordedCall]],
+    span: Any,
+    *,
+    how: str,
+    segments: Any,
+    layers: Layers,
+    heads: Sequence[int] | None,
+    sequence: int,
+    model: Any,
+    decode: Any,
+    token_name: Any,
+) -> Sources:
+    """Return the sources of a span; see `Recording.sources`."""
+    if how not in KINDS:
+        raise ValueError(f'there is no how="{how}"; {hint(str(how), KINDS)}')
+    if how not in HOW:
+        raise ValueError(f'how="{how}" is not available here; use "weights", "carried", "rollout" or "gradient"')
+    question = ask(attentions, span, segments, layers, heads, sequence, decode, token_name)
+    with torch.no_grad():
+        found = HOW[how](question, model)
+    count, reader = question.context, question.reader
+    read, written = (None if ids is None else ids[question.sequence].tolist() for ids in (reader.key_ids, _ids(reader)))
+    context = token_texts(None if read is None else read[:count], count, decode, token_name)
+    own = None if written is None else [written[token] for token in question.span if token < len(written)]
+    answer = token_texts(own, len(question.span), decode, token_name)
+    names, tokens = list(question.segments.names), [*map(question.segments.tokens, range(len(question.segments.names)))]
+    if isinstance(found, list):
+        return ranked(how, question.span, names, tokens, found, context, answer, None)
+    scores = found.double().cpu()
+    by_segment = torch.zeros(len(names), dtype=torch.float64).index_add_(0, question.segments.ids, scores[:count])
+    sums = by_segment.tolist()
+    rest = list(range(count, len(scores)))
+    if not question.across and rest:
+        names, tokens, sums = [*names, ANSWER], [*tokens, rest], [*sums, float(scores[count:].sum())]
+    return ranked(how, question.span, names, tokens, sums, context, answer, scores[:count])
+
+
+def _ids(call: RecordedCall) -> Tensor | None:
+    return call.query_ids
+
+
+# ------------------------------------------------------------------------------------------------------- what is asked
+
+
+def ask(
+    attentions: Mapping[str, Sequence[RecordedCall]],
+    span: Any,
+    segments: Any,
+    layers: Layers,
+    heads: Sequence[int] | None,
+    sequence: int,
+    decode: Any,
+    token_name: Any,
+) -> Question:
+    """Return the question, checked against the recording; raise a ValueError of one sentence where it does not fit."""
+    calls = {name: _only(name, recorded) for name, recorded in attentions.items() if recorded}
+    if not calls:
+        raise ValueError("nothing was recorded: run the model inside of the block of ts.watch")
+    crossing = {name: call for name, call in calls.items() if call.across}
+    readers = crossing or calls
+    if layers is not None:
+        readers = {name: calls[name] for name in select_layers(list(readers), layers)}
+    reader = next(iter(readers.values()))
+    checked = check_span(span, reader)
+    sequence = check_index("sequence", sequence, reader.facts.shape[0])
+    count = reader.size[1] if reader.across else checked.start
+    ids = reader.key_ids
+    texts = None
+    if segments is None and ids is not None and decode is not None:
+        read = token_texts(ids[sequence].tolist()[:count], count, decode, token_name)
+        texts = [f"{text.strip() or repr(text)}" for text in read]
+    return Question(calls, readers, checked, sequence, heads, _read_segments(segments, count, texts))
+
+
+def _read_segments(given: Any, count: int, texts: Sequence[str] | None) -> Segments:
+    if isinstance(given, Mapping) and OTHER in given:
+        raise ValueError(f'"{OTHER}" is the name of the tokens in no segment; give another name')
+    return read_segments(given, count, texts)
+
+
+def _only(name: str, recorded: Sequence[RecordedCall]) -> RecordedCall:
+    if len(recorded) > 1:
+        raise ValueError(f'"{name}" was called for {len(recorded)} sequences; sources takes a recording of one run')
+    return recorded[0]
+
+
+def check_span(span: Any, call: RecordedCall) -> range:
+    """Return the positions of the tokens that were written; raise a ValueError if they are not in the answer.
+
+    The last query wrote the token after it, so that a span may end one position after the last query.
+    """
+    first = call.size[1] - call.size[0] if not call.across else 0
+    end, prompt = first + call.size[0] + 1, call.facts.prompt
+    positions = span_positions("span", span, end)
+    if not positions:
+        raise ValueError(f"span={span!r} holds no token; it takes the positions of the tokens that were written")
+    if positions != list(range(positions[0], positions[-1] + 1)):
+        raise ValueError(f"span={span!r} has gaps; ask for one stretch of tokens at a time, such as range(10, 20)")
+    if positions[0] < 0 or positions[-1] >= end:
+        raise ValueError(f"span={span!r} is not in the text, whose tokens are numbered 0 to {end - 1}")
+    generated = prompt is not None and prompt < call.size[0]
+    if generated and prompt is not None and positions[0] < first + prompt:
+        raise ValueError(
+            f"span={span!r} begins in the prompt, which is tokens 0 to {first + prompt - 1}; the answer begins at "
+            f"{first + prompt}"
+        )
+    if positions[0] < first + 1:
+        raise ValueError(f"span={span!r} begins at the first token, which no token comes before")
+    return range(positions[0], positions[-1] + 1)
+
+
+def _need(call: RecordedCall, how: str, part: str, keep: str) -> None:
+    """Raise a ValueError that names the option of ts.watch if a recording kept too little."""
+    if part not in call.parts:
+        raise ValueError(f'sources(how="{how}") needs {part}, which were not kept: ts.watch(model, {keep}) keeps them')
+
+
+# ----------------------------------------------------------------------------------------- weights, and what they carry
+
+
+@source_kind("weights")
+def by_weights(question: Question, model: Any) -> Float[Tensor, " token"]:
+    """Return the weight of every key, the mean of the span's rows, the heads and the layers."""
+    found = [
+        _weights(question, call, "weights", None).mean(0) for call in question.readers.values()
+    ]  # fmt: skip
+    return torch.stack(found).mean(0)
+
+
+@source_kind("carried")
+def by_norms(question: Question, model: Any) -> Float[Tensor, " token"]:
+    """Return Σ weight · ‖W_O v‖ of every key over rows and heads, as shares of each layer; the mean of the layers."""
+    found = []
+    for call in question.readers.values():
+        _need(call, "carried", "norms", 'keep="queries-keys", also="norms"')
+        norms = call.parts["norms"].tensor[question.sequence, _heads(question, call)]
+        carried = (_weights(question, call, "carried", None) * norms.to(call.facts.device).double()).sum(0)
+        found.append(carried / carried.sum().clamp(min=torch.finfo(torch.float64).tiny))
+    return torch.stack(found).mean(0)
+
+
+def _heads(question: Question, call: RecordedCall) -> list[int]:
+    """Return the places of the heads that were asked for, all unless some were."""
+    if question.heads is None:
+        return list(range(len(call.heads)))
+    return [call.head_index(number) for number in question.heads]
+
+
+def _weights(question: Question, call: RecordedCall, how: str, factors: Tensor | None) -> Float[Tensor, "head token"]:
+    """Return what each key gets from some rows, each with its factor, for the heads that were asked for.
+
+    Without factors, the rows are those of the span, and each counts equally.
+    """
+    _need(call, how, "queries", 'keep="queries-keys"')
+    first = 0 if call.across else call.size[1] - call.size[0]
+    rows = [row - first for row in question.rows] if factors is None else factors.nonzero().flatten().tolist()
+    if len(rows) > call.size[0] // 2 and len(call.rows) == call.size[0]:
+        rows = list(range(call.size[0]))  # those without a weight cost less than a copy of the others
+    kept = {row: place for place, row in enumerate(call.rows)}
+    missing = [row for row in rows if row not in kept]
+    if missing:
+        raise ValueError(
+            f'sources(how="{how}") needs the query of token {missing[0] + first + 1} of "{call.name}", which was not '
+            "kept: leave queries= out of ts.watch"
+        )
+    device = call.facts.device
+    places = torch.tensor([kept[row] for row in rows])
+    share = _shares(question, first, rows) if factors is None else factors.cpu()[rows]
+    every = rows == list(range(call.size[0])) and len(rows) == len(call.rows)
+    attention = call.attention if every else restrict_to_queries(call.attention, torch.tensor(rows), call.size)
+    queries, lse = call.queries, call.lse
+    if not every:
+        queries = queries[:, :, places.to(queries.device)]
+        lse = None if lse is None else lse[:, :, places.to(lse.device)]
+    queries, keys = queries.to(device), call.keys.to(device)
+    with torch_modes.without_autocast(device):
+        engine = choose(queries, keys, attention, 0, None)
+        given = share.to(device, torch.promote_types(queries.dtype, torch.float32))[None, None, None]
+        found = weigh(engine, queries, keys, attention, None if lse is None else lse.to(device), given)
+    return found[question.sequence, _heads(question, call), 0].double()
+
+
+def _shares(question: Question, first: int, rows: list[int]) -> Float[Tensor, " row"]:
+    """Return equal weights of the span's rows, and 0 for the others."""
+    wanted = {row - first for row in question.rows}
+    return torch.tensor([1.0 / len(wanted) if row in wanted else 0.0 for row in rows], dtype=torch.float64)
+
+
+# ------------------------------------------------------------------------------------------------------------- rollout
+
+
+@source_kind("rollout")
+def by_rollout(question: Question, model: Any) -> Float[Tensor, " token"]:
+    """Return the attention rollout of the span's rows, exactly, from the last layer to the first.
+
+    A layer passes half of a token's relevance on to what its heads attend to, on average, and leaves half with the
+    token itself, for the residual connection: r ← r / 2 + Aᵀr / 2, with A the mean of the heads, as by Abnar and
+    Zuidema (2020, "Quantifying Attention Flow in Transformers", equation 1). What a head gives to an attention sink
+    stays with the token. A cross-attention passes its half on to the source, through which the encoder's layers lead
+    further. Every layer takes one pass over its matrix, which is never formed.
+    """
+    calls = question.calls
+    decoding = {stack_of(name) for name in question.readers}
+    answer = torch.zeros(_length(question.reader), dtype=torch.float64)
+    answer[question.rows] = 1.0 / len(question.rows)
+    context = torch.zeros(question.context if question.across else 0, dtype=torch.float64)
+    for name, call in reversed([*calls.items()]):
+        if call.size[0] != call.size[1] and not call.across:
+            raise ValueError(f'sources(how="rollout") needs every query of "{name}"; record the text from its start')
+        of_answer = call.across or not question.across or stack_of(name) in decoding
+        relevance = answer if of_answer else context
+        passed_on = 0.5 * _passed_on(question, call, relevance)
+        stays = relevance * (1.0 - 0.5 * _given(call, question))
+        if call.across:
+            answer, context = stays, context + passed_on
+        elif of_answer:
+            answer = stays + passed_on
+        else:
+            context = stays + passed_on
+    return context if question.across else answer
+
+
+def stack_of(name: str) -> str:
+    """Return the stack of layers that an attention belongs to: decoder of decoder.0.cross."""
+    found = stack_and_number(name)
+    return found[0] if found else name
+
+
+def _length(reader: RecordedCall) -> int:
+    """Return how many tokens of the answer's sequence have a query."""
+    return reader.size[0]
+
+
+def _passed_on(question: Question, call: RecordedCall, relevance: Tensor) -> Float[Tensor, " token"]:
+    """Return Aᵀr, the mean of all heads."""
+    if not relevance.any():
+        return torch.zeros(call.size[1], dtype=torch.float64)
+    return _weights(replace(question, heads=None), call, "rollout", relevance).mean(0).cpu()
+
+
+def _given(call: RecordedCall, question: Question) -> Tensor | float:
+    """Return the weight that each query gives to keys, the mean of the heads: 1, or what a sink leaves."""
+    if call.attention.sink is None:
+        return 1.0
+    lse = call.lse if call.lse is not None else call.survey(top=0).lse
+    assert lse is not None
+    sink = torch.as_tensor(call.attention.sink, dtype=torch.float64, device=lse.device).reshape(-1, 1)
+    return (1.0 - torch.exp(sink - lse[question.sequence].double())).mean(0).cpu()
+
+
+# ------------------------------------------------------------------------------------------------------------ gradient
+
+
+@source_kind("gradient")
+def by_gradient(question: Question, model: Any) -> Float[Tensor, " token"]:
+    """Return Σ weight · gradient of every key over layers, heads and queries: v · dv, of the loss that ran backward."""
+    found = []
+    for call in question.readers.values():
+        if "gradients" not in call.parts:
+            raise ValueError(
+                f'sources(how="gradient") has no gradients of "{call.name}": use ts.watch(model, also="gradients"), '
+                "and call backward() of the answer's log-probability inside of the block"
+            )
+        found.append(call.parts["gradients"].tensor[question.sequence].double().cpu().sum(0))
+    return torch.stack(found).sum(0)

@@ -1,0 +1,190 @@
+"""`recording.sources(span)`: how much of the tokens written in a span comes from every token and segment before."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, NamedTuple
+
+from jaxtyping import Float
+from rich.table import Table
+from torch import Tensor
+
+from ..files.frames import frame
+from ..trace.render import render_text
+
+ANSWER = "the answer itself"
+SHOWN = 20  # rows of a printed table
+WIDE = 60  # characters of a segment's text in a printed table
+KINDS = {
+    "weights": "the mean weight, of layers, heads and written tokens",
+    "carried": "weights times ‖W_O v‖, of each layer as shares, the mean of the layers",
+    "rollout": "weights multiplied through all layers, half of each token staying where it is",
+    "gradient": "weight times gradient, summed over layers and heads",
+    "hidden": "the fall of the answer's log-probability, in nats, when the segment alone is hidden",
+}
+"""What the score of each `how` is."""
+
+
+class Source(NamedTuple):
+    """One segment of the context: its name, its tokens, what the answer takes from it, and its text."""
+
+    name: str
+    start: int
+    """The position of its first token."""
+    stop: int
+    """One past the position of its last token."""
+    tokens: int
+    score: float
+    share: float
+    """The score divided by the sum of all scores, each without its sign."""
+    text: str
+
+
+@dataclass(frozen=True, eq=False)
+class Sources:
+    """Where the tokens of a span come from: a ranked table, which prints as one and draws as a text in a notebook.
+
+    Iteration, indices and `len` are those of the rows, the largest score first. Shares sum to one, if no score is below
+    zero: tokens in no segment are "other", and what comes from the answer's own tokens is "the answer itself".
+    """
+
+    how: str
+    span: range
+    """The positions of the tokens that were written."""
+    rows: tuple[Source, ...]
+    scores: Float[Tensor, " token"] | None
+    """The score of every token of the context, float64; None for how="hidden", which knows segments alone."""
+    context: tuple[str, ...]
+    """The text of every token of the context, or its number where there is no tokenizer."""
+    answer: tuple[str, ...]
+    """The same of the tokens that were written."""
+
+    def __iter__(self) -> Iterator[Source]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Source:
+        return self.rows[index]
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of each segment, by name."""
+        return {row.name: row.share for row in self.rows}
+
+    def table(self, *, library: str = "pandas") -> Any:
+        """Return the rows as a frame of pandas or polars."""
+        columns = {name: [getattr(row, name) for row in self.rows] for name in Source._fields}
+        return frame({"how": [self.how] * len(self.rows), **columns}, library)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON takes it."""
+        return {
+            "how": self.how,
+            "meaning": KINDS[self.how],
+            "span": [self.span.start, self.span.stop],
+            "context": list(self.context),
+            "answer": list(self.answer),
+            "scores": None if self.scores is None else self.scores.tolist(),
+            "rows": [row._asdict() for row in self.rows],
+        }
+
+    def __rich__(self) -> Table:
+        written = _one_line("".join(self.answer))
+        title = f'sources of "{written}", by {self.how}\n{KINDS[self.how]}'
+        table = Table(title=title, box=None, pad_edge=False, title_justify="left", min_width=len(KINDS[self.how]))
+        for name in ("segment", "tokens", "score", "share", "text"):
+            right = name in ("score", "share")
+            table.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
+        for row in self.rows[:SHOWN]:
+            where = f"{row.start} to {row.stop - 1}" if row.stop > row.start + 1 else str(row.start)
+            text = _one_line(row.text)
+            table.add_row(_one_line(row.name), where, f"{row.score:.4g}", f"{row.share:.1%}", text)
+        if len(self.rows) > SHOWN:
+            rest = sum(row.share for row in self.rows[SHOWN:])
+            table.add_row(f"{len(self.rows) - SHOWN} more", "", "", f"{rest:.1%}", "")
+        return table
+
+    def __repr__(self) -> str:
+        return render_text(self.__rich__())
+
+    def _repr_html_(self) -> str:
+        """Return the text of the context, each token on a background as strong as its score, then the answer."""
+        scores = self.scores.tolist() if self.scores is not None else self._by_segment()
+        largest = max((abs(score) for score in scores), default=0.0) or 1.0
+        words = "".join(_word(text, score, largest) for text, score in zip(self.context, scores, strict=True))
+        return (
+            f'<div style="white-space: pre-wrap; line-height: 1.7">{words}<hr>'
+            f"<strong>{escape(''.join(self.answer))}</strong><br><small>{escape(self.how)}: "
+            f"{escape(KINDS[self.how])}</small></div>"
+        )
+
+    def _by_segment(self) -> list[float]:
+        """Return the score of its segment for every token of the context."""
+        scores = [0.0] * len(self.context)
+        for row in self.rows:
+            for token in range(row.start, min(row.stop, len(scores))) if row.name != ANSWER else ():
+                scores[token] = row.score
+        return scores
+
+
+def _word(text: str, score: float, largest: float) -> str:
+    """Return a token as HTML: blue where the score is above zero, red where it is below."""
+    colour = "37, 99, 235" if score >= 0 else "220, 38, 38"
+    return (
+        f'<span title="{score:.4g}" style="background: rgba({colour}, {0.8 * abs(score) / largest:.3f})">'
+        f"{escape(text)}</span>"
+    )
+
+
+def _one_line(text: str) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= WIDE else f"{flat[: WIDE - 1]}…"
+
+
+def ranked(
+    how: str,
+    span: range,
+    names: Sequence[str],
+    tokens: Sequence[Sequence[int]],
+    scores: Sequence[float],
+    context: Sequence[str],
+    answer: Sequence[str],
+    by_token: Tensor | None,
+) -> Sources:
+    """Return the rows of these segments, the largest score first.
+
+    `tokens` are the positions of each segment; those of the answer's own tokens stand after the context.
+    """
+    whole, total = [*context, *answer], sum(abs(score) for score in scores) or 1.0
+    rows = [
+        Source(
+            name,
+            min(own),
+            max(own) + 1,
+            len(own),
+            score,
+            score / total,
+            "".join(whole[token] for token in own if token < len(whole)),
+        )
+        for name, own, score in zip(names, tokens, scores, strict=True)
+    ]
+    rows.sort(key=lambda row: -row.score)
+    return Sources(how, span, tuple(rows), by_token, tuple(context), tuple(answer))
+
+
+def token_texts(
+    ids: Sequence[int] | None,
+    count: int,
+    decode: Callable[[list[int]], str] | None,
+    token_name: Callable[[int], str | None] | None,
+) -> list[str]:
+    """Return the text of every token; its name where it has no text, or its number without a tokenizer."""
+    if ids is None or decode is None:
+        return [f"{i} " for i in range(count)]
+    known: dict[int, str] = {}
+    for token in ids:
+        if token not in known:
+            known[token] = decode([token]) or (token_name(token) if token_name else None) or f"{token}"
+    return [known[token] for token in ids]

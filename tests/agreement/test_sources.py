@@ -1,0 +1,326 @@
+"""Where an answer comes from, compared with whole matrices, with autograd through eager attention, and by hand."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import telescope as ts
+from telescope.recording.sources import ANSWER
+
+IDS = torch.randint(1, 40, (2, 23), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture(scope="module")
+def gpt():
+    torch.manual_seed(0)
+    config = ts.models.GPTConfig(vocabulary=40, d_model=32, blocks=3, heads=4, key_heads=2, max_positions=64)
+    return spread_out(ts.models.GPT(config).double().eval())
+
+
+def spread_out(model):
+    """Scale the weights, so that attention is far from even."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(12.0 if parameter.ndim > 1 else 1.0)
+    return model
+
+
+def watched(model, *inputs, keep="queries-keys", **options):
+    with ts.watch(model, keep=keep, **options) as recording, torch.no_grad():
+        model(*inputs)
+    return recording
+
+
+def matrices(model, *inputs):
+    """Return the weights (batch, heads, query, key) of every attention, by name."""
+    recording = watched(model, *inputs, keep="steps")
+    return {name: seen.trace().weights for name, seen in recording.items()}
+
+
+# --------------------------------------------------------------------------------------------------------- weights
+
+
+def test_weights_are_the_mean_of_the_rows(gpt):
+    found = watched(gpt, IDS).sources(range(15, 21), sequence=1)
+    mean = torch.stack([*matrices(gpt, IDS).values()])[:, 1].mean((0, 1))[14:20].mean(0)
+    assert_close(found.scores, mean[:15])
+    assert found.shares[ANSWER] == pytest.approx(float(mean[15:].sum()))
+    assert sum(found.shares.values()) == pytest.approx(1.0)
+    assert [row.score for row in found] == sorted((row.score for row in found), reverse=True)
+
+
+def test_layers_and_heads_can_be_chosen(gpt):
+    found = watched(gpt, IDS).sources((15, 21), layers=1, heads=[2])
+    mean = matrices(gpt, IDS)["blocks.1.self"][0, 2, 14:20].mean(0)
+    assert_close(found.scores, mean[:15])
+
+
+def test_few_kept_queries_suffice(gpt):
+    recording = watched(gpt, IDS, queries=[18, 19])
+    assert_close(recording.sources((19, 21)).scores, watched(gpt, IDS).sources((19, 21)).scores)
+    with pytest.raises(ValueError, match=r"needs the query of token 18 .* not kept: leave queries= out of ts.watch"):
+        recording.sources((18, 21))
+
+
+def test_segments_sum_their_tokens(gpt):
+    recording = watched(gpt, IDS)
+    by_token = recording.sources((15, 21)).scores
+    found = recording.sources((15, 21), segments={"a": (0, 4), "b": [5, 7], "c": slice(8, 11)})
+    assert found.shares["a"] == pytest.approx(float(by_token[:4].sum()))
+    assert found.shares["b"] == pytest.approx(float(by_token[[5, 7]].sum()))
+    assert found.shares["other"] == pytest.approx(float(by_token[[4, 6, 11, 12, 13, 14]].sum()))
+    assert sum(found.shares.values()) == pytest.approx(1.0)
+    numbered = recording.sources((15, 21), segments=[0] * 4 + [1] * 11)
+    assert numbered.shares["0"] == pytest.approx(found.shares["a"])
+
+
+# --------------------------------------------------------------------------------------------------------- carried
+
+
+def test_carried_is_weight_times_the_norm_of_the_projected_value(gpt):
+    found = watched(gpt, IDS, also="norms").sources((15, 21), "carried")
+    steps, layers = watched(gpt, IDS, keep="steps"), []
+    for i, (name, weights) in enumerate(matrices(gpt, IDS).items()):
+        W_O = gpt.blocks[i].self_attention.W_O.weight.detach()
+        values = steps[name].call.values[0].repeat_interleave(2, 0)
+        norms = torch.stack([(values[h] @ W_O[:, 8 * h : 8 * h + 8].mT).norm(dim=-1) for h in range(4)])
+        carried = (weights[0, :, 14:20] * norms[:, None]).sum((0, 1))
+        layers.append(carried / carried.sum())
+    assert_close(found.scores, torch.stack(layers).mean(0)[:15])
+
+
+def test_norms_of_some_heads_and_of_a_text_that_grows(gpt):
+    recording = watched(gpt, IDS, heads=[1, 3], also="norms")
+    whole = watched(gpt, IDS, also="norms")
+    part, full = (each["blocks.1.self"].call.parts["norms"].tensor for each in (recording, whole))
+    assert_close(part, full[:, [1, 3]])
+    with ts.watch(gpt, keep="summaries", also="norms") as grown, torch.no_grad():
+        cache = gpt.cache(2, 23)
+        gpt(IDS[:, :9], cache=cache)
+        for i in range(9, 23):
+            gpt(IDS[:, i : i + 1], cache=cache)
+    assert_close(grown["blocks.1.self"].call.parts["norms"].tensor, full)
+
+
+# --------------------------------------------------------------------------------------------------------- rollout
+
+
+def test_rollout_is_the_product_of_whole_matrices(gpt):
+    found = watched(gpt, IDS).sources((15, 21), "rollout", sequence=1)
+    product = torch.eye(23, dtype=torch.float64)
+    for weights in matrices(gpt, IDS).values():
+        product = (0.5 * weights[1].mean(0) + 0.5 * torch.eye(23)) @ product
+    rows = product[14:20].mean(0)
+    assert_close(found.scores, rows[:15], atol=1e-9, rtol=1e-5)
+    assert found.shares[ANSWER] == pytest.approx(float(rows[15:].sum()))
+
+
+def test_rollout_in_float32(gpt):
+    exact = watched(gpt, IDS).sources((15, 21), "rollout").scores
+    model = ts.models.GPT(gpt.config).eval()
+    model.load_state_dict(gpt.state_dict())
+    assert_close(watched(model.float(), IDS).sources((15, 21), "rollout").scores, exact, atol=1e-5, rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def translator():
+    torch.manual_seed(1)
+    config = ts.models.TransformerConfig(vocabulary=40, d_model=32, encoder_blocks=2, decoder_blocks=2, heads=4)
+    return spread_out(ts.models.Transformer(config).double().eval())
+
+
+def test_rollout_through_an_encoder_and_a_decoder(translator):
+    source, target = IDS[:, :11], IDS[:, 11:20]
+    found = watched(translator, source, target).sources((3, 7), "rollout")
+    weights = {name: part[0].mean(0) for name, part in matrices(translator, source, target).items()}
+    answer = torch.zeros(9, dtype=torch.float64)
+    answer[2:6], context = 0.25, torch.zeros(11, dtype=torch.float64)
+    for i in (1, 0):
+        context = context + 0.5 * weights[f"decoder.{i}.cross"].mT @ answer
+        answer = 0.5 * answer
+        answer = 0.5 * answer + 0.5 * weights[f"decoder.{i}.self"].mT @ answer
+    for i in (1, 0):
+        context = 0.5 * context + 0.5 * weights[f"encoder.{i}.self"].mT @ context
+    assert_close(found.scores, context, atol=1e-9, rtol=1e-5)
+    assert ANSWER not in found.shares
+
+
+def test_cross_attention_reads_the_source(translator):
+    source, target = IDS[:, :11], IDS[:, 11:20]
+    found = watched(translator, source, target).sources((1, 10))
+    weights = matrices(translator, source, target)
+    mean = torch.stack([weights[f"decoder.{i}.cross"][0] for i in (0, 1)]).mean((0, 1, 2))
+    assert_close(found.scores, mean)
+    assert len(found.context) == 11
+
+
+def test_what_a_sink_takes_stays_with_the_token():
+    torch.manual_seed(2)
+    attention = ts.Attention(mask=ts.causal, sink=0.7)
+    config = ts.models.GPTConfig(vocabulary=40, d_model=16, blocks=2, heads=2)
+    model = spread_out(ts.models.GPT(config).double().eval())
+    for block in model.blocks:
+        block.self_attention.attention = attention
+    found = watched(model, IDS).sources((15, 21), "rollout")
+    product = torch.eye(23, dtype=torch.float64)
+    for weights in matrices(model, IDS).values():
+        mean = weights[0].mean(0)
+        product = (0.5 * mean + torch.diag(1.0 - 0.5 * mean.sum(-1))) @ product
+    assert_close(found.scores, product[14:20].mean(0)[:15], atol=1e-9, rtol=1e-5)
+    assert sum(found.shares.values()) == pytest.approx(1.0)
+
+
+# -------------------------------------------------------------------------------------------------------- gradient
+
+
+def test_gradient_is_weight_times_gradient(gpt):
+    with ts.watch(gpt, keep="steps", also="gradients") as recording:
+        chances = gpt(IDS).log_softmax(-1)
+        chances[0, 14:20].gather(-1, IDS[0, 15:21, None]).sum().backward()
+    found = recording.sources((15, 21), "gradient")
+    total, leaves = torch.zeros(23, dtype=torch.float64), eager_weights(gpt)
+    for weights in leaves:
+        total += (weights.detach() * weights.grad)[0].sum((0, 1))
+    assert_close(found.scores, total[:15])
+    assert float(found.scores.min()) < 0.0 < float(found.scores.max())
+    assert sum(abs(share) for share in found.shares.values()) == pytest.approx(1.0)
+
+
+def eager_weights(model):
+    """Run the model with the weights of every attention formed, and return them with their gradients."""
+    leaves = []
+
+    def eager(module, args, kwargs, output):
+        q, k, v, attention = args
+        hidden = ~attention.mask.block(q.shape[-2], k.shape[-2])
+        scores = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT * attention.scale_for(k.shape[-1])
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        weights.retain_grad()
+        leaves.append(weights)
+        return weights @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+
+    hooks = [block.self_attention.attend.register_forward_hook(eager, with_kwargs=True) for block in model.blocks]
+    chances = model(IDS).log_softmax(-1)
+    chances[0, 14:20].gather(-1, IDS[0, 15:21, None]).sum().backward()
+    for hook in hooks:
+        hook.remove()
+    return leaves
+
+
+# ------------------------------------------------------------------------------------------ generated, and Hugging Face
+
+
+def test_a_model_that_wrote_its_answer(gpt):
+    with ts.watch(gpt, keep="queries-keys", also="norms") as recording:
+        ts.decoding.generate(gpt, IDS[:1, :9], max_new_tokens=6)
+    call = recording["blocks.0.self"].call
+    assert call.facts.prompt == 9
+    for how in ("weights", "carried", "rollout"):
+        found = recording.sources(slice(9, None), how)
+        assert len(found.context) == 9
+        assert sum(found.shares.values()) == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="begins in the prompt, which is tokens 0 to 8; the answer begins at 9"):
+        recording.sources((5, 12))
+
+
+def test_hugging_face_with_grouped_heads():
+    transformers = pytest.importorskip("transformers")
+    from huggingface import LLAMA
+
+    torch.manual_seed(0)
+    model = spread_out(transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)).eval())
+    model.set_attn_implementation("eager")
+    ids = IDS[:1]
+    eager = torch.stack(model(ids, output_attentions=True).attentions)[:, 0].double()
+    model.set_attn_implementation("sdpa")
+    with ts.watch(model, keep="queries-keys", also=("norms", "gradients")) as recording:
+        chances = model(ids).logits.log_softmax(-1)
+        chances[0, 14:20].gather(-1, ids[0, 15:21, None]).sum().backward()
+    assert_close(recording.sources((15, 21)).scores, eager.mean((0, 1))[14:20].mean(0)[:15], atol=1e-5, rtol=1e-4)
+    product = torch.eye(23, dtype=torch.float64)
+    for weights in eager:
+        product = 0.5 * (weights.mean(0) + torch.eye(23)) @ product
+    rollout = recording.sources((15, 21), "rollout").scores
+    assert_close(rollout, product[14:20].mean(0)[:15].detach(), atol=1e-5, rtol=1e-4)
+    W_O = model.model.layers[0].self_attn.o_proj.weight.detach()
+    with ts.watch(model, keep="steps") as steps, torch.no_grad():
+        model(ids)
+    name = next(iter(steps))
+    values = steps[name].call.values[0].repeat_interleave(2, 0)
+    norms = torch.stack([(values[h] @ W_O[:, 8 * h : 8 * h + 8].mT).norm(dim=-1) for h in range(4)])
+    assert_close(recording[name].call.parts["norms"].tensor[0], norms, atol=1e-4, rtol=1e-4)
+    assert recording.sources((15, 21), "gradient").scores.abs().sum() > 0
+
+
+# ------------------------------------------------------------------------------------------------ shown, saved, refused
+
+
+def test_printed_and_drawn(gpt):
+    recording = watched(gpt, IDS)
+    recording.decode = lambda ids: "".join("<b>" if token == int(IDS[0, 0]) else f" w{token}" for token in ids)
+    found = recording.sources((15, 21), segments={"start": (0, 3)})
+    lines = repr(found).splitlines()
+    assert lines[0].startswith('sources of "w')
+    assert lines[2].split() == ["segment", "tokens", "score", "share", "text"]
+    assert any(line.startswith("start") and "0 to 2" in line and "<b> w" in line for line in lines)
+    page = found._repr_html_()
+    assert "&lt;b&gt;" in page
+    assert "<b>" not in page
+    assert page.count("<span") == 15
+    assert found.to_dict()["rows"][0]["name"] == found[0].name
+    assert len(repr(watched(gpt, IDS).sources((22, 23))).splitlines()) == 24  # 20 rows, and how many more
+
+
+def test_saved_and_opened(gpt, tmp_path):
+    recording = watched(gpt, IDS, also="norms")
+    recording.save(tmp_path / "run")
+    opened = ts.open(tmp_path / "run")
+    for how in ("weights", "carried", "rollout"):
+        assert_close(opened.sources((15, 21), how).scores, recording.sources((15, 21), how).scores)
+
+
+def test_a_frame(gpt):
+    pytest.importorskip("pandas")
+    table = watched(gpt, IDS).sources((15, 21), segments={"a": (0, 4)}).table()
+    assert set(table["name"]) == {"a", "other", ANSWER}
+    assert table.share.sum() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("span", "message"),
+    [
+        ((20, 30), "is not in the text, whose tokens are numbered 0 to 23"),
+        ((5, 5), "holds no token; it takes the positions of the tokens that were written"),
+        ([5, 9], "has gaps; ask for one stretch of tokens at a time"),
+        ((0, 3), "begins at the first token, which no token comes before"),
+    ],
+)
+def test_spans_that_do_not_fit(gpt, span, message):
+    with pytest.raises(ValueError, match=message):
+        watched(gpt, IDS).sources(span)
+
+
+@pytest.mark.parametrize(
+    ("keep", "how", "message"),
+    [
+        ("summaries", "weights", r'needs queries, which were not kept: ts.watch\(model, keep="queries-keys"\)'),
+        ("queries-keys", "carried", r'needs norms, .* ts.watch\(model, keep="queries-keys", also="norms"\) keeps them'),
+        ("summaries", "rollout", r'needs queries, which were not kept: ts.watch\(model, keep="queries-keys"\)'),
+        (
+            "steps",
+            "gradient",
+            r'no gradients of "blocks.0.self": use ts.watch\(model, also="gradients"\), and call back',
+        ),
+        ("steps", "rolout", 'there is no how="rolout"; did you mean "rollout"'),
+    ],
+)
+def test_what_was_not_kept_names_the_option(gpt, keep, how, message):
+    with pytest.raises(ValueError, match=message):
+        watched(gpt, IDS, keep=keep).sources((15, 21), how)
+
+
+def test_segments_of_the_wrong_length(gpt):
+    with pytest.raises(ValueError, match="segments has 3 numbers for a text of 15 tokens; it takes one for each"):
+        watched(gpt, IDS).sources((15, 21), segments=[0, 1, 2])
+    with pytest.raises(ValueError, match='segments "a" and "b" overlap at token 2'):
+        watched(gpt, IDS).sources((15, 21), segments={"a": (0, 3), "b": (2, 4)})
