@@ -89,6 +89,7 @@ __all__ = [
     "padding",
     "plan",
     "prefix",
+    "press",
     "redefine",
     "relative",
     "rotary",
@@ -105,11 +106,13 @@ LAZY = ("explorer", "tasks", "text", "training")  # imported at first use, so th
 
 
 def __getattr__(name: str) -> Any:
-    """Import a lazy room at first use."""
+    """Import a lazy room, or a function for another library, at first use."""
+    if name == "press":
+        return import_module(".watch.huggingface.press", __name__).press
     if name in LAZY:
         return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *LAZY})
+    return sorted({*globals(), *LAZY, "press"})
