@@ -30,6 +30,12 @@ def press(
 
     Raises:
         ValueError: kvpress is not installed, or an option is unknown.
+
+    Example:
+        >>> import telescope as ts
+        >>> ts.press(0.5, score="most")
+        Traceback (most recent call last):
+        ValueError: there is no score="most"; there are received, largest, carried
     """
     check_rules(score, reduce)
     if last is not None and (not isinstance(last, int) or isinstance(last, bool) or last < 1):
