@@ -207,6 +207,84 @@ def eager_weights(model):
     return leaves
 
 
+# ---------------------------------------------------------------------------------------------------------- hidden
+
+SEGMENTS = {"a": (0, 3), "b": [5, 8, 9], "c": (10, 15)}
+
+
+def test_hidden_is_the_fall_of_the_log_probability(gpt):
+    """A mask that is written out hides the same edges, in every layer."""
+    found = watched(gpt, IDS[:1]).sources((15, 21), "hidden", segments=SEGMENTS, model=gpt)
+    tokens = {"a": [0, 1, 2], "b": [5, 8, 9], "c": [*range(10, 15)], "other": [3, 4, 6, 7]}
+    plain = log_probability(gpt)
+    for name, own in tokens.items():
+        seen = torch.ones(23, 23, dtype=torch.bool)
+        outside = [i for i in range(23) if i not in own]
+        for i in outside:
+            seen[i, own] = False
+        fall = plain - log_probability(gpt, ts.from_tensor(seen))
+        assert {row.name: row.score for row in found}[name] == pytest.approx(fall, abs=1e-8)
+    assert found.scores is None
+    assert "<span" in found._repr_html_()
+    assert abs(found[0].score) > 1e-3
+
+
+def log_probability(model, mask=ts.everyone):
+    before = [block.self_attention.attention for block in model.blocks]
+    for block in model.blocks:
+        block.self_attention.attention = block.self_attention.attention.with_extra_mask(mask)
+    with torch.no_grad():
+        chances = model(IDS[:1]).log_softmax(-1)
+    for block, attention in zip(model.blocks, before, strict=True):
+        block.self_attention.attention = attention
+    return float(chances[0, 14:20].gather(-1, IDS[0, 15:21, None]).sum())
+
+
+def test_hidden_source_of_an_encoder_decoder(translator):
+    source, target = IDS[:1, :11], IDS[:1, 11:20]
+    found = watched(translator, source, target).sources((3, 7), "hidden", segments=[0] * 4 + [1] * 7, model=translator)
+    shorter = falls_without(translator, source, target, [*range(4)])
+    assert {row.name: row.score for row in found}["0"] == pytest.approx(shorter, abs=1e-8)
+    assert len(found) == 2
+
+
+def falls_without(model, source, target, own):
+    """Return how much the log-probability falls if the edges to these source tokens are hidden by a dense mask."""
+
+    def chance():
+        with torch.no_grad():
+            chances = model(source, target).log_softmax(-1)
+        return float(chances[0, 2:6].gather(-1, target[0, 3:7, None]).sum())
+
+    plain, changed = chance(), []
+    seen = torch.ones(11, 11, dtype=torch.bool)
+    for i in range(11):
+        seen[i, own] = i in own
+    across = torch.ones(1, 11, dtype=torch.bool)
+    across[:, own] = False
+    for module in model.modules():
+        if isinstance(module, ts.layers.MultiHeadAttention):
+            changed.append((module, module.attention))
+    for block in model.encoder:
+        layer = block.self_attention
+        layer.attention = layer.attention.with_extra_mask(ts.from_tensor(seen))
+    for block in model.decoder:
+        layer = block.cross_attention
+        layer.attention = layer.attention.with_extra_mask(ts.from_tensor(across))
+    fall = plain - chance()
+    for module, attention in changed:
+        module.attention = attention
+    return fall
+
+
+def test_hidden_needs_the_model_and_the_tokens(gpt):
+    recording = watched(gpt, IDS[:1])
+    with pytest.raises(ValueError, match=r"runs the model again: give the model that was recorded, model=\.\.\."):
+        recording.sources((15, 21), "hidden")
+    with pytest.raises(ValueError, match="knows the tokens 0 to 22; end the span at 23"):
+        recording.sources((20, 24), "hidden", model=gpt)
+
+
 # ------------------------------------------------------------------------------------------ generated, and Hugging Face
 
 
@@ -250,6 +328,14 @@ def test_hugging_face_with_grouped_heads():
     norms = torch.stack([(values[h] @ W_O[:, 8 * h : 8 * h + 8].mT).norm(dim=-1) for h in range(4)])
     assert_close(recording[name].call.parts["norms"].tensor[0], norms, atol=1e-4, rtol=1e-4)
     assert recording.sources((15, 21), "gradient").scores.abs().sum() > 0
+    hidden = recording.sources((15, 21), "hidden", segments={"a": (2, 9)}, model=model)
+    mask = torch.ones(23, 23).tril().bool()
+    mask[9:, 2:9] = False
+    dense = torch.where(mask, 0.0, torch.finfo(torch.float32).min)[None, None]
+    with torch.no_grad():
+        chances = [model(ids, attention_mask=each).logits[0, 14:20].log_softmax(-1) for each in (None, dense)]
+    plain, without = (float(each.gather(-1, ids[0, 15:21, None]).sum()) for each in chances)
+    assert {row.name: row.score for row in hidden}["a"] == pytest.approx(plain - without, abs=1e-4)
 
 
 # ------------------------------------------------------------------------------------------------ shown, saved, refused

@@ -85,6 +85,12 @@ class TestWithPandas:
             recording.to_parquet(tmp_path / "tables")
         recording.to_parquet(tmp_path / "tables", replace=True)
 
+    def test_effects(self):
+        model = ts.models.GPT(ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)).eval()
+        table = ts.effect(model, torch.tensor([[1, 2, 3]]), ts.mute.each(model)).table()
+        assert table.edit.tolist()[:2] == ["as it is", "mute head 0 of blocks.0.self"]
+        assert str(table.dtypes["kl"]) == "float64"
+
     def test_texts_and_half_precision(self):
         made = frame(
             {"name": Names.of(["a", "b", "a"]), "number": torch.ones(3, dtype=torch.bfloat16), "any": [1, 2, 3]}

@@ -4,6 +4,7 @@ Imports watch, which it shares the interception of models with, and the rooms be
 the order in which they apply; then edit.py: the way of one call.
 """
 
+from . import hidden_sources as hidden_sources  # registers sources(how="hidden")
 from .edit import edit
 from .edits import Edit, boost, frozen, hide, mute, redefine
 from .effect import Effects, effect

@@ -16,6 +16,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
 
+from ..files.frames import frame
 from ..trace.render import render_text
 from ..words import hint
 from .edit import editing
@@ -54,6 +55,11 @@ class Effects:
     def rows(self) -> list[dict[str, Any]]:
         """Every row, as a mapping from the names of the columns."""
         return [{name: column[i] for name, column in self.columns.items()} for i in range(len(self))]
+
+    def table(self, *, library: str = "pandas") -> Any:
+        """Return the table as a frame of pandas or polars; edits are sentences, and "as it is" the model unedited."""
+        edits = ["as it is" if edit is None else str(edit) for edit in self.columns["edit"]]
+        return frame(self.columns | {"edit": edits}, library)
 
     def sort(self, column: str, *, descending: bool = True) -> "Effects":
         """Return the table with its edits in the order of a column; the model as it is stays first."""

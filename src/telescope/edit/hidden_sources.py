@@ -1,0 +1,72 @@
+"""`recording.sources(how="hidden")`: hide each segment of the context from the model, and see what its answer loses."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..attention.padding_queries import find_padding
+from ..recording.find_sources import Question, source_kind, stack_of
+from ..watch import huggingface
+from .edits import Edit, hide
+from .effect import effect
+
+
+@source_kind("hidden")
+def by_hiding(question: Question, model: Any) -> list[float]:
+    """Return how much the log-probability of the span falls, in nats, when each segment alone is hidden.
+
+    A segment is hidden from every token outside of it, in every layer that reads the context; the weights of the other
+    keys sum to one again. The model runs once for each segment, several at a time where texts are short.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError('sources(how="hidden") runs the model again: give the model that was recorded, model=...')
+    read, written = _ids(question)
+    rows, tokens = torch.tensor(question.rows), written[0, list(question.span)]
+
+    def log_probability(output: Any) -> float:
+        logits = output if isinstance(output, Tensor) else output.logits
+        chances = logits[0, rows.to(logits.device)].double().log_softmax(-1)
+        return float(chances.gather(-1, tokens.to(logits.device)[:, None]).sum())
+
+    inputs: Any = written if read is None else (read, written)
+    if huggingface.owns(dict(model.named_modules())):
+        names = ("input_ids",) if read is None else ("input_ids", "decoder_input_ids")
+        inputs = dict(zip(names, (written,) if read is None else (read, written), strict=True))
+    segments = [question.segments.tokens(number) for number in range(len(question.segments.names))]
+    edits = [_hidden(question, own, len(written[0])) for own in segments]
+    plain, *falls = effect(model, inputs, edits, log_probability, progress=False).columns["value"]
+    return [plain - one for one in falls]
+
+
+def _ids(question: Question) -> tuple[Tensor | None, Tensor]:
+    """Return the token ids of the source, if there is one, and of the text, (1, token) each, on the model's device."""
+    reader, one = question.reader, slice(question.sequence, question.sequence + 1)
+    ids = reader.query_ids
+    if ids is None or (question.across and reader.key_ids is None):
+        raise ValueError('sources(how="hidden") needs the token ids, and the model was given none')
+    if question.span.stop > ids.shape[1]:
+        raise ValueError(
+            f'sources(how="hidden") knows the tokens 0 to {ids.shape[1] - 1}; end the span at {ids.shape[1]}, since '
+            "the model did not read the last token that it wrote"
+        )
+    heads, device = len(reader.heads), reader.facts.device
+    padding = find_padding(
+        reader.attention, batch=reader.facts.shape[0], heads=heads, size=reader.size, device=torch.device("cpu")
+    )
+    if padding is not None:
+        raise ValueError('sources(how="hidden") takes a text without padding; record the text by itself')
+    read = reader.key_ids[one].to(device) if question.across and reader.key_ids is not None else None
+    return read, ids[one].to(device)
+
+
+def _hidden(question: Question, segment: list[int], count: int) -> list[Edit]:
+    """Return the edits that hide a segment from every token outside of it."""
+    own = {*segment}
+    if not question.across:
+        return [hide(segment, [token for token in range(count) if token not in own])]
+    edits: list[Edit] = [hide(segment, layers=list(question.readers))]
+    decoding = {stack_of(name) for name in question.readers}
+    reading = [name for name, call in question.calls.items() if not call.across and stack_of(name) not in decoding]
+    outside = [token for token in range(question.context) if token not in own]
+    return [*edits, hide(segment, outside, layers=reading)] if reading and outside else edits
