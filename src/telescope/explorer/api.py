@@ -57,6 +57,14 @@ GET  /runs/{run}/sharpest       ?b   the attention that aligns words most sharpl
                                 {"l": 4, "mean": 0.71, "h": 2, "head": 0.93, "of": 2}. Sharpness is each word's largest
                                 weight on a word, averaged over words: `mean` for the mean of the heads of l, the
                                 highest of `of` attentions; `head` for h, the sharpest head of l
+GET  /runs/{run}/sources        ?first&end&how=weights|carried|rollout|gradient&cuts=0,12,40&start&stop&b
+                                where the tokens written at the positions first to end - 1 come from; `cuts` are the
+                                positions at which segments of the context begin, else every token is one
+                                {"how", "meaning": "the mean weight, …", "hows": ["weights", …], "first", "end",
+                                "answer": ["Der", …], "n": 9, "overview": [512 sums at most] | null, "start", "stop",
+                                "tokens": ["The", …], "scores": […] | null, "rows": [{"name", "start", "stop", "tokens",
+                                "score", "share", "text"}, …], "more": 0}: `tokens` and `scores` are those from start
+                                to stop - 1, at most 4,096; `rows` the 200 largest, `more` how many others there are
 GET  /runs/{run}/cell           ?l&h&i&j&b   {"l", "h", "i", "j", "b", "query": "saw", "key": "man", "visible": true,
                                 "dot", "scaled", "capped", "biased", "masked", "lse": … | null, "p"}
 GET  /runs/{run}/cells          ?l&h&i&j&b   the weights of query i on keys j to j + 31, or to the last key:
@@ -103,6 +111,7 @@ from .maps import Maps, Picture
 from .requests import Refusal, RequestParams
 from .run import AttentionView, Run
 from .sentences import LONGEST
+from .sources import SourcesOfRuns
 from .views import alignment, geometry, heads, sharpest, tokens
 from .walk import cell, cells, trace
 
@@ -124,7 +133,7 @@ class Api:
     """Answer API requests about a library: `api.answer("GET", "/runs/r1/trace", {"l": "0", "h": "3", "i": "2"})`."""
 
     def __init__(self, library: Library) -> None:
-        self.library, self.maps = library, Maps()
+        self.library, self.maps, self.sources = library, Maps(), SourcesOfRuns()
         self.resources: dict[str, Resource] = {
             "tokens": tokens,
             "trace": trace,
@@ -181,6 +190,8 @@ class Api:
         params = RequestParams(parameters)
         if resource == "sharpest" and not place:
             return sharpest(run, params)
+        if resource == "sources" and not place:
+            return self.sources(run, params)
         pictures = {("tiles", 3): self.maps.tile, ("tracks", 2): self.maps.track}
         picture = pictures.get((resource, len(place)))
         if picture is None and (place or resource not in self.resources):

@@ -68,7 +68,7 @@ def _attention_views(model: Model, text: str, target: str | None) -> tuple[list[
         raise ValueError(f"a {type(model).__name__} does not write, so it takes no target")
     if not isinstance(model, GPT | Encoder):
         raise ValueError(f"a {type(model).__name__} cannot be explored by itself; a Transformer, GPT or Encoder can")
-    with torch.no_grad(), watch(model, keep="steps") as recording:
+    with torch.no_grad(), watch(model, keep="steps", also="norms") as recording:
         model(torch.tensor([ids], device=next(model.parameters()).device))
     read_words: Words = source_words(model, text) if isinstance(model, Encoder) else written_words(model, ids)
     return _views_of(SentenceAttention(read_words, read_words, tuple(recording.values())), model.tokenizer.decode), None

@@ -23,6 +23,10 @@ from .sources import ANSWER, KINDS, Sources, ranked, token_texts
 Calls = Mapping[str, RecordedCall]
 
 
+class NotKeptError(ValueError):
+    """A recording kept too little; the message names the option of `ts.watch` that keeps it."""
+
+
 @dataclass(frozen=True, eq=False)
 class Question:
     """What `recording.sources` is asked, checked: the calls, and the rows of the span."""
@@ -187,7 +191,9 @@ def check_span(span: Any, call: RecordedCall) -> range:
 def _need(call: RecordedCall, how: str, part: str, keep: str) -> None:
     """Raise a ValueError that names the option of ts.watch if a recording kept too little."""
     if part not in call.parts:
-        raise ValueError(f'sources(how="{how}") needs {part}, which were not kept: ts.watch(model, {keep}) keeps them')
+        raise NotKeptError(
+            f'sources(how="{how}") needs {part}, which were not kept: ts.watch(model, {keep}) keeps them'
+        )
 
 
 # ----------------------------------------------------------------------------------------- weights, and what they carry
@@ -234,7 +240,7 @@ def _weights(question: Question, call: RecordedCall, how: str, factors: Tensor |
     kept = {row: place for place, row in enumerate(call.rows)}
     missing = [row for row in rows if row not in kept]
     if missing:
-        raise ValueError(
+        raise NotKeptError(
             f'sources(how="{how}") needs the query of token {missing[0] + first + 1} of "{call.name}", which was not '
             "kept: leave queries= out of ts.watch"
         )
@@ -332,7 +338,7 @@ def by_gradient(question: Question, model: Any) -> Float[Tensor, " token"]:
     found = []
     for call in question.readers.values():
         if "gradients" not in call.parts:
-            raise ValueError(
+            raise NotKeptError(
                 f'sources(how="gradient") has no gradients of "{call.name}": use ts.watch(model, also="gradients"), '
                 "and call backward() of the answer's log-probability inside of the block"
             )

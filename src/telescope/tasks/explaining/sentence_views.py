@@ -78,7 +78,7 @@ def translate_whole(model: Transformer, text: str) -> Written:
 def watch_translation(model: Transformer, source: str, written: Written) -> TranslatorAttention:
     """Record every step of all attentions, in one forward pass over the source and a translation found before."""
     decoder_input = [start_token(model), *written.ids[:-1]]
-    with watch(model, keep="steps") as recording:
+    with watch(model, keep="steps", also="norms") as recording:
         _run(model, encode_text(model, source), decoder_input)
     read, given = source_words(model, source), written_words(model, decoder_input)
     return TranslatorAttention(
