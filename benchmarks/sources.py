@@ -10,7 +10,7 @@ Cost: sources of an answer after a long text, beside the plain forward pass; on 
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from re import finditer
@@ -46,8 +46,8 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
         for length in (512,) if quick else (5_010 - ANSWER, 32_768):
             yield from _costs("qwen2", qwen2(quick), length, device, torch.bfloat16)
         return
-    yield from _quality("summarizer", _descriptions(4 if quick else 60), _sentences)
-    yield from _quality("translator-en-de", _captions(4 if quick else 60), _words)
+    yield from _quality("summarizer", _descriptions(4 if quick else 40), _sentences)
+    yield from _quality("translator-en-de", _captions(4 if quick else 40), _words)
     yield from _costs("gpt2", gpt2(quick), (256 if quick else 4_096) - ANSWER, device, torch.float32)
 
 
@@ -102,8 +102,8 @@ def _quality(name: str, texts: Sequence[str], cut: Callable[[str], list[int]]) -
         for how in HOW:
             ranks[how].append(_spearman(scores[how], scores["hidden"]))
         scores["in turn"] = [float(-i) for i in range(one.segments)]
-        for how, own in scores.items():
-            areas[how].append(one.area(own))
+        for how, share in one.areas(scores).items():
+            areas[how].append(share)
     case = f"{name.partition('-')[0]}, {len(ranks['weights'])} texts"
     for how, own in areas.items():
         rank = f"rank {_mean(ranks[how]):.2f}, " if how in ranks else ""
@@ -138,23 +138,33 @@ class Answered:
         by_name = {row.name: row.score for row in found}
         return [by_name[str(i)] for i in range(self.segments)]
 
-    def area(self, scores: Sequence[float]) -> float:
-        """Return the mean share of the log-probability that is lost while segments are hidden in this order."""
-        order = sorted(range(self.segments), key=lambda i: -scores[i])
-        chances = [self._hidden(order[:count]) for count in range(self.segments + 1)]
-        most = chances[0] - chances[-1]
-        return sum((chances[0] - one) / most for one in chances[1:-1]) / (self.segments - 1) if most > 0 else 0.0
+    def areas(self, scores: Mapping[str, Sequence[float]]) -> dict[str, float]:
+        """Return, for each way, the mean share of the log-probability lost while segments are hidden in its order."""
+        orders = {how: sorted(range(self.segments), key=lambda i, own=own: -own[i]) for how, own in scores.items()}
+        hidden = {
+            how: [frozenset(order[:count]) for count in range(1, self.segments + 1)] for how, order in orders.items()
+        }
+        sets = list(dict.fromkeys(some for each in hidden.values() for some in each))
+        measured = ts.effect(
+            self.model,
+            (self.source, self.target),
+            [self._edits(some) for some in sets],
+            lambda logits: float(self._log_probability(logits)),
+            progress=False,
+        ).columns["value"]
+        plain, chances = measured[0], dict(zip(sets, measured[1:], strict=True))
+        most = plain - chances[sets[self.segments - 1]]
+        return {
+            how: sum((plain - chances[some]) / most for some in each[:-1]) / (self.segments - 1)
+            for how, each in hidden.items()
+        }
 
-    @torch.no_grad()
-    def _hidden(self, segments: Sequence[int]) -> float:
+    def _edits(self, segments: Collection[int]) -> list[Any]:
+        """Return the edits that hide some segments from everything outside of them."""
         tokens = [i for i, number in enumerate(self.numbers) if number in segments]
-        if not tokens:
-            return float(self._log_probability(self.model(self.source, self.target)))
         outside = [i for i in range(len(self.numbers)) if i not in {*tokens}]
-        edits = [ts.hide(tokens, layers="decoder.*.cross")]
-        edits += [ts.hide(tokens, outside, layers="encoder.*")] if outside else []
-        with ts.edit(self.model, *edits):
-            return float(self._log_probability(self.model(self.source, self.target)))
+        edits: list[Any] = [ts.hide(tokens, layers="decoder.*.cross")]
+        return [*edits, ts.hide(tokens, outside, layers="encoder.*")] if outside else edits
 
 
 def _spearman(one: Sequence[float], other: Sequence[float]) -> float:

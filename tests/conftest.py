@@ -52,6 +52,7 @@ RECORDING = [
         "storage",
         "summaries_call",
         "survey_queue",
+        "watched",
     )
 ]
 LOOKING = ["telescope.tiles", "telescope.watch.huggingface"]

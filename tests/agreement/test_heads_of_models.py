@@ -25,11 +25,11 @@ def table(recording):
     return {(head.layer, head.number): head for head in recording.heads()}
 
 
-def assert_same_heads(one, other, atol=1e-4):
+def assert_same_heads(one, other, atol=1e-4, leave_out=()):
     one, other = table(one), table(other)
     assert one.keys() == other.keys()
     for key, head in one.items():
-        for name in MEASURES:
+        for name in {*MEASURES} - {*leave_out}:
             mine, theirs = getattr(head, name), getattr(other[key], name)
             assert mine == pytest.approx(theirs, abs=atol, nan_ok=True), (key, name)
 
@@ -127,7 +127,7 @@ def test_a_generated_text_has_the_numbers_of_the_whole_text(keep):
         model(whole)
     assert written.names == read.names
     assert len(next(iter(written.values())).calls) == 1
-    assert_same_heads(written, read, 1e-3)
+    assert_same_heads(written, read, 1e-3, leave_out=["retrieval"])  # of the generated tokens alone
 
 
 @pytest.mark.parametrize("family", ["gpt2", "mistral"])
@@ -141,7 +141,7 @@ def test_a_text_generated_by_transformers(family, rows):
         )
     with torch.no_grad(), ts.watch(model, queries=rows) as read:
         model(ids[:, :-1])
-    assert_same_heads(written, read, 1e-3)
+    assert_same_heads(written, read, 1e-3, leave_out=["retrieval"])  # of the generated tokens alone
 
 
 @pytest.mark.parametrize("keep", KEEPS)
@@ -192,4 +192,4 @@ def test_surveys_of_several_layers_are_batched():
             model(ids, mask)
         with ts.watch(model, keep="queries-keys") as truth:
             model(ids, mask)
-        assert_same_heads(recording, truth, 1e-9)
+        assert_same_heads(recording, truth, 1e-9, leave_out=["streaming"])  # not kept by default

@@ -189,7 +189,7 @@ def check_span(span: Any, call: RecordedCall) -> range:
 
 
 def _need(call: RecordedCall, how: str, part: str, keep: str) -> None:
-    """Raise a ValueError that names the option of ts.watch if a recording kept too little."""
+    """Raise a NotKeptError if a recording kept too little."""
     if part not in call.parts:
         raise NotKeptError(
             f'sources(how="{how}") needs {part}, which were not kept: ts.watch(model, {keep}) keeps them'

@@ -54,7 +54,7 @@ def measure(call: RecordedCall, is_mark: IsMark | None, segments: Segments | Non
     counts = dict.fromkeys(NAMES, choosing) | {"same": repeated, "induction": repeated}
     counts |= {"sink": given, "punctuation": given, "spread": choosing}
     sums["streaming"], counts["streaming"] = _streaming(call, chooses), choosing
-    sums["retrieval"], counts["retrieval"] = _retrieval(call, seen)
+    sums["retrieval"], counts["retrieval"] = _retrieval(call, seen, places)
     logits = torch.full((len(call.heads),), nan, dtype=torch.float64)
     if seen.lse is not None and seen.top_weights.shape[-1] and seen.lse.numel():
         logits = (seen.lse + seen.top_weights[..., 0].log()).double().amax((0, 2))
@@ -74,15 +74,18 @@ def _streaming(call: RecordedCall, chooses: Tensor) -> Float[Tensor, " heads"]:
     return share.to(chooses.device).double().masked_fill(~chooses, 0.0).sum((0, 2))
 
 
-def _retrieval(call: RecordedCall, seen: Summary) -> tuple[Float[Tensor, " heads"], Float[Tensor, " heads"]]:
+def _retrieval(
+    call: RecordedCall, seen: Summary, places: Places
+) -> tuple[Float[Tensor, " heads"], Float[Tensor, " heads"]]:
     """Return how many written tokens have the largest weight on an earlier copy, and how many have an earlier copy.
 
-    The query of a token is the one before it. Of a text that was generated, only the generated tokens count.
+    The query of a token is the one before it. Of a text that was generated, only the generated tokens count. Padding
+    counts neither as written nor as a copy.
     """
     heads, device = len(call.heads), seen.top_keys.device
     unknown = torch.full((heads,), nan, dtype=torch.float64), torch.zeros(heads, dtype=torch.float64)
     written, read = call.query_ids, call.key_ids
-    if written is None or read is None or not seen.top_keys.shape[-1]:
+    if written is None or read is None or not seen.top_keys.shape[-1] or not (places.causal or call.across):
         return unknown
     written, read = written.to(device), read.to(device)
     first = call.facts.prompt if call.facts.prompt is not None and call.facts.prompt < call.size[0] else 1
@@ -91,26 +94,28 @@ def _retrieval(call: RecordedCall, seen: Summary) -> tuple[Float[Tensor, " heads
     if not len(which):
         return unknown
     rows = kept[which]
-    wanted = written[:, rows + 1]
-    peak = seen.top_keys[:, :, which, 0].long()
+    wanted, peak = written[:, rows + 1], seen.top_keys[:, :, which, 0].long()
     found = read.gather(1, peak.clamp(min=0).flatten(1)).view_as(peak) == wanted[:, None]
-    position = rows + (call.size[1] - call.size[0])
-    there = _occurs_before(read, wanted, None if call.across else position)
-    hit = found & (peak >= 0) & there[:, None]
-    return hit.sum((0, 2)).double(), there.sum().double().expand(heads)
+    last = None if call.across else rows + (call.size[1] - call.size[0])
+    counts = _occurs(read, wanted, places.first.to(device), last)[:, None] & (peak >= 0)
+    if len(kept) == call.size[0]:  # the token after the last real one is padding
+        counts = counts & (seen.top_keys[:, :, which + 1, 0] >= 0)
+    return (found & counts).sum((0, 2)).double(), counts.sum((0, 2)).double()
 
 
-def _occurs_before(
-    read: Int[Tensor, "batch key"], wanted: Int[Tensor, "batch row"], position: Int[Tensor, " row"] | None
+def _occurs(
+    read: Int[Tensor, "batch key"],
+    wanted: Int[Tensor, "batch row"],
+    first: Int[Tensor, "#batch"],
+    last: Int[Tensor, " row"] | None,
 ) -> Tensor:
-    """Return whether each wanted token is among the keys up to a position, or among all keys."""
+    """Return whether each wanted token is among the keys from `first` on, up to `last` or to the last of all."""
     count = read.shape[1]
-    order = read.long() * count + torch.arange(count, device=read.device)
-    ordered = order.sort(1).values
-    place = torch.searchsorted(ordered, (wanted.long() * count).contiguous()).clamp(max=count - 1)
-    earliest = ordered.gather(1, place)
-    same = earliest // count == wanted
-    return same if position is None else same & (earliest % count <= position)
+    ordered = (read.long() * count + torch.arange(count, device=read.device)).sort(1).values
+    from_first = wanted.long() * count + first.clamp(min=0)[:, None]
+    earliest = ordered.gather(1, torch.searchsorted(ordered, from_first).clamp(max=count - 1))
+    same = (earliest // count == wanted) & (earliest >= from_first)
+    return same if last is None else same & (earliest % count <= last)
 
 
 def _places(call: RecordedCall) -> Places:

@@ -1,27 +1,24 @@
 """`Recording`: everything that was kept of a watched model's attentions, by name."""
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, SupportsIndex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from rich.table import Table
 from torch import Tensor
 
 from ..attention import Attention
 from ..files.frames import frame
-from ..survey import Survey
 from ..survey.extend import Size
-from ..survey.survey import Peak, Top
 from ..trace.render import render_text
-from ..trace.trace import Tokens, Trace
 from ..words import format_bytes, hint
 from .attention_call import AttentionCall
 from .find_sources import find_sources
 from .heads import Heads, heads_of
 from .names import Layers, attentions_inside, describe_unwatched
 from .queries_keys_call import QueriesKeysCall, StepsCall
-from .recorded_call import KeepOptions, MapSize, RecordedCall, nbytes_of
+from .recorded_call import KeepOptions, RecordedCall, nbytes_of
 from .saved.save import save_recording
 from .segments import read_segments
 from .sources import Sources
@@ -29,6 +26,7 @@ from .storage import STORES
 from .summaries_call import SummariesCall
 from .survey_queue import SurveyQueue
 from .tables import joined, table_parts, write_tables
+from .watched import Watched
 
 KEEP: dict[str, type[RecordedCall]] = {kind.keep: kind for kind in (SummariesCall, QueriesKeysCall, StepsCall)}
 """The class of recorded calls for each value of `ts.watch(keep=...)`."""
@@ -39,89 +37,6 @@ class UnknownNameError(KeyError):
 
     def __str__(self) -> str:
         return str(self.args[0])
-
-
-class Watched:
-    """One attention of a watched model: `recording["model.layers.11"]`.
-
-    `calls` lists its calls; a sequence that grows token by token is one call. The other methods and properties read the
-    only call, and raise a ValueError if the attention was not called, or was called for several sequences.
-    """
-
-    def __init__(self, name: str, unwatched_threads: Collection[int] = ()) -> None:
-        self.name = name
-        self.unwatched_threads = unwatched_threads
-        """The ids of the threads that called the model and are not watched."""
-        self.calls: list[RecordedCall] = []
-
-    @property
-    def call(self) -> RecordedCall:
-        """The only call."""
-        if not self.calls:
-            why = (
-                "the model ran in another thread, and watch sees only the thread that entered its block: enter it there"
-                if self.unwatched_threads
-                else "what torch.compile had made before is not seen"
-            )
-            raise ValueError(f'"{self.name}" was not called while it was watched; {why}')
-        if len(self.calls) > 1:
-            raise ValueError(
-                f'"{self.name}" was called {len(self.calls)} times, for separate sequences; '
-                f"choose one: .calls[0] to .calls[{len(self.calls) - 1}]"
-            )
-        return self.calls[0]
-
-    @property
-    def received(self) -> Float[Tensor, "batch heads key"]:
-        """The weight that each key receives from all queries together, as in `Survey.received`."""
-        return self.survey().received
-
-    @property
-    def entropy(self) -> Float[Tensor, "batch heads query"]:
-        """The entropy of each query's weights, in nats, as in `Survey.entropy`."""
-        return self.survey().entropy
-
-    @property
-    def peak(self) -> Peak:
-        """The largest weight of each query and its key, as in `Survey.peak`."""
-        return self.survey().peak
-
-    @property
-    def top(self) -> Top:
-        """The largest weights of each query and their keys, as in `Survey.top`."""
-        return self.survey().top
-
-    def survey(self, *, top: int | None = None, map: MapSize | None = None) -> Survey:
-        """Return the survey of all heads; see `ts.survey`.
-
-        With keep="summaries", `top` is at most the one of `ts.watch`, and `map` exactly the one of `ts.watch`.
-        """
-        return self.call.survey(top=top, map=map)
-
-    def head(self, number: SupportsIndex) -> Survey:
-        """Return the survey of one head, by its number in the model; -1 is the last head that was kept.
-
-        Raise a ValueError that lists the heads if the head was not kept.
-        """
-        return self.call.head(number)
-
-    def trace(self, tokens: Tokens | None = None) -> Trace:
-        """Return every step of the call, without dropout; needs keep="steps". See `ts.trace`."""
-        return self.call.trace(tokens)
-
-    @property
-    def before(self) -> Float[Tensor, "batch query d_model"]:
-        """The residual stream before the attention's add & norm; needs keep="steps"."""
-        return self.call.before
-
-    @property
-    def after(self) -> Float[Tensor, "batch query d_model"]:
-        """The residual stream after the attention's add & norm: x + output, normalised in a post-norm model."""
-        return self.call.after
-
-    def __repr__(self) -> str:
-        name, heads, size, definition, calls = _cells(self)
-        return f"{name}: heads {heads}, {size}, {definition}, calls {calls}" if self.calls else f"{name}: not called"
 
 
 class Recording(Mapping[str, Watched]):
@@ -443,7 +358,7 @@ class Recording(Mapping[str, Watched]):
             right = column in ("heads", "calls")
             table.add_column(column, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
         for watched in self.values():
-            table.add_row(*_cells(watched))
+            table.add_row(*watched.cells())
         for edit in self.edits:
             table.add_row("edited", "", "", str(edit), "")
         for name in self.left_out:
@@ -452,13 +367,3 @@ class Recording(Mapping[str, Watched]):
 
     def __repr__(self) -> str:
         return render_text(self.__rich__())
-
-
-def _cells(watched: Watched) -> list[str]:
-    """Return name, heads, queries x keys and definition of the last call, and the number of calls."""
-    if not watched.calls:
-        return [watched.name, "", "", "", "0"]
-    last = watched.calls[-1]
-    dropout = f", dropout = {last.dropout:g}" if last.dropout else ""
-    matrix = f"{last.size[0]:,} x {last.size[1]:,}"
-    return [watched.name, str(len(last.heads)), matrix, f"{last.attention}{dropout}", str(len(watched.calls))]

@@ -14,7 +14,8 @@ from ...decoding.output import IncrementalDecoder
 from ...decoding.writers import start_token
 from ...models import GPT, Model, Transformer
 from ...recording.names import select_layers
-from ...recording.recording import Recording, Watched
+from ...recording.recording import Recording
+from ...recording.watched import Watched
 from ...trace.trace import Trace
 from ...trace.whole_words import Span, Words
 from ...watch.watch import watch
