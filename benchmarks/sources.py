@@ -4,7 +4,7 @@ Quality, on a CPU: the shipped models read real texts and write greedily. Every 
 description, words of a sentence) gets a score by each `how`, and the truth is "hidden": the fall of the answer's
 log-probability when the segment alone is hidden. `rank` is Spearman's correlation with the truth, the mean of all
 texts; `area` the share of the log-probability that is lost, on average, when segments are hidden one after the other in
-the order of their scores: 1 would be all of it at once. "in turn" is the order of the text.
+the order of their scores, summed over the texts: 1 would be all of it at once. "in turn" is the order of the text.
 
 Cost: sources of an answer after a long text, beside the plain forward pass; on a GPU also statistics of a survey.
 """
@@ -46,8 +46,8 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
         for length in (512,) if quick else (5_010 - ANSWER, 32_768):
             yield from _costs("qwen2", qwen2(quick), length, device, torch.bfloat16)
         return
-    yield from _quality("summarizer", _descriptions(4 if quick else 40), _sentences)
-    yield from _quality("translator-en-de", _captions(4 if quick else 40), _words)
+    yield from _quality("summarizer", _descriptions(4 if quick else 24), _sentences)
+    yield from _quality("translator-en-de", _captions(4 if quick else 24), _words)
     yield from _costs("gpt2", gpt2(quick), (256 if quick else 4_096) - ANSWER, device, torch.float32)
 
 
@@ -90,6 +90,7 @@ def _quality(name: str, texts: Sequence[str], cut: Callable[[str], list[int]]) -
     ranks: dict[str, list[float]] = {how: [] for how in HOW}
     areas: dict[str, list[float]] = {how: [] for how in (*HOW, "hidden", "in turn")}
     times: dict[str, list[float]] = {how: [] for how in (*HOW, "hidden")}
+    lost = 0.0
     for text in texts:
         one = Answered(model, text, cut)
         if one.segments < 4 or not one.written:
@@ -102,13 +103,15 @@ def _quality(name: str, texts: Sequence[str], cut: Callable[[str], list[int]]) -
         for how in HOW:
             ranks[how].append(_spearman(scores[how], scores["hidden"]))
         scores["in turn"] = [float(-i) for i in range(one.segments)]
-        for how, share in one.areas(scores).items():
-            areas[how].append(share)
+        losses, most = one.losses(scores)
+        lost += most
+        for how, loss in losses.items():
+            areas[how].append(loss)
     case = f"{name.partition('-')[0]}, {len(ranks['weights'])} texts"
     for how, own in areas.items():
         rank = f"rank {_mean(ranks[how]):.2f}, " if how in ranks else ""
         ms = 1e3 * _mean(times[how]) if how in times else None
-        yield Row(case, how, ms, note=f"{rank}area {_mean(own):.2f}")
+        yield Row(case, how, ms, note=f"{rank}area {sum(own) / lost if lost else 0.0:.2f}")
 
 
 class Answered:
@@ -138,8 +141,8 @@ class Answered:
         by_name = {row.name: row.score for row in found}
         return [by_name[str(i)] for i in range(self.segments)]
 
-    def areas(self, scores: Mapping[str, Sequence[float]]) -> dict[str, float]:
-        """Return, for each way, the mean share of the log-probability lost while segments are hidden in its order."""
+    def losses(self, scores: Mapping[str, Sequence[float]]) -> tuple[dict[str, float], float]:
+        """Return the mean loss of log-probability while segments are hidden in the order of each way, and all of it."""
         orders = {how: sorted(range(self.segments), key=lambda i, own=own: -own[i]) for how, own in scores.items()}
         hidden = {
             how: [frozenset(order[:count]) for count in range(1, self.segments + 1)] for how, order in orders.items()
@@ -154,10 +157,8 @@ class Answered:
         ).columns["value"]
         plain, chances = measured[0], dict(zip(sets, measured[1:], strict=True))
         most = plain - chances[sets[self.segments - 1]]
-        return {
-            how: sum((plain - chances[some]) / most for some in each[:-1]) / (self.segments - 1)
-            for how, each in hidden.items()
-        }
+        means = {how: _mean([plain - chances[some] for some in each[:-1]]) for how, each in hidden.items()}
+        return means, most
 
     def _edits(self, segments: Collection[int]) -> list[Any]:
         """Return the edits that hide some segments from everything outside of them."""

@@ -419,6 +419,23 @@ def row_sum(context: Any, powers: Any, vectors: Any) -> Any:
 
 
 @intrinsic
+def row_product(context: Any, powers: Any, factors: Any, vectors: Any) -> Any:
+    """Return the sum of powers · factors over so many vectors."""
+    number = powers.dtype
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        powers, factors, count = arguments
+        vectors = Vectors(builder, _is_double(signature.args[0]))
+        total = vectors.variable()
+        with vectors.each(count) as index:
+            product = vectors.fma(vectors.load(powers, index), vectors.load(factors, index), builder.load(total))
+            builder.store(product, total)
+        return vectors.total(builder.load(total))
+
+    return number(powers, factors, types.intp), build
+
+
+@intrinsic
 def cap(context: Any, scores: Any, vectors: Any, softcap: Any) -> Any:
     """Replace scores in natural units by softcap · tanh(score / softcap) · log2(e)."""
     number = scores.dtype
@@ -469,7 +486,7 @@ def survey_heads(
     extras           (query_weights, weighted, norms, carried, largest, largest_row), a tuple, since numba takes at most
                      30 arguments:
     query_weights    (b, h, set, row): each set times the weights is added to weighted (part, b, h, set, key), float64
-    norms            (b, h, key): their sum times the weights is written to carried (b, h, row)
+    norms            (b, h, key), zeros after the last: their sum times the weights is written to carried (b, h, row)
     largest          (part, b, h, key): raised to the largest weight of each key; largest_row, likewise: its row
     """
     query_weights, weighted, norms, carried, largest, largest_row = extras
@@ -576,9 +593,9 @@ def _survey_rows(
                         total += strip[i, j]
                 listed_sum[row, m] = total * share[i]
             if norms.shape[0]:
-                total = entropy.dtype.type(0.0)
-                for j in range(low, min(high, norms.shape[0] - first_key)):
-                    total += strip[i, j] * norms[first_key + j]
+                total = row_product(
+                    at(strip, i * width + left), at(norms, first_key + left), (right - left) // lanes
+                )  # fmt: skip
                 carried[row] = total * share[i]
         _add_to_columns(
             strip, share, first, count, begin, end, lanes, sums, first_key, received, map_row, map_column, pooled
@@ -711,26 +728,45 @@ def _add_to_columns(
 ):  # fmt: skip
     """Add the weights of a strip to what each key receives and to the cells of the map.
 
-    Rows that belong to the same row of the map are added up first, all rows where there is no map.
+    Rows that belong to the same row of the map are added up first; all rows of a strip mostly do.
     """
     width, row = powers.shape[1], 0
     keys = min(end, received.shape[0] - first_key)
-    while row < count:
-        last = count
-        if map_row.shape[0]:
-            last = row + 1
-            while last < count and map_row[first + last] == map_row[first + row]:
-                last += 1
-        for j in range(begin, end):
-            sums[j] = 0.0
-        add_columns(
-            at(powers, row * width + begin), width, last - row, at(share, row), (end - begin) // lanes, at(sums, begin)
-        )  # fmt: skip
-        for j in range(begin, keys):
-            received[first_key + j] += sums[j]
-        if map_row.shape[0]:
+    for j in range(begin, end):
+        sums[j] = 0.0
+    add_columns(at(powers, begin), width, count, at(share, 0), (end - begin) // lanes, at(sums, begin))
+    for j in range(begin, keys):
+        received[first_key + j] += sums[j]
+    while map_row.shape[0] and row < count:
+        last = row + 1
+        while last < count and map_row[first + last] == map_row[first + row]:
+            last += 1
+        if last - row == 1:
+            _add_row_to_cells(
+                powers, row, share[row], begin, keys, first_key, map_column, pooled, map_row[first + row]
+            )  # fmt: skip
+        else:
+            if last - row < count:
+                for j in range(begin, end):
+                    sums[j] = 0.0
+                add_columns(
+                    at(powers, row * width + begin), width, last - row, at(share, row), (end - begin) // lanes,
+                    at(sums, begin),
+                )  # fmt: skip
             _add_to_cells(sums, begin, keys, first_key, map_column, pooled, map_row[first + row])
         row = last
+
+
+@_compiled
+def _add_row_to_cells(powers, i, share, begin, end, first_key, column, cells, row):
+    """Add the weights of one row of a strip to the cells of their columns; neighbours are added up first."""
+    j = begin
+    while j < end:
+        here, total = column[first_key + j], powers.dtype.type(0.0)
+        while j < end and column[first_key + j] == here:
+            total += powers[i, j]
+            j += 1
+        cells[row, here] += total * share
 
 
 @_compiled

@@ -42,6 +42,7 @@ PARTS = 4  # a thread gets at least so many parts of the matrix, since some are 
 MOST = 128  # of `top`: each row compares about twice as many maxima with one another
 MAPS = 2**23  # cells of all maps that the parts add to, 64 MB
 STEP = 2**26  # scores of one call of the kernel, about a quarter of a second: Ctrl-C waits for it
+MARGIN = 64  # zeros after the last norm: vectors and blocks of scores end beyond the last key
 FEWEST = 2**18  # scores that a thread is given at a time: for fewer, another thread would be slower
 
 
@@ -211,7 +212,7 @@ class Results:
             extras=extras,
             query_weights=_query_weights(extras, (batch, heads, rows), dtype),
             weighted=torch.zeros(parts, batch, heads, extras.sets, columns, dtype=torch.float64),
-            norms=torch.empty(batch, heads, 0, dtype=dtype) if extras.norms is None else extras.norms.contiguous(),
+            norms=torch.empty(batch, heads, 0, dtype=dtype) if extras.norms is None else pad(extras.norms, (0, MARGIN)),
             carried=torch.zeros(batch, heads, rows, dtype=dtype),
             largest=torch.zeros(parts, batch, heads, columns if extras.largest else 0, dtype=dtype),
             largest_row=torch.full((parts, batch, heads, columns if extras.largest else 0), -1, dtype=torch.int32),
