@@ -344,7 +344,12 @@ def test_a_sentence_needs_a_model():
     explorer = Api(Library({}))
     answer = explorer.answer("POST", "/runs", {}, b'{"text": "hi"}')
     assert (answer.status, json.loads(answer.body)["error"]["code"]) == (422, "text")
-    assert json.loads(explorer.answer("GET", "/models", {}).body) == {"models": [], "default": None, "longest": 4096}
+    assert json.loads(explorer.answer("GET", "/models", {}).body) == {
+        "models": [],
+        "kinds": {},
+        "default": None,
+        "longest": 4096,
+    }
 
 
 HALVES = {

@@ -1,5 +1,6 @@
 /** The menu that saves the current view. */
 import { html, useEffect, useRef, useState } from "../preact.js";
+import { statePath } from "../state.js";
 import { asPng, asSvg, saveFile } from "./save.js";
 
 /**
@@ -30,9 +31,10 @@ export function SaveMenu({ run, state, shown, transport, root }) {
   if (!run || !shown) return null;
   const name = `telescope-${state.screen}`;
   const { file } = transport;
+  const shownState = { ...state, l: shown.attention?.l ?? null, h: shown.h, card: null, at: null };
   /** @param {string} format */
   const exportFile = (format) =>
-    file?.(run, { l: shown.attention?.l, h: shown.h, i: state.i }, format).then((blob) =>
+    file?.(run, { l: shown.attention?.l, h: shown.h, i: state.i, start: statePath(shownState) }, format).then((blob) =>
       saveFile(blob, `telescope.${format}`),
     );
   /** @type {Record<string, () => Promise<void> | undefined>} */

@@ -53,7 +53,9 @@ function AlignedWords({ found, attention, state, go }) {
   const weights = useMemo(() => found.weights.map((row) => row.map(toNumber)), [found]);
   const { rows, columns } = found;
   const [hover, setHover] = useState(/** @type {Word | null} */ (null));
-  const pinned = state.word !== null && state.word < rows.length ? state.word : (found.real_rows.at(-1) ?? 0);
+  const words = found.real_rows.filter((at) => /[\p{L}\p{N}]/u.test(rows[at]));
+  const pinned =
+    state.word !== null && state.word < rows.length ? state.word : (words.at(-1) ?? found.real_rows.at(-1) ?? 0);
   /** @type {Word} */
   const lit = hover ?? { side: 1, at: pinned };
   /** @param {Word} word */

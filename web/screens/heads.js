@@ -7,6 +7,8 @@ import { allAnswers, Answered, headName, layerOf } from "../parts/answered.js";
 import { clipped, visible } from "../parts/text.js";
 import { tokenRange } from "../parts/token_range.js";
 import { WordPicker } from "../parts/word_picker.js";
+import { wordsOrPieces } from "../parts/words_or_pieces.js";
+import { Fans } from "./fans.js";
 import { html, useEffect, useMemo, useRef, useState } from "../preact.js";
 
 /** @typedef {{l: number, h: number}} HeadPlace */
@@ -24,26 +26,34 @@ function HeadsOfKind(props) {
     () => run.attentions.filter((one) => one.kind === attention.kind && one.has?.map !== false),
     [run, attention.kind],
   );
-  const requests = alike.map(({ l }) => ({ path: `runs/${run.run}/heads`, query: { l } }));
+  const by = state.pieces === 1 ? undefined : "words";
+  const requests = alike.map(({ l }) => ({ path: `runs/${run.run}/heads`, query: { l, by } }));
   const layers = useAnswers(answers, requests);
-  const i = Math.min(state.i ?? Math.floor(attention.n_q / 2), attention.n_q - 1);
+  const i = Math.min(state.i ?? attention.n_q >> 1, attention.n_q - 1);
+  const compared = useAnswer(answers, attention.has?.alignment ? `runs/${run.run}/perspectives` : null, {
+    l: attention.l,
+    i,
+  });
   const tokens = useAnswer(answers, `runs/${run.run}/tokens`, tokenRange(attention, "q", i));
   const loaded = layers.filter((one) => one.value);
-  return html`<h2>All heads</h2>
-    <p class="lede">Each square is one head’s attention: rows are queries, columns are keys, bright is a large weight. Choose two heads to compare them on the same query.</p>
+  return html`<h2>Two perspectives</h2>
+    <p class="lede">What two heads attend to from the same word. The wider a ribbon, the larger the share.</p>
     ${loaded.length < layers.length && layers.some((one) => one.slow) && html`<p class="soft" role="status">${loaded.length} of ${layers.length} layers loaded…</p>`}
-    <${Answered} answer=${allAnswers(tokens, ...(loaded.length ? loaded : layers))}>${([words, ...found]) => html`<${Comparison} ...${{ ...props, alike, layers: found, words, i }} />`}<//>`;
+    <${Answered} answer=${allAnswers(tokens, ...(loaded.length ? loaded : layers), ...(compared.error || !attention.has?.alignment ? [] : [compared]))}>${([words, ...rest]) => html`<${Comparison} ...${{ ...props, alike, layers: rest.filter((/** @type {any} */ one) => one.maps), words, i, compared: compared.value }} />`}<//>`;
 }
 
-/** @param {ScreenProps & {alike: Attention[], layers: HeadsAnswer[], words: TokenRange, i: number}} props */
-function Comparison({ run, attention, state, go, answers, alike, layers, words, i }) {
+/** @param {ScreenProps & {alike: Attention[], layers: HeadsAnswer[], words: TokenRange, i: number, compared: PerspectivesAnswer | null}} props */
+function Comparison({ run, attention, state, go, answers, alike, layers, words, i, compared }) {
   /** @type {(l: number | null, h: number | null) => HeadPlace | null} */
   const placeOf = (l, h) =>
     l !== null && h !== null && alike.some((one) => one.l === l && one.heads.includes(h)) ? { l, h } : null;
-  const A = placeOf(state.la, state.a) ?? { l: attention.l, h: state.h };
+  const pair = compared?.pair?.map((at) => compared.heads[at]);
+  const A = placeOf(state.la, state.a) ?? pair?.[0] ?? { l: attention.l, h: state.h };
   const last = alike[alike.length - 1];
   const another = last.heads.find((h) => last.l !== A.l || h !== A.h) ?? last.heads[0];
-  const B = placeOf(state.lb, state.b) ?? { l: last.l, h: another };
+  const B = placeOf(state.lb, state.b) ?? pair?.[1] ?? { l: last.l, h: another };
+  const picked = wordsOrPieces(words, state.pieces === 1);
+  const byHand = state.la !== null || state.lb !== null;
   const [turn, setTurn] = useState("a");
   /** @type {(l: number, h: number) => void} */
   const choose = (l, h) => {
@@ -53,13 +63,22 @@ function Comparison({ run, attention, state, go, answers, alike, layers, words, 
   /** @type {(l: number, h: number) => string} */
   const mark = (l, h) => (l === A.l && h === A.h ? "a" : l === B.l && h === B.h ? "b" : "");
   const wide = Math.max(...alike.map((one) => one.heads.length));
-  const pooled = !layers.every((one) => one.rows === attention.n_q && one.columns === attention.n_k);
+  const pooled = !layers.every((one) => one.names || (one.rows === attention.n_q && one.columns === attention.n_k));
   /** @type {(l: number) => Attention} */
   const attentionOf = (l) => alike.find((one) => one.l === l) ?? attention;
   /** @type {(l: number, h: number) => string} */
   const nameOf = (l, h) => headName(attentionOf(l), h);
   const shared = { run, answers, A, B, i, nameOf, layers };
-  return html`<div class="row" style=${{ margin: "18px 0 12px" }}>
+  return html`<div class="picker" style=${{ margin: "14px 0 16px" }}><h3>query</h3>
+      <${WordPicker} words=${picked.range} at=${picked.at(i)} choose=${(/** @type {number} */ at) => go({ i: picked.query(at) })} label="the query" /></div>
+    ${
+      compared && state.pieces !== 1
+        ? html`<${Fans} ...${{ compared, A, B, nameOf, byHand, go }} />`
+        : html`<${Readings} ...${shared} words=${!pooled && attention.kind !== "cross" && attention.n_q === attention.n_k ? words : null} />`
+    }
+    <h2 style=${{ margin: "38px 0 0" }}>All heads</h2>
+    <p class="lede">Each square is one head’s attention: rows are queries, columns are keys, bright is a large weight. Choose two heads to compare them.</p>
+    <div class="row" style=${{ margin: "18px 0 12px" }}>
       <span class="soft">click to choose</span>
       <span class="segments">${["a", "b"].map((which) => html`<button type="button" aria-pressed=${turn === which} onClick=${() => setTurn(which)}>head ${which.toUpperCase()}</button>`)}</span>
       <${Scale} />
@@ -68,16 +87,13 @@ function Comparison({ run, attention, state, go, answers, alike, layers, words, 
     <div class="aisle"><div class="minis" style=${{ gridTemplateColumns: `max-content repeat(${wide}, minmax(24px, 84px))` }}>
       <span></span>${Array.from({ length: wide }, (_, h) => html`<span class="nr">${h}</span>`)}
       ${layers.map(
-        (layer) => html`<span class="layer">layer ${layerOf(attentionOf(layer.l))}</span>
+        (
+          layer,
+        ) => html`<span class="layer">${attentionOf(layer.l).title ?? `layer ${layerOf(attentionOf(layer.l))}`}</span>
         ${layer.maps.map((map) => html`<${Mini} key=${`${layer.l}/${map.h}`} map=${map} mark=${mark(layer.l, map.h)} name=${nameOf(layer.l, map.h)} masks=${attention.mask !== "everyone"} choose=${() => choose(layer.l, map.h)} />`)}
         ${Array.from({ length: wide - layer.maps.length }, () => html`<span></span>`)}`,
       )}
     </div></div>
-    <h2 style=${{ margin: "38px 0 0" }}>Two heads compared</h2>
-    <p class="lede">What each of the two chosen heads attends to from the same query.</p>
-    <div class="picker" style=${{ margin: "14px 0 16px" }}><h3>query</h3>
-      <${WordPicker} words=${words} at=${i} choose=${(i) => go({ i })} label="the query" /></div>
-    <${Readings} ...${shared} words=${!pooled && attention.kind !== "cross" && attention.n_q === attention.n_k ? words : null} />
     <${Habits} ...${{ layers, mark, choose, nameOf }} />`;
 }
 

@@ -13,13 +13,18 @@ from ..words import check_index, hint
 from .common import AsJson, Device, ModelName, Plain, Port, load_model, print_all, print_json
 from .writing import TRANSLATOR
 
+VARIANCE = "variance"  # an example that is a table, not an attention
+
 
 def explain(
     sentence: Annotated[
         list[str] | None, typer.Argument(help="A sentence, which the model translates; without one, an example.")
     ] = None,
     example: Annotated[
-        str | None, typer.Option(help="A worked example: journey, thinking-machines, lights, bank or telescope.")
+        str | None,
+        typer.Option(
+            help="A worked example: journey, thinking-machines, lights, bank, telescope, luong, synthesizer, variance."
+        ),
     ] = None,
     model: ModelName = TRANSLATOR,
     query: Annotated[str | None, typer.Option(help="The word whose row of weights is shown in detail.")] = None,
@@ -39,7 +44,9 @@ def explain(
     by_sum: Annotated[
         bool, typer.Option("--by-sum", help="In examples, divide scores by their sum instead of using softmax.")
     ] = False,
-    open_page: Annotated[bool, typer.Option("--open", help="Open the sentence in a browser instead.")] = False,
+    open_page: Annotated[
+        bool, typer.Option("--open", help="Open the sentence or the example in a browser instead.")
+    ] = False,
     port: Port = 0,
     as_json: AsJson = False,
     plain: Plain = False,
@@ -48,9 +55,10 @@ def explain(
     if sentence and (example or by_sum):
         raise ValueError("a sentence of your own goes through a trained model; --example and --by-sum are without one")
     if open_page:
-        if not sentence:
-            raise ValueError('--open shows a sentence of your own: telescope explain "Good morning" --open')
-        _open_in_browser(model, " ".join(sentence), layer=layer, head=head, query=query, port=port)
+        if sentence:
+            _open_in_browser(model, " ".join(sentence), layer=layer, head=head, query=query, port=port)
+        else:
+            _open_example(example or "journey", by_sum=by_sum, query=query, port=port)
         return
     if sentence:
         from ..tasks.explaining.explain_sentence import draw
@@ -70,11 +78,14 @@ def explain(
         from .. import attention
         from ..tasks.explaining.examples import EXAMPLES, draw_example
 
-        name = example or "journey"
-        if name not in EXAMPLES:
-            raise ValueError(f'there is no example "{name}"; {hint(name, EXAMPLES)}')
-        chosen = EXAMPLES[name](attention.by_sum if by_sum else attention.softmax)
-        drawn, to_dict = draw_example(chosen, query), chosen.to_dict
+        name = _check_example(example or "journey")
+        if name == VARIANCE:
+            from ..tasks.explaining.variance import draw_table, table_to_dict
+
+            drawn, to_dict = draw_table(), table_to_dict
+        else:
+            chosen = EXAMPLES[name](attention.by_sum if by_sum else attention.softmax)
+            drawn, to_dict = draw_example(chosen, query), chosen.to_dict
     if as_json:
         print_json(to_dict(), indent=1)
     else:
@@ -194,6 +205,30 @@ def doctor(
     else:
         print_all([draw(report)], plain)
     raise typer.Exit(0 if report.healthy else 1)
+
+
+def _check_example(name: str) -> str:
+    """Return the name if it is an example's, else raise a ValueError that suggests one."""
+    from ..tasks.explaining.examples import EXAMPLES
+
+    known = [*EXAMPLES, VARIANCE]
+    if name not in known:
+        raise ValueError(f'there is no example "{name}"; {hint(name, known)}')
+    return name
+
+
+def _open_example(name: str, *, by_sum: bool, query: str | None, port: int) -> None:
+    """Serve the explorer with a worked example, at the screen that shows most of it."""
+    _check_example(name)
+    explorer = _import_explorer()
+    library = explorer.Library()
+    if name == VARIANCE:
+        path = "/s/example-thinking-machines/variance"
+    else:
+        run = library.make_example({"example": name, "normalize": "by_sum" if by_sum else None})
+        screen = {"bank": "geometry", "telescope": "heads"}.get(name, "walk")
+        path = f"/s/{run.name}/{screen}" + ("" if query is None else f"?i={run.place(query)}")
+    explorer.serve(library, port=port, path=path, browse=True)
 
 
 def _open_in_browser(

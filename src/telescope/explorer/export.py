@@ -4,6 +4,7 @@ The exported file opens from disk without a server.
 """
 
 import json
+import re
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -82,11 +83,21 @@ def export_answers(ask: Callable[..., Any], run: Run, params: RequestParams) -> 
         answers[key(path, given)] = _as_json(found)
 
     put("sharpest", b=b)
+    put("start", b=b)
+    for at in range(0 if run.output is None else len(run.output.hidden)):
+        put("output", i=at, temperature=1, top_k=0, top_p=1)
+    if run.output is not None:
+        put("output")
+        put("output", temperature=1, top_k=0, top_p=1)
     for number, other in enumerate(run.views):
         for axis in "qk":
             put("tokens", l=number, axis=axis, b=b)
         for what in ("heads", "geometry"):
             put(what, l=number, b=b)
+            put(what, l=number, b=b, by="words")
+        if number == layer:
+            for at in range(other.size[0]):
+                put("perspectives", l=number, i=at, b=b)
         for which in ("mean", *other.call.heads):
             put("alignment", l=number, h=which, b=b)
     size = 0
@@ -101,7 +112,9 @@ def export_answers(ask: Callable[..., Any], run: Run, params: RequestParams) -> 
     for kind in ("entropy", "received"):
         put("tracks/0/0", l=layer, h=h, kind=kind, b=b)
     put("map", l=layer, h=h, b=b)
-    start = f"/s/{run.name}/walk?{urlencode({'l': layer, 'h': h, 'i': i})}"
+    start = params.parameters.get("start", "")
+    if not re.fullmatch(rf"/s/{re.escape(run.name)}/[a-z]+(\?[\w=&.%-]*)?", start, re.ASCII):
+        start = f"/s/{run.name}/walk?{urlencode({'l': layer, 'h': h, 'i': i})}"
     return {"version": 1, "start": start, "answers": answers}
 
 

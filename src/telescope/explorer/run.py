@@ -16,6 +16,7 @@ from ..recording.summaries_call import SummariesCall
 from ..tiles.head_scores import OneHead
 from ..trace.whole_words import Words
 from ..words import hint
+from .output import Output
 from .requests import not_kept
 
 ALIGNED = 512  # most words on each side of an alignment, and half of the most tokens
@@ -25,7 +26,11 @@ Decode = Callable[[list[int]], str]
 
 @dataclass(frozen=True, eq=False)
 class AttentionView:
-    """One call of one attention. `rows` and `columns` are the words of queries and keys, where the text has words."""
+    """One call of one attention. `rows` and `columns` are the words of queries and keys, where the text has words.
+
+    `title` is a name for people, where the attention has one. `beside` are the views, this one included, whose vectors
+    share one picture of the geometry.
+    """
 
     name: str
     call: RecordedCall
@@ -33,6 +38,8 @@ class AttentionView:
     rows: Words | None = None
     columns: Words | None = None
     token_name: Callable[[int], str | None] | None = None
+    title: str | None = None
+    beside: tuple["AttentionView", ...] = ()
 
     @property
     def kind(self) -> str:
@@ -150,6 +157,7 @@ class AttentionView:
         return {
             "l": number,
             "name": self.name,
+            "title": self.title,
             "kind": self.kind,
             "heads": list(self.call.heads),
             "batch": self.batch,
@@ -177,6 +185,10 @@ class Run:
     views: tuple[AttentionView, ...]
     text: str | None = None
     written: str | None = None
+    example: dict[str, Any] | None = None
+    """A worked example: its captions, and the matrices that it is computed from."""
+    output: Output | None = None
+    """What the model made of the text: of a sentence that a GPT or a Transformer has read."""
 
     def place(self, word: str | None) -> int:
         """Return the query at which the walk starts: the last token of this word, or of the text's last word."""
@@ -199,6 +211,8 @@ class Run:
             "text": self.text,
             "written": self.written,
             "keep": self.keep,
+            "example": self.example,
+            "output": None if self.output is None else self.output.to_json(),
             "attentions": [view.to_json(number) for number, view in enumerate(self.views)],
         }
 

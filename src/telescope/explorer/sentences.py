@@ -20,6 +20,7 @@ from ..tasks.explaining.sentence_views import (
 from ..tasks.writing.rewrite import encode_text, max_source_tokens
 from ..trace.whole_words import Words
 from ..watch.watch import watch
+from .output import Output
 from .requests import Refusal
 from .run import AttentionView, Run
 
@@ -41,15 +42,18 @@ def read(model: Model, model_name: str, text: str, target: str | None = None) ->
         raise _unreadable(f"{model_name} has no tokenizer, so it cannot read text")
     try:
         with _no_padding_or_truncation(model.tokenizer):
-            views, written = _attention_views(model, text, target)
+            views, written, output = _attention_views(model, text, target)
     except ValueError as problem:
         raise _unreadable(str(problem)) from None
     name = run_name(model_name, text, target)
-    return Run(name, name, "sentence", text, model_name, "steps", tuple(views), text, written)
+    return Run(name, name, "sentence", text, model_name, "steps", tuple(views), text, written, output=output)
 
 
-def _attention_views(model: Model, text: str, target: str | None) -> tuple[list[AttentionView], str | None]:
-    """Return a view of each attention, and the text that was written, if any; ValueError for what cannot be run."""
+Seen = tuple[list[AttentionView], str | None, Output | None]
+
+
+def _attention_views(model: Model, text: str, target: str | None) -> Seen:
+    """Return a view of each attention, the text that was written, and the output; ValueError for what cannot be run."""
     assert model.tokenizer is not None
     ids = encode_text(model, text)
     if not text.strip() or not ids:
@@ -63,7 +67,8 @@ def _attention_views(model: Model, text: str, target: str | None) -> tuple[list[
             raise ValueError(f"the target has {len(wrote.ids):,} tokens; at most {most:,} can be written at once")
         decode = model.tokenizer.decode
         stacks = watch_translation(model, text, wrote)
-        return [view for stack in stacks for view in _views_of(stack, decode)], wrote.text
+        views = [view for stack in stacks for view in _views_of(stack, decode)]
+        return views, wrote.text, Output.of_translation(model, ids, wrote.ids, stacks.cross.rows)
     if target is not None:
         raise ValueError(f"a {type(model).__name__} does not write, so it takes no target")
     if not isinstance(model, GPT | Encoder):
@@ -71,7 +76,8 @@ def _attention_views(model: Model, text: str, target: str | None) -> tuple[list[
     with torch.no_grad(), watch(model, keep="steps") as recording:
         model(torch.tensor([ids], device=next(model.parameters()).device))
     read_words: Words = source_words(model, text) if isinstance(model, Encoder) else written_words(model, ids)
-    return _views_of(SentenceAttention(read_words, read_words, tuple(recording.values())), model.tokenizer.decode), None
+    views = _views_of(SentenceAttention(read_words, read_words, tuple(recording.values())), model.tokenizer.decode)
+    return views, None, Output.of_gpt(model, ids) if isinstance(model, GPT) else None
 
 
 @contextmanager

@@ -11,10 +11,12 @@ from ..recording.summaries_call import SummariesCall
 from ..tiles import BUDGET, Tiles
 from ..trace.geometry import cosines, plane
 from ..trace.numbers import json_numbers
+from ..trace.whole_words import Words
 from .requests import Refusal, RequestParams, not_kept
 from .run import AttentionView, Run
 from .walk import head, sequence
 
+BY = ("pieces", "words")
 SIDE = 48  # pixels of a head's picture
 EXACT = 2**25  # most scores of an attention for which every score is computed; beyond, pictures are sampled
 
@@ -24,16 +26,32 @@ def heads(view: AttentionView, params: RequestParams, layer: int) -> dict[str, A
     b = sequence(view, params)
     which = [head(view, params)] if "h" in params.parameters else list(view.call.heads)
     small = view.batch * len(view.call.heads) * view.size[0] * view.size[1] <= EXACT
+    if params.word("by", BY) == "words" and small and view.rows is not None and "alignment" not in view.missing:
+        words = word_weights(view, b)
+        shares = [words.weights[view.call.heads.index(h)] for h in which]
+        return _heads_json(view, layer, dict(zip(which, shares, strict=True)), which) | {
+            "names": words.rows,
+            "columns_of": words.columns,
+        }
     drawn = {h: _exact(view, b, h) if small else _coarse(view, b, h) for h in which}
-    shares = [share for share, _ in drawn.values()]
-    return {
-        "l": layer,
-        "rows": shares[0].shape[0],
-        "columns": shares[0].shape[1],
+    return _heads_json(view, layer, {h: share for h, (share, _) in drawn.items()}, which if small else []) | {
         "exact": all(samples is None for _, samples in drawn.values()),
         "samples": max(samples or 0 for _, samples in drawn.values()),
-        "maps": [{"h": h, "share": json_numbers(share)} for h, (share, _) in drawn.items()],
-        "habits": _habits(view, which) if small or isinstance(view.call, SummariesCall) else None,
+    }
+
+
+def _heads_json(view: AttentionView, layer: int, shares: dict[int, Tensor], measured: list[int]) -> dict[str, Any]:
+    """Return pictures of heads, by number, with the habits of those in `measured`."""
+    height, width = next(iter(shares.values())).shape
+    known = measured or isinstance(view.call, SummariesCall)
+    return {
+        "l": layer,
+        "rows": height,
+        "columns": width,
+        "exact": True,
+        "samples": 0,
+        "maps": [{"h": h, "share": json_numbers(share)} for h, share in shares.items()],
+        "habits": _habits(view, list(shares)) if known else None,
         "habit_keys": HABIT_KEYS,
         "clear": CLEAR,
     }
@@ -88,21 +106,43 @@ def geometry(view: AttentionView, params: RequestParams, layer: int) -> dict[str
     b, rows = sequence(view, params), view.call.facts.rows
     span = params.span(view.size[0], MOST_POINTS)
     which = list(span) if rows is None else [rows[i] for i in span]
-    before, after = view.call.before[b, which], view.call.after[b, which]
+    tokens, before, after = view.tokens("q", b, span), view.call.before[b, which], view.call.after[b, which]
+    if params.word("by", BY) == "words" and view.rows is not None and len(span) == view.size[0]:
+        tokens = list(view.rows.names)
+        before, after = (_mean_by_word(vectors, view.rows) for vectors in (before, after))
+        span = range(len(tokens))
+    if view.beside:
+        span, tokens, before, after = _geometry_of_all(view.beside)
     flat = plane(before, after)
-    few = len(which) <= MOST_COSINES
+    few = len(tokens) <= MOST_COSINES
     return {
         "l": layer,
         "start": span.start,
         "stop": span.stop,
-        "n": view.size[0],
-        "tokens": view.tokens("q", b, span),
+        "n": max(span.stop, view.size[0]) if len(tokens) == len(which) else len(tokens),
+        "tokens": tokens,
         "before": json_numbers(flat.before),
         "after": json_numbers(flat.after),
         "explained": list(flat.explained),
         "moved": json_numbers(flat.moved),
         "cosines": {"before": json_numbers(cosines(before)), "after": json_numbers(cosines(after))} if few else None,
     }
+
+
+def _mean_by_word(vectors: Float[Tensor, "token d"], words: Words) -> Float[Tensor, "word d"]:
+    """Return the mean vector of each word's tokens."""
+    ids = torch.tensor(words.word_ids)
+    means = vectors.new_zeros(len(words.names), vectors.shape[1]).index_add(0, ids, vectors.cpu())
+    return means / ids.bincount(minlength=len(words.names))[:, None]
+
+
+def _geometry_of_all(views: tuple[AttentionView, ...]) -> tuple[range, list[str], Tensor, Tensor]:
+    """Return the tokens and vectors of several views, one after the other; a word of several views is told apart."""
+    owners = [(token, view.title) for view in views for token in view.tokens("q", 0, range(view.size[0]))]
+    tokens = [token for token, _ in owners]
+    named = [str(title) if tokens.count(token) > 1 and title else token for token, title in owners]
+    before, after = (torch.cat([getattr(view.call, what)[0] for view in views]) for what in ("before", "after"))
+    return range(len(tokens)), named, before, after
 
 
 MOST_TOKENS = 4096  # in one answer
@@ -156,7 +196,7 @@ def alignment(view: AttentionView, params: RequestParams, layer: int) -> dict[st
     view.require("alignment")
     mean, b = params.parameters.get("h") == "mean", sequence(view, params)
     place = -1 if mean else view.call.heads.index(head(view, params))
-    found = _word_weights(view, b)
+    found = word_weights(view, b)
     return {
         "l": layer,
         "h": "mean" if mean else view.call.heads[place],
@@ -191,13 +231,13 @@ def sharpest(run: Run, params: RequestParams) -> dict[str, Any]:
 
 def _peaks(view: AttentionView, params: RequestParams) -> Float[Tensor, " heads_and_mean"]:
     view.require("alignment")
-    found = _word_weights(view, sequence(view, params))
+    found = word_weights(view, sequence(view, params))
     if not found.real_rows or not found.real_columns:
         raise Refusal(409, "not-kept", f'"{view.name}" has no words to align')
     return found.peaks
 
 
-def _word_weights(view: AttentionView, b: int) -> WordWeights:
+def word_weights(view: AttentionView, b: int) -> WordWeights:
     axes = {axis: (view.words(axis), length) for axis, length in zip("qk", view.size, strict=True)}
     names = [
         view.tokens(axis, b, range(length)) if words is None else list(words.names)

@@ -1,10 +1,11 @@
-"""Answers about one query of one head: every step and product (trace), and single weights (cell, cells)."""
+"""Answers about one query of one head: every step and product (trace), single weights (cell, cells), random scores."""
 
 from typing import Any
 
 import torch
 
 from ..recording.row_in_float64 import RowInFloat64, row_in_float64
+from ..tasks.explaining.variance import MOST, to_dict
 from ..tiles.head_scores import OneHead
 from ..trace.numbers import json_number, json_numbers
 from ..trace.trace import PAIR_STEPS
@@ -78,6 +79,11 @@ def cells(view: AttentionView, params: RequestParams, layer: int) -> dict[str, A
     weights, visible = json_numbers(seen.steps["weights"]), (seen.steps["masked"] != -torch.inf).tolist()
     shown = [p if seen else None for p, seen in zip(weights, visible, strict=True)]
     return {"l": layer, "h": h, "i": i, "j": keys[0], "b": b, "p": shown}
+
+
+def variance(params: RequestParams) -> dict[str, Any]:
+    """Answer GET /variance: the spread of random scores for d features."""
+    return to_dict(params.index("d", MOST + 1, "dimension", 64) or 1)
 
 
 def _cell_params(view: AttentionView, params: RequestParams, most: int) -> tuple[int, int, int, range]:
