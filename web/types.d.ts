@@ -388,6 +388,8 @@ interface StepProps {
   words: TokenRange;
   /** The place of the query in `words`. */
   place: number;
+  run: Run;
+  answers: import("./answers.js").Answers;
   cells: any;
   pick(at: number): void;
 }

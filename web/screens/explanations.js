@@ -153,6 +153,12 @@ const EXPLANATIONS = {
     };
   },
 
+  after: ({ query }) => ({
+    title: "After the head",
+    prose: html`<p>The outputs of all heads are put side by side and multiplied by W<sub>O</sub>. The result is <b>added</b> to the vector that ${query} had before, so that nothing is lost, and the sum is normalised.</p><p>A feed-forward network then changes every word by itself, without looking at the others. What comes out is what the next layer reads; after the last one, it becomes the logits.</p>`,
+    readout: hint("Lengths, not every number: how much each part adds."),
+  }),
+
   context: ({ trace, query, feature }) => ({
     title: "The output of the head",
     prose: html`<p>This vector is the head’s output for ${query}. It is concatenated with those of the other heads, multiplied by one more matrix, and added to the vector of ${query}.</p>`,

@@ -10,6 +10,7 @@ import { joinKeys, wordsOrPieces } from "../parts/words_or_pieces.js";
 import { WordPicker } from "../parts/word_picker.js";
 import { html, useEffect, useMemo, useState } from "../preact.js";
 import { explain } from "./explanations.js";
+import { AfterHead } from "./after_head.js";
 import { Context, Embedding, Ledger, Projections, Sum, Tokens } from "./stages.js";
 import { stepLabels } from "./step_labels.js";
 
@@ -29,18 +30,21 @@ const STEPS = {
   softmax: ["softmax", Ledger],
   sum: ["Σ", Sum],
   context: ["context", Context],
+  after: ["after the head", AfterHead],
 };
 
 /**
  * Return the names of the steps that a trace has. A mask that hides nothing is a step too, which shows that it does.
  * @param {Trace} trace
  * @param {boolean} example
+ * @param {boolean} after  whether what follows the head is known
  */
-const stepsOf = (trace, example) => {
+const stepsOf = (trace, example, after) => {
   const names = new Set(trace.steps.map((step) => step.name));
   return Object.keys(STEPS).filter((name) => {
     if (name === "tokens") return !example;
     if (name === "embedding") return trace.stream || example;
+    if (name === "after") return after;
     if (name === "sum" || name === "context") return trace.value && trace.context;
     return !["scaled", "capped", "biased"].includes(name) || names.has(name);
   });
@@ -59,14 +63,14 @@ export function Walk(props) {
 }
 
 /** @param {ScreenProps & {words: TokenRange, keyWords: TokenRange, pieceTrace: Trace, i: number}} props */
-function Steps({ run, words, keyWords, pieceTrace, attention, state, go, theme, root, transport, i }) {
+function Steps({ run, words, keyWords, pieceTrace, attention, state, go, theme, root, transport, answers, i }) {
   const pieces = state.pieces === 1;
   const picked = wordsOrPieces(words, pieces);
   const trace = useMemo(
     () => (pieces ? pieceTrace : named(joinKeys(pieceTrace, keyWords), picked, i)),
     [pieceTrace, keyWords, pieces],
   );
-  const steps = stepsOf(trace, run.example !== null);
+  const steps = stepsOf(trace, run.example !== null, attention.has?.after === true);
   const at = Math.max(0, steps.indexOf(state.step));
   const step = steps[at];
   const row = useMemo(() => traceRow(trace, pieceTrace), [trace]);
@@ -105,6 +109,8 @@ function Steps({ run, words, keyWords, pieceTrace, attention, state, go, theme, 
     theme,
     words: picked.range,
     place,
+    run,
+    answers,
     cells: { run, scene: attention.l, chosen: i, go, transport },
     pick: (key) => go({ j: row.keys[key] }, false),
   };

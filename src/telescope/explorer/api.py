@@ -30,7 +30,7 @@ GET  /runs/{run}                RUN = {"run": "r1", "rev": "…", "kind": "sente
                                 "cross" | "self", "heads": [0, 1, 2, 3], "batch": 1, "n_q": 9, "n_k": 9, "d_k": 16,
                                 "d_v": 16 | null, "formula": "softmax(mask(q·k / √16)) v", "mask": "causal",
                                 "has": {"trace": true, "context": true, "map": true, "geometry": true,
-                                "alignment": true, "tokens": true}}, …]}
+                                "alignment": true, "tokens": true, "after": true}}, …]}
                                 what `has` lacks answers 409; `why` gives the reason: {"why": {"map": "…"}}
 GET  /runs/{run}/tokens         ?l&axis=q|k&start&stop&b (at most 4,096)
                                 {"l", "axis", "start", "stop", "n": 9, "tokens": ["The", "·s", …], "words": [0, 0, …] |
@@ -51,6 +51,11 @@ GET  /runs/{run}/trace          ?l&h&i&b   every step of one query
                                 "rest": {"keys": 0, "weight": 0.0, "context": [d_v] | null}}
                                 All keys if there are at most 512; else the 64 with the largest weights, by position,
                                 and the sum over all others in `rest`. context = Σ weight · value + rest.context.
+GET  /runs/{run}/after          ?l&i&b   one query after its heads: {"l", "i", "token", "pre_norm": false, "stages": [{"name":
+                                "joined", "size": 256, "norm": 3.1, "heads": [norm, …]}, {"name": "projected", …},
+                                "before", "added", "normed" (post-norm only), "hidden" (with "active", the share of
+                                features that are not 0), "fed", "passed"], "difference": 1e-7, "follows":
+                                "feed-forward" | "cross", "moved": cosine}; `difference` is that from the model's own
 GET  /runs/{run}/heads          ?l&b&by=pieces|words (&h: that head alone)
                                 {"l", "rows": 9, "columns": 9, "exact": true, "samples": 9, "maps": [{"h": 0,
                                 "share": [[…]]}, …], "habits": [{"h": 0, "kind": "previous", "itself": 0.1, …,
@@ -127,6 +132,7 @@ from time import perf_counter
 from typing import Any
 
 from ..models import LoadError
+from .after_head import after_head
 from .export import export_answers, html_page
 from .library import Library
 from .maps import Maps, Picture
@@ -172,6 +178,7 @@ class Api:
             "cell": cell,
             "cells": cells,
             "map": self.maps.describe,
+            "after": after_head,
         }
 
     def answer(self, method: str, path: str, parameters: Mapping[str, str], body: bytes = b"") -> Answer:

@@ -98,6 +98,7 @@ def export_answers(ask: Callable[..., Any], run: Run, params: RequestParams) -> 
         if number == layer:
             for at in range(other.size[0]):
                 put("perspectives", l=number, i=at, b=b)
+                put("after", l=number, i=at, b=b)
         for which in ("mean", *other.call.heads):
             put("alignment", l=number, h=which, b=b)
     size = 0

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..attention import Pairs, softmax
 from ..recording.queries_keys_call import StepsCall, one_head
@@ -29,7 +29,7 @@ class AttentionView:
     """One call of one attention. `rows` and `columns` are the words of queries and keys, where the text has words.
 
     `title` is a name for people, where the attention has one. `beside` are the views, this one included, whose vectors
-    share one picture of the geometry.
+    share one picture of the geometry. `block` is the model's block around the attention, where the model is at hand.
     """
 
     name: str
@@ -40,6 +40,7 @@ class AttentionView:
     token_name: Callable[[int], str | None] | None = None
     title: str | None = None
     beside: tuple["AttentionView", ...] = ()
+    block: nn.Module | None = None
 
     @property
     def kind(self) -> str:
@@ -141,6 +142,8 @@ class AttentionView:
             missing["geometry"] = (
                 f'the residual stream around "{self.name}" was not kept; keep="steps" keeps it for models of Telescope'
             )
+        if self.block is None or "geometry" in missing:
+            missing["after"] = "what follows the heads is shown for models of Telescope that run here"
         if self.ids("k") is None and self.columns is None:
             missing["tokens"] = "the model was not given tokens, so positions are shown as numbers"
         return missing
@@ -153,7 +156,7 @@ class AttentionView:
     def to_json(self, number: int) -> dict[str, Any]:
         """Return an entry of the list "attentions" in a run's JSON."""
         facts, (queries, keys) = self.call.facts, self.size
-        has = ("trace", "context", "map", "geometry", "alignment", "tokens")
+        has = ("trace", "context", "map", "geometry", "alignment", "tokens", "after")
         return {
             "l": number,
             "name": self.name,

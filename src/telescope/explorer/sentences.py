@@ -22,7 +22,7 @@ from ..trace.whole_words import Words
 from ..watch.watch import watch
 from .output import Output
 from .requests import Refusal
-from .run import AttentionView, Run
+from .run import AttentionView, Decode, Run
 
 LONGEST = 4096  # most tokens of a typed text; `telescope watch` takes longer ones
 
@@ -67,7 +67,7 @@ def _attention_views(model: Model, text: str, target: str | None) -> Seen:
             raise ValueError(f"the target has {len(wrote.ids):,} tokens; at most {most:,} can be written at once")
         decode = model.tokenizer.decode
         stacks = watch_translation(model, text, wrote)
-        views = [view for stack in stacks for view in _views_of(stack, decode)]
+        views = [view for stack in stacks for view in _views_of(stack, model, decode)]
         return views, wrote.text, Output.of_translation(model, ids, wrote.ids, stacks.cross.rows)
     if target is not None:
         raise ValueError(f"a {type(model).__name__} does not write, so it takes no target")
@@ -76,7 +76,8 @@ def _attention_views(model: Model, text: str, target: str | None) -> Seen:
     with torch.no_grad(), watch(model, keep="steps") as recording:
         model(torch.tensor([ids], device=next(model.parameters()).device))
     read_words: Words = source_words(model, text) if isinstance(model, Encoder) else written_words(model, ids)
-    views = _views_of(SentenceAttention(read_words, read_words, tuple(recording.values())), model.tokenizer.decode)
+    seen = SentenceAttention(read_words, read_words, tuple(recording.values()))
+    views = _views_of(seen, model, model.tokenizer.decode)
     return views, None, Output.of_gpt(model, ids) if isinstance(model, GPT) else None
 
 
@@ -95,9 +96,12 @@ def _no_padding_or_truncation(tokenizer: Tokenizer) -> Iterator[None]:
             tokenizer.enable_truncation(**truncation)
 
 
-def _views_of(stack: SentenceAttention, decode: object) -> list[AttentionView]:
+def _views_of(stack: SentenceAttention, model: Model, decode: Decode) -> list[AttentionView]:
+    modules = dict(model.named_modules())
     return [
-        AttentionView(layer.name, layer.call, decode, stack.rows, stack.columns)  # type: ignore[arg-type]
+        AttentionView(
+            layer.name, layer.call, decode, stack.rows, stack.columns, block=modules.get(layer.name.rpartition(".")[0])
+        )
         for layer in stack.layers
     ]
 

@@ -9,8 +9,7 @@ from ...trace.render import indent
 from .sentence import ExplainedSentence, HeadReading, SentenceScene
 from .show import JOINED, draw_alignment, percent_table
 
-
-MOST_KEYS = 10  # of the table from scores to weights
+MOST_KEYS = 6  # of the table from scores to weights
 
 
 def draw(explained: ExplainedSentence, *, every_head: bool = False, steps: bool = False) -> RenderableType:
