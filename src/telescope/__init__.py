@@ -1,7 +1,7 @@
 """Look inside attention while it runs at full speed: one definition, `Attention`, and functions that all take it.
 
 `attend` runs a definition, `plan` says on which engine, `trace` shows every step, `survey` gives exact statistics of
-long texts, `watch` records a model while it runs. Read attention/definition.py first.
+long texts, `watch` records a model while it runs, `edit` changes its attention. Read attention/definition.py first.
 
 Example:
     >>> import telescope as ts, torch
@@ -39,6 +39,7 @@ from .attention import (
     softmax,
     window,
 )
+from .edit import Effects, boost, edit, effect, frozen, hide, mute, redefine, tokens
 from .engines import Plan, attend
 from .models import LoadError, export, load
 from .recording import Recording
@@ -52,6 +53,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Attention",
     "Bias",
+    "Effects",
     "LoadError",
     "Mask",
     "Pairs",
@@ -64,28 +66,36 @@ __all__ = [
     "additive",
     "alibi",
     "attend",
+    "boost",
     "by_sum",
     "causal",
     "decoding",
     "documents",
     "dot",
+    "edit",
+    "effect",
     "everyone",
     "export",
     "from_additive",
     "from_forbidden",
     "from_tensor",
+    "frozen",
     "general",
+    "hide",
     "layers",
     "load",
     "models",
+    "mute",
     "padding",
     "plan",
     "prefix",
+    "redefine",
     "relative",
     "rotary",
     "sinusoidal",
     "softmax",
     "survey",
+    "tokens",
     "trace",
     "watch",
     "window",

@@ -6,7 +6,7 @@ import torch
 import telescope as ts
 from kernels import need_triton
 from strategies import Shape, assert_near, normal, tensors
-from telescope.survey import launch, reference
+from telescope.survey import exact_rows, launch, reference
 from telescope.survey import triton as engine
 from telescope.survey.cells import grid, segments
 
@@ -21,6 +21,7 @@ def _small_tiles(monkeypatch):
         monkeypatch.setattr(module, "BM", 16)
         monkeypatch.setattr(module, "BN", 32)
     monkeypatch.setattr(launch, "BLOCK", 32)
+    monkeypatch.setattr(launch, "MANY_TILES", 1)
 
 
 def surveyed(q, k, attention, *, top=3, cells=None, lse=None):
@@ -72,6 +73,28 @@ def test_kernels_agree(shape, attention):
     q, k, _ = tensors(shape, dtype=torch.float32)
     got, truth = surveyed(q, k, attention)
     assert torch.equal(got.top_keys, truth.top_keys)
+
+
+SPANS = {name: case for name, case in CASES.items() if "bias" not in name and "span" not in name}
+
+
+@pytest.mark.parametrize(("shape", "attention"), SPANS.values(), ids=SPANS)
+@pytest.mark.parametrize("off", [0.0, 0.25], ids=["right", "wrong"])
+def test_the_check_of_an_lse_agrees(shape, attention, off):
+    q, k, _ = tensors(shape, dtype=torch.float32)
+    lse = reference.summarize(q, k, attention, None, 0, None).lse + off
+    batch, heads, rows = (range(0, size, max(1, size - 1)) for size in lse.shape)
+    got = engine.row_numbers(q, k, attention, lse, batch, heads, rows)
+    exact = exact_rows.row_numbers(q, k, attention, lse, batch, heads, rows)
+    seen = exact[3].isfinite()
+    assert torch.equal(got[3].isfinite(), seen)
+    assert_near(got[:, seen], exact[:, seen], torch.float32, unit=32.0)
+
+
+def test_the_check_leaves_tables_to_pytorch():
+    q, k, _ = tensors(Shape(1, 1, 1, 20, 20, 16), dtype=torch.float32)
+    one = range(1)
+    assert engine.row_numbers(q, k, ts.Attention(mask=~ts.window(5)), q[..., 0], one, one, one) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)

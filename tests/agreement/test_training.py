@@ -76,6 +76,22 @@ def test_steps_equal_those_of_torch(accumulate, tmp_path):
         assert_close(mine, theirs, rtol=1e-9, atol=1e-11)
 
 
+def test_the_bias_of_keys_does_not_drift(tmp_path):
+    """Its gradient is rounding noise, of which Adam would make steps as large as those of any weight."""
+    sources, targets = pairs(20)
+    model = transformer()
+    trained = training.train(
+        model, Examples(sources, targets), training.translation, Training(epochs=2, tokens=48, lr=0.01), tmp_path
+    )
+    before, after = (dict(each.named_modules()) for each in (model, trained))
+    layers = [name for name, layer in before.items() if isinstance(layer, ts.layers.MultiHeadAttention)]
+    assert layers
+    for name in layers:
+        old, new = before[name].projections(), after[name].projections()
+        assert torch.equal(old["W_k"].bias, new["W_k"].bias)
+        assert (old["W_q"].bias - new["W_q"].bias).abs().max() > 0.01
+
+
 @pytest.mark.parametrize("mode", [True, False], ids=["training", "eval"])
 def test_train_does_not_change_the_given_model(mode, tmp_path):
     data, model = Examples(*pairs(20)), transformer().train(mode)

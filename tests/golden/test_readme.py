@@ -19,7 +19,7 @@ LINES = re.findall(r"^\|[^|]+\| `(.+)` \|$", README, flags=re.M)
 def test_python_of_the_readme_runs(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     blocks, names = re.findall(r"```python\n(.+?)```", README, flags=re.S), {}
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
     printed = capsys.readouterr().out

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 import corpora
 from data import DATA, folder
 from telescope.models import Special
-from telescope.text.corpora import read_multi30k_merges
+from telescope.tasks.learning.sequence_pairs import PairTokenizer
+from telescope.text.corpora import TextPair, read_multi30k_merges
 from telescope.text.corpus_files import read_lines
 from telescope.text.tokenizer import bpe_from_merges, character_tokenizer, encode, special_ids, train_bpe
 
@@ -17,6 +18,29 @@ TEXTS = ["low lower lowest", "new newer newest 2018", "Größe\nund „Maß“"]
 @pytest.fixture(scope="module")
 def learnt():
     return train_bpe(TEXTS, 300)
+
+
+def test_words_kept_whole():
+    assert len(train_bpe(TEXTS, 300).encode("Größe astronomer").tokens) > 3
+    tokenizer = train_bpe(TEXTS, 300, whole=["Größe", "astronomer"])
+    assert [tokenizer.decode([i]).strip() for i in tokenizer.encode("Größe astronomer").ids[:-1]] == [
+        "Größe",
+        "astronomer",
+    ]
+    with pytest.raises(
+        ValueError, match="size=262 is too small to keep 1 words whole: 1 are cut, such as 'astronomer'"
+    ):
+        train_bpe(TEXTS, 262, whole=["astronomer"])
+
+
+def test_frequent_words_kept_whole():
+    """The most frequent of the sources and of the targets, and those that are named."""
+    words = [f"w{letter}{letter}{other}" for letter in "abcdefgh" for other in "ijkl"]
+    pairs = [TextPair(f"the river {word}", (f"der Fluss {word}",)) for word in words]
+    tokenizer = PairTokenizer(size=290, whole=2, words="telescope").learn(pairs, DATA)
+    for word in ("the", "river", "der", "Fluss", "telescope"):
+        assert len(tokenizer.encode(word).ids) == 2, word
+    assert max(len(tokenizer.encode(word).ids) for word in words) > 2
 
 
 def test_given_merges():

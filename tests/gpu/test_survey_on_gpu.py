@@ -1,5 +1,9 @@
 """On a GPU, `survey` gives the numbers of its reference in float64."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -19,7 +23,7 @@ TEXTS = torch.arange(700) // 150
 # name: (batch, heads, key heads, queries, keys, d), dtype, definition
 CASES = {
     "causal": ((1, 4, 4, 700, 700, 128), torch.bfloat16, ts.Attention(mask=ts.causal)),
-    "whole tiles": ((1, 2, 2, 1024, 1024, 128), torch.bfloat16, ts.Attention(mask=ts.causal)),
+    "whole tiles": ((1, 2, 2, 4096, 4096, 128), torch.bfloat16, ts.Attention(mask=ts.causal)),
     "grouped heads": ((2, 6, 2, 300, 300, 64), torch.float16, ts.Attention(mask=ts.causal)),
     "two sequences": ((1, 2, 2, 100, 700, 64), torch.float32, ts.Attention()),
     "one query": ((2, 4, 2, 1, 700, 64), torch.bfloat16, ts.Attention(mask=ts.causal)),
@@ -78,6 +82,15 @@ def test_kernels_agree(sizes, dtype, attention):
         assert_agrees(engine.summarize(q, k, attention, None, 8, cells), q, k, attention, cells)
 
 
+@pytest.mark.parametrize(("sizes", "dtype", "attention"), CASES.values(), ids=CASES)
+def test_a_right_lse_is_accepted_and_a_wrong_one_refused(sizes, dtype, attention):
+    q, k = inputs(sizes, dtype)
+    lse = ts.survey(q, k, attention, top=0).lse
+    ts.survey(q, k, attention, top=0, lse=lse)
+    with pytest.raises(ValueError, match=r"sum to 0\.3"):
+        ts.survey(q, k, attention, top=0, lse=lse + 1.0)
+
+
 SELF_ATTENTIONS = {name: case for name, case in CASES.items() if case[0][3] == case[0][4]}
 
 
@@ -105,9 +118,9 @@ def test_shares_of_heads_agree(sizes, dtype, attention, monkeypatch):
 
 
 def test_a_map_that_fits_the_tiles_and_bands(monkeypatch):
-    q, k = inputs((1, 2, 2, 1024, 1024, 128), torch.bfloat16)
+    q, k = inputs((1, 2, 2, 4096, 4096, 128), torch.bfloat16)
     attention = ts.Attention(mask=ts.causal)
-    cells = grid(4, 8, "share", of=(1024, 1024), device=q.device)
+    cells = grid(4, 8, "share", of=(4096, 4096), device=q.device)
     assert_agrees(engine.summarize(q, k, attention, None, 8, cells), q, k, attention, cells)
     monkeypatch.setattr(engine, "MEMORY", 2**20)
     assert_agrees(engine.summarize(q, k, attention, None, 8, cells), q, k, attention, cells)
@@ -168,6 +181,29 @@ def test_compiled_and_fake():
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fake = engine.summarize(mode.from_tensor(q), mode.from_tensor(k), attention, None, 2, None)
     assert fake.received.shape == (1, 2, 256)
+
+
+SURVEY_AND_MAP = """
+import telescope as ts, torch
+from telescope.survey import triton as engine
+from telescope.survey.cells import grid
+q = torch.zeros(1, 1, 300, 64, device="cuda", dtype=torch.bfloat16)
+tasks = [
+    lambda: engine.summarize(q, q, ts.Attention(), None, 8, None),
+    lambda: engine.pool(q, q, ts.Attention(), None, grid(5, 7, "share", of=(300, 300), device=q.device)),
+]
+for task in tasks[::{step}]:
+    task()
+"""
+
+
+def test_another_process_finds_all_kernels_compiled_in_whatever_order_it_needs_them(tmp_path):
+    def compiled(step):
+        environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
+        subprocess.run([sys.executable, "-c", SURVEY_AND_MAP.format(step=step)], check=True, env=environment)
+        return sorted(file.name for file in tmp_path.rglob("*.cubin"))
+
+    assert compiled(1) == compiled(-1)
 
 
 def test_a_wrong_lse_is_refused():

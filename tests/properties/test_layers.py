@@ -562,3 +562,39 @@ def test_sinusoidal_positions_by_hand():
 def test_a_sequence_can_be_continued(make):
     layer, x = filled(make()), sequence(N, 6)
     assert_close(torch.cat([layer(x[:, :2]), layer(x[:, 2:], start=2)], dim=1), layer(x), **EXACT)
+
+
+DEFINITIONS = {
+    "plain": (ts.Attention(), None, True),
+    "causal": (causal, None, True),
+    "rotary": (causal, ts.rotary(), False),
+    "softcap": (ts.Attention(softcap=2.0), None, False),
+    "sink": (ts.Attention(sink=0.5), None, False),
+    "by sum": (ts.Attention(normalize=ts.by_sum), None, False),
+}
+
+
+@pytest.mark.parametrize("kind", DEFINITIONS)
+@pytest.mark.parametrize("d_memory", [None, 4])
+def test_a_bias_that_no_weight_depends_on(kind, d_memory):
+    """The bias of the keys shifts every score of a row alike: softmax ignores it, other definitions do not."""
+    attention, rotary, ignored = DEFINITIONS[kind]
+    if rotary is not None and d_memory is not None:
+        pytest.skip("rotary positions are for self-attention")
+    layer = MultiHeadAttention(6, 3, key_heads=1, d_memory=d_memory, attention=attention, rotary=rotary).double()
+    x = torch.rand(BATCH, N, 6, dtype=torch.float64)
+    memory = None if d_memory is None else torch.rand(BATCH, N, d_memory, dtype=torch.float64)
+    found, before = layer.ignored_bias(), layer(x, memory)
+    assert (found is not None) is ignored
+    bias = layer.projections()["W_k"].bias
+    with torch.no_grad():
+        bias += torch.rand_like(bias)
+    assert torch.allclose(layer(x, memory), before, **CLOSE) is ignored
+    if found is not None:
+        parameter, part = found
+        assert parameter[part].data_ptr() == bias.data_ptr()
+        assert parameter[part].shape == bias.shape
+
+
+def test_a_layer_without_biases_has_none_to_ignore():
+    assert MultiHeadAttention(6, 3, bias=False).ignored_bias() is None

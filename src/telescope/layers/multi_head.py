@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ..attention import Attention, Mask
+from ..attention import Attention, Mask, dot, softmax
 from ..attention.positions import Rotary
 from .attend import Attend, DefinedLayer, join_heads, split_heads
 from .cache import CachePosition, LayerCache
@@ -39,10 +39,13 @@ class StackedLinear(nn.Linear):
 
     def rows(self, *names: str) -> Affine:
         """Return the weight and the bias of matrices that are neighbours in the stack, named from top to bottom."""
-        ends = dict(zip(self.widths, accumulate(self.widths.values()), strict=True))
-        stop = ends[names[-1]]
-        start = ends[names[0]] - self.widths[names[0]]
+        start, stop = self.span(names[0]).start, self.span(names[-1]).stop
         return Affine(self.weight[start:stop], None if self.bias is None else self.bias[start:stop])
+
+    def span(self, name: str) -> slice:
+        """Return the rows of one matrix in the stack."""
+        stop = dict(zip(self.widths, accumulate(self.widths.values()), strict=True))[name]
+        return slice(stop - self.widths[name], stop)
 
     def project(self, x: Float[Tensor, "batch n d_in"], *names: str) -> Float[Tensor, "batch n d_out"]:
         """Return x Wᵀ + b for the named matrices alone, which are neighbours in the stack."""
@@ -124,6 +127,17 @@ class MultiHeadAttention(DefinedLayer):
         """Return the weight and the bias of W_q, W_k and W_v: views, so writing into them changes the layer."""
         query_stack, key_stack = self._stacks()
         return {"W_q": query_stack["W_q"], "W_k": key_stack["W_k"], "W_v": key_stack["W_v"]}
+
+    def ignored_bias(self) -> tuple[nn.Parameter, slice] | None:
+        """Return the bias of W_k, as a parameter and a part of it, if this bias changes no attention weight.
+
+        q · (k + b) = q · k + q · b adds one number to a row, which softmax ignores. The gradient of such a bias is
+        rounding noise, which Adam scales up to full steps: a bias that is trained drifts, and the scores with it.
+        """
+        _, stack = self._stacks()
+        plain = self.attention.score == dot and self.attention.normalize is softmax and self.rotary is None
+        shifts = plain and self.attention.softcap is None and self.attention.sink is None
+        return (stack.bias, stack.span("W_k")) if shifts and stack.bias is not None else None
 
     def forward(
         self,

@@ -1,7 +1,8 @@
 """Choose the engine that runs a survey.
 
 An engine is a module with two functions: `cannot` returns why it cannot survey an attention, or None; `summarize`
-returns the Summary. An engine that can compute a map without the rest has a third function, `pool`.
+returns the Summary. An engine that can compute a map without the rest has a third function, `pool`; one that checks an
+lse faster than PyTorch has `row_numbers`.
 """
 
 from types import ModuleType

@@ -3,6 +3,7 @@
 The cost of a row grows with the number of keys.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf, log
 
@@ -73,23 +74,21 @@ def check_lse(queries: Tensor, lse: Tensor) -> None:
         raise ValueError(f"lse is on {lse.device}, queries on {queries.device}; move one of them")
 
 
-def check_sums(queries: Tensor, keys: Tensor, attention: Attention, lse: Tensor) -> None:
+def check_sums(
+    queries: Tensor, keys: Tensor, attention: Attention, lse: Tensor, by: Callable[..., Tensor | None] | None = None
+) -> None:
     """Raise a ValueError, one sentence, if the weights of some rows do not sum to one with this lse.
 
-    Synchronises with a GPU, once.
+    `by` may compute `row_numbers` otherwise, or return None. Synchronises with a GPU, once.
     """
     if not lse.numel() or not keys.shape[-2] or not has_data(lse):
         return
     batch, heads, rows = (
         range(0, size, max(1, (size - 1) // gaps)) for size, gaps in zip(lse.shape, (1, 1, ROWS - 1), strict=True)
     )
-    row_numbers = torch.arange(rows.start, rows.stop, rows.step, device=lse.device)
-    scores = masked_rows(queries, keys, attention, row_numbers, range(keys.shape[-2]), batch, heads)
-    scores = _with_sink(scores, attention, heads)
-    logs = lse[:: batch.step, :: heads.step, :: rows.step, None].to(scores.dtype)
-    sums, sums_base_2 = (torch.exp(scores - unit * logs).sum(-1) for unit in (1.0, log(2.0)))
-    largest = scores.masked_fill(scores == -torch.inf, 0.0).abs().amax(-1)
-    numbers = torch.stack([sums, sums_base_2, largest, scores.amax(-1)]).flatten(1).T.tolist()
+    given = queries, keys, attention, lse, batch, heads, rows
+    computed = None if by is None else by(*given)
+    numbers = (row_numbers(*given) if computed is None else computed).flatten(1).T.tolist()
     rounding = max(torch.finfo(lse.dtype).eps, torch.finfo(queries.dtype).eps)
     checked = [(total, base_2, 1e-3 + (8.0 + most) * rounding) for total, base_2, most, top in numbers if top > -inf]
     wrong = [total for total, _, slack in checked if not abs(total - 1.0) <= slack]
@@ -100,6 +99,23 @@ def check_sums(queries: Tensor, keys: Tensor, attention: Attention, lse: Tensor)
             else "it belongs to other queries, keys or another definition; leave lse out and it is computed"
         )
         raise ValueError(f"with this lse the weights of a row sum to {wrong[0]:.4g}, not 1; {why}")
+
+
+def row_numbers(
+    queries: Tensor, keys: Tensor, attention: Attention, lse: Tensor, batch: range, heads: range, rows: range
+) -> Float[Tensor, "4 some_batch some_heads row"]:
+    """Return four numbers of each of these rows, with the sink as one more score.
+
+    They are the sum of the weights with this lse, their sum if it is to base two, the largest absolute score and the
+    largest score.
+    """
+    where = torch.arange(rows.start, rows.stop, rows.step, device=lse.device)
+    scores = masked_rows(queries, keys, attention, where, range(keys.shape[-2]), batch, heads)
+    scores = _with_sink(scores, attention, heads)
+    logs = lse[:: batch.step, :: heads.step, :: rows.step, None].to(scores.dtype)
+    sums, sums_base_2 = (torch.exp(scores - unit * logs).sum(-1) for unit in (1.0, log(2.0)))
+    largest = scores.masked_fill(scores == -torch.inf, 0.0).abs().amax(-1)
+    return torch.stack([sums, sums_base_2, largest, scores.amax(-1)])
 
 
 def _with_sink(

@@ -4,7 +4,8 @@ Every launcher `survey_...` takes a `Band` of rows and the tensors that it write
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from contextvars import ContextVar
+from functools import lru_cache, partial
 from inspect import Parameter, Signature, signature
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
@@ -12,9 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .compiling import compile_in_parallel
+
 BM, BN = 64, 128  # rows and keys of a tile
 BLOCK = 64  # keys whose largest weight is written down; with more than MANY_KEYS keys a whole tile's, to read less
 MANY_KEYS = 2**14
+MANY_TILES = 32  # tiles of keys from which on whole tiles get kernels of their own, 5 % faster without checks of bounds
 MAXIMA = torch.float16  # dtype of these largest weights, precise enough to choose the blocks to search
 MOST_COMMON = 16  # blocks per tile of rows that may raise its thresholds
 PROGRAMS_PER_BLOCK = 4  # programs that share the rows to be multiplied with one block of keys
@@ -40,9 +44,9 @@ class Band(NamedTuple):
     slopes: Tensor | None
     """(heads,), float32: the slopes of ALiBi · log2(e)."""
     relative: Tensor | None
-    """(heads or 1, distances), float32: a bias for each distance · log2(e)."""
+    """(heads, distances), float32: a bias for each distance · log2(e)."""
     bias: Tensor | None
-    """(batch or 1, heads or 1, row or 1, key), float32: any other bias, written out for the band."""
+    """(batch or 1, heads or 1, row or 1, key), float32: any other bias, written out for the band in `aligned_rows`."""
     mask: Tensor | None
     """(batch or 1, heads or 1, row or 1, key), uint8: 1 where a row sees a key, if start and stop do not suffice."""
     scale: float
@@ -68,14 +72,13 @@ class Band(NamedTuple):
         from . import kernels
 
         structures: Any = kernels
-        queries, keys, relative, start, tiles = self.queries, self.keys, self.relative, self.start, self.tiles
+        relative, start, tiles = self.relative, self.start, self.tiles
         rule = structures.Rule(
             self.scale,
             self.softcap,
             self.slopes,
             relative,
-            0 if relative is None or len(relative) == 1 else relative.shape[-1],
-            None if relative is None else relative.shape[-1] // 2,
+            None if relative is None else relative.shape[-1],
             self.bias,
             *_strides(self.bias),
             self.mask,
@@ -83,11 +86,11 @@ class Band(NamedTuple):
             start,
             self.stop,
             start.stride(0) if len(start) > 1 else 0,
-            self.shift,
+            0 if self.slopes is None and relative is None else self.shift,
         )
         return (
-            structures.HeadTensor(queries, *queries.stride()[:3]),
-            structures.HeadTensor(keys, *keys.stride()[:3]),
+            structures.HeadTensor(self.queries, *_strides(self.queries)),
+            structures.HeadTensor(self.keys, *_strides(self.keys)),
             rule,
             structures.TileSpans(*tiles, tiles.stride(1) if tiles.shape[1] > 1 else 0),
         )
@@ -147,8 +150,27 @@ def survey_lse(band: Band, sinks: Tensor | None, lse: Tensor) -> None:
     launch = launch_cache_for(*band, sinks, lse)
     launch(
         kernels.log_sum_exp, (-(-band.queries.shape[-2] // (2 * BM)), band.matrices),
-        *band.kernel_arguments(), sinks, _rows_from(band, lse), *band.sizes, band.tiles.shape[-1], lse.shape[-1],
+        *band.kernel_arguments(), lse if sinks is None else sinks, _rows_from(band, lse), *band.sizes,
+        band.tiles.shape[-1], lse.shape[-1], int(sinks is not None),
         TILES=2, **_tile_settings(band) | {"BM": 2 * BM, "BN": BN // 2, "num_warps": 8},
+    )  # fmt: skip
+
+
+@_operator("numbers")
+def survey_check(
+    band: Band, sinks: Tensor | None, lse: Tensor, batch_step: int, head_step: int, row_step: int, numbers: Tensor
+) -> None:
+    """Write `exact_rows.row_numbers` into numbers (4, batch, heads, row), of at most 16 rows; the band has all rows."""
+    from . import kernels
+
+    launch = launch_cache_for(*band, sinks, lse, batch_step, head_step, row_step, numbers)
+    q, k, rule, _ = band.kernel_arguments()
+    _, batch, heads, rows = numbers.shape
+    launch(
+        kernels.check_rows, (heads, batch),
+        q, k, lse, rule, lse if sinks is None else sinks, numbers, *band.sizes, lse.shape[-1], int(sinks is not None),
+        batch_step, head_step, row_step, rows,
+        **_without_even(_tile_settings(band)) | {"BM": 16},
     )  # fmt: skip
 
 
@@ -197,11 +219,11 @@ def survey_rows(
     row_blocks, block_rows = scratch(block_capacity, torch.int64), scratch(block_capacity)
     zeros = band_lse.new_zeros(matrices * (key_blocks + padded_rows), dtype=torch.int32)
     row_count, key_count = torch.split(zeros, [matrices * key_blocks, matrices * padded_rows])
-    classes = max(32, _next_power(2 * top))
+    classes = max(32, 2 * _padded(top))
     launch(
         kernels.find_blocks, grid,
-        maxima, spans, threshold, row_count, block_count, row_blocks, common, heads, row_tiles, key_blocks,
-        TOP=top, BM=BM, BN=block, CLASSES=classes, BLOCK_CAPACITY=block_capacity, MOST_COMMON=MOST_COMMON,
+        maxima, spans, threshold, row_count, block_count, row_blocks, common, heads, row_tiles, key_blocks, top,
+        BM=BM, BN=block, CLASSES=classes, BLOCK_CAPACITY=block_capacity, MOST_COMMON=MOST_COMMON,
         **SMALL | {"num_warps": classes // 16},
     )  # fmt: skip
     first_row = row_count.cumsum(0, dtype=torch.int32) - row_count
@@ -210,11 +232,11 @@ def survey_rows(
         block_count, row_blocks, first_row, block_rows, padded_rows, key_blocks,
         BM=16, BLOCK_CAPACITY=block_capacity, **SMALL,
     )  # fmt: skip
-    settings["BN"] = block
+    settings = _without_even(settings) | {"BN": block}
     launch(
         kernels.raise_thresholds, grid,
-        q, k, band_lse, rule, threshold, common, *sizes, row_tiles, lse_stride,
-        TOP=top, MOST_COMMON=MOST_COMMON, **settings,
+        q, k, band_lse, rule, threshold, common, *sizes, row_tiles, lse_stride, top,
+        MOST_COMMON=MOST_COMMON, **settings,
     )  # fmt: skip
     candidates = maxima.view(torch.int64)  # the maxima are not read again: their memory takes the candidate keys
     launch(
@@ -223,17 +245,16 @@ def survey_rows(
         *sizes, padded_rows, lse_stride, KEY_CAPACITY=key_capacity, **settings,
     )  # fmt: skip
     results = _rows_from(band, weights), _rows_from(band, found)
-    top_settings = {"TOP": top, "TOP_PADDED": _next_power(top)}
     launch(
         kernels.rank_keys, (-(-rows // 4), matrices),
-        block_count, key_count, candidates, *results, _rows_from(band, overfull), rows, padded_rows, lse_stride,
-        BM=4, BLOCK_CAPACITY=block_capacity, KEY_CAPACITY=key_capacity, FEW=max(16, 2 * _next_power(top)),
-        **top_settings, **SMALL | {"num_warps": 1},
+        block_count, key_count, candidates, *results, _rows_from(band, overfull), rows, padded_rows, lse_stride, top,
+        BM=4, BLOCK_CAPACITY=block_capacity, KEY_CAPACITY=key_capacity, FEW=2 * _padded(top), TOP_PADDED=_padded(top),
+        **SMALL | {"num_warps": 1},
     )  # fmt: skip
     launch(
         kernels.search_all_keys, (-(-rows // 16), matrices),
-        q, k, band_lse, rule, spans, _rows_from(band, overfull), *results, *sizes, lse_stride,
-        PROGRAMS=BM // 16, **top_settings, **_without_even(settings) | {"BM": 16, "BN": BN},
+        q, k, band_lse, rule, spans, _rows_from(band, overfull), *results, *sizes, lse_stride, top,
+        PROGRAMS=BM // 16, TOP_PADDED=_padded(top), **settings | {"BM": 16, "BN": BN},
     )  # fmt: skip
 
 
@@ -300,8 +321,14 @@ def tile_spans(start: Tensor, stop: Tensor, keys: int, *, has_mask: bool) -> Ten
 
     first, last = by_tile(torch.where(start < stop, start, keys), keys).amin(-1), by_tile(stop, 0).amax(-1)
     if has_mask:
-        return torch.stack([first, last, torch.full_like(first, keys), torch.zeros_like(first)])
-    return torch.stack([first, last, by_tile(start, 0).amax(-1), by_tile(stop, keys).amin(-1)])
+        return aligned_rows(torch.stack([first, last, torch.full_like(first, keys), torch.zeros_like(first)]))
+    return aligned_rows(torch.stack([first, last, by_tile(start, 0).amax(-1), by_tile(stop, keys).amin(-1)]))
+
+
+def aligned_rows(tensor: Tensor) -> Tensor:
+    """Return a tensor whose strides, but the last, are multiples of 16: for any others, Triton compiles anew."""
+    size = tensor.shape[-1]
+    return pad(tensor, (0, -size % 16))[..., :size] if size % 16 else tensor.contiguous()
 
 
 def search_capacity(top: int) -> tuple[int, int]:
@@ -309,7 +336,7 @@ def search_capacity(top: int) -> tuple[int, int]:
 
     A row that needs more is overfull, and is searched from its first key to its last.
     """
-    return max(32, _next_power(3 * top)), max(64, _next_power(4 * top))
+    return 4 * _padded(top), max(64, 4 * _padded(top))
 
 
 def scratch_bytes_per_row(keys: int, top: int) -> int:
@@ -320,15 +347,15 @@ def scratch_bytes_per_row(keys: int, top: int) -> int:
 
 def _search_sizes(keys: int, top: int) -> tuple[int, int, int, int]:
     """Return the keys per block, the blocks in all tiles of keys, and the two numbers of `search_capacity`."""
-    block = BN if keys > MANY_KEYS else min(BN, max(BLOCK, _next_power(2 * top)))
+    block = BN if keys > MANY_KEYS else min(BN, max(BLOCK, 2 * _padded(top)))
     return block, -(-keys // BN) * (BN // block), *search_capacity(top)
 
 
-def _strides(table: Tensor | None) -> tuple[int, ...]:
-    """Return the strides of batch, head and row; 0 for an axis of size one, which all share."""
-    if table is None:
+def _strides(tensor: Tensor | None) -> tuple[int, ...]:
+    """Return the strides of batch, head and position; 0 for an axis of size one, which all share."""
+    if tensor is None:
         return (0, 0, 0)
-    return tuple(0 if size == 1 else step for size, step in zip(table.shape[:3], table.stride()[:3], strict=True))
+    return tuple(0 if size == 1 else step for size, step in zip(tensor.shape[:3], tensor.stride()[:3], strict=True))
 
 
 def _rows_from(band: Band, rows: Tensor) -> Tensor:
@@ -337,16 +364,19 @@ def _rows_from(band: Band, rows: Tensor) -> Tensor:
 
 
 def _tile_settings(band: Band) -> dict[str, Any]:
+    return _tile_settings_for(band.queries.dtype, band.queries.shape[-2], band.keys.shape[-2], band.keys.shape[-1])
+
+
+def _tile_settings_for(dtype: torch.dtype, rows: int, keys: int, features: int) -> dict[str, Any]:
     """Return how a tile is computed. Wide heads and float32 need more shared memory, so they get fewer stages."""
-    queries, keys = band.queries, band.keys
-    width = max(16, _next_power(queries.shape[-1]))
-    large = width * queries.element_size() > 256
+    width = max(16, _next_power(features))
+    large = width * dtype.itemsize > 256
     return {
         "D": width,
         "BM": BM,
         "BN": BN,
-        "EVEN": width == queries.shape[-1] and queries.shape[-2] % BM == 0 == keys.shape[-2] % BN,
-        "PRECISION": "ieee" if queries.dtype == torch.float32 else "tf32",
+        "EVEN": keys >= MANY_TILES * BN and width == features and rows % BM == 0 == keys % BN,
+        "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
         "num_warps": 8 if large else 4,
         "num_stages": 2 if large else 3,
         "enable_fp_fusion": True,  # triton's default, which later versions require
@@ -358,12 +388,48 @@ def _without_even(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name != "EVEN"}
 
 
+def _padded(top: int) -> int:
+    """Return the smallest of 8, 16, 32, 64, ... that is not below top: kernels are compiled for these alone."""
+    return max(8, _next_power(top))
+
+
 def _next_power(number: int) -> int:
     """Return the smallest power of two that is not below a number."""
     return 1 << (number - 1).bit_length()
 
 
 # ------------------------------------------------------------------------------------------------------ launch cache
+
+
+_planned: ContextVar[list[tuple[Any, ...]] | None] = ContextVar("_planned", default=None)
+
+
+def compile_ahead(device: torch.device, launch: Callable[[], object]) -> None:
+    """Compile the kernels that launch() launches, in parallel, without running one of them.
+
+    launch() may allocate tensors on this device, and read nothing from them.
+    """
+    planned: list[tuple[Any, ...]] = []
+    token = _planned.set(planned)
+    try:
+        launch()
+    finally:
+        _planned.reset(token)
+    compile_in_parallel([partial(_compile, device, *launched) for launched in planned])
+
+
+def _compile(
+    device: torch.device, kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], settings: dict[str, Any]
+) -> None:
+    with torch.cuda.device(device):  # of this thread
+        kernel.warmup(*arguments, grid=grid, **settings)[grid]  # an index loads the kernel onto the GPU
+
+
+@lru_cache(maxsize=64)
+def compiled_for(dtype: torch.dtype, rows: int, keys: int, features: int, top: int) -> tuple[Any, ...]:
+    """Return what the kernels of a survey are compiled for, besides the definition."""
+    block, _, *capacities = _search_sizes(keys, top)
+    return dtype, *_tile_settings_for(dtype, rows, keys, features).values(), top > 0, block, *capacities
 
 
 class LaunchCache:
@@ -378,20 +444,25 @@ class LaunchCache:
     def __call__(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **settings: Any) -> None:
         """Run kernel[grid](*arguments, **settings), where the kernel is compiled for each combination of settings."""
         key = (id(kernel), *settings.values())
-        compiled = self._compiled.get(key)
-        if compiled is None:  # the first launch, and every launch under Triton's interpreter
-            self._compiled[key] = kernel[grid](*arguments, **settings)
-        else:
-            rest = (settings[name] for name in kernel.arg_names[len(arguments) :])
+        known = self._compiled.get(key)
+        if known is not None:
+            compiled, rest = known
             compiled[(*grid, 1, 1)[:3]](*arguments, *rest)
+            return
+        compiled = kernel[grid](*arguments, **settings)
+        if compiled is not None:  # None under Triton's interpreter
+            self._compiled[key] = compiled, [settings[name] for name in kernel.arg_names[len(arguments) :]]
 
 
-def launch_cache_for(*arguments: Any) -> LaunchCache:
-    """Return the cache of launches with such arguments.
+def launch_cache_for(*arguments: Any) -> Callable[..., None]:
+    """Return the cache of launches with such arguments; within `compile_ahead`, what plans to compile the kernels.
 
     Numbers must be equal; tensors must have equal shapes, strides, dtypes and devices, and the same alignment to 16
     bytes, for which Triton compiles.
     """
+    planned = _planned.get()
+    if planned is not None:
+        return lambda kernel, grid, *given, **settings: planned.append((kernel, grid, given, settings))
     return _launch_cache(tuple(_kind(argument) for argument in arguments))
 
 

@@ -273,7 +273,7 @@ def survey(
         seen = survey_unchecked(queries, keys, attention, top=top, lse=lse, map=map, engine=engine)
         if lse is not None:
             with stream:
-                check_sums(queries, keys, attention, lse)
+                check_sums(queries, keys, attention, lse, getattr(ENGINES[seen.engine], "row_numbers", None))
     return seen if values is None else replace(seen, values=values, context=attend(queries, keys, values, attention))
 
 

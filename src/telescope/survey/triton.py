@@ -4,8 +4,8 @@ First every block of keys sums what it receives, and writes down the largest wei
 bound the `top` of a row from below, so that only the blocks that reach the bound are searched for the keys themselves.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib.util import find_spec
 from math import log
@@ -20,7 +20,21 @@ from ..attention.biases import Alibi, Relative
 from ..attention.values import has_data, tensors
 from .cells import Cells
 from .device import StreamEvent, record_event, run_within_memory
-from .launch import BM, BN, Band, run, scratch_bytes_per_row, survey_lse, survey_map, survey_rows, tile_spans
+from .launch import (
+    BM,
+    BN,
+    Band,
+    aligned_rows,
+    compile_ahead,
+    compiled_for,
+    run,
+    scratch_bytes_per_row,
+    survey_check,
+    survey_lse,
+    survey_map,
+    survey_rows,
+    tile_spans,
+)
 from .summary import Summary
 
 MEMORY = 2**29  # bytes that a band of rows may take for scratch memory and for a mask or bias written out as a table
@@ -68,10 +82,20 @@ def _summarize(
     queries: Tensor, keys: Tensor, attention: Attention, lse: Tensor | None, top: int, cells: Cells | None, memory: int
 ) -> Summary:
     matrix = Matrix.of(queries, keys, attention, memory)
+    _compile_once(matrix, lse is None, top, cells)
     lse = _lse(matrix, attention) if lse is None else lse.float().contiguous()
-    (batch, heads, rows), columns = lse.shape, keys.shape[-2]
-    tiled = cells is not None and cells.how == "share" and cells.row_size % BM == 0 == cells.key_size % BN
-    map_size = (cells.rows, cells.columns) if tiled and cells else (0, 0)
+    summary = _survey(matrix.bands(top=top), lse, keys.shape[-2], top, cells)
+    if cells is None:
+        return summary
+    pooled = summary.map
+    return replace(summary, map=_pool(matrix, lse, cells) if pooled is None else cells.averaged(pooled))
+
+
+def _survey(bands: Iterable[Band], lse: Tensor, columns: int, top: int, cells: Cells | None) -> Summary:
+    """Return the summary of all bands, with the sums of a map whose cells fit the tiles."""
+    batch, heads, rows = lse.shape
+    tiled = cells if cells is not None and _fits_tiles(cells) else None
+    map_size = (0, 0) if tiled is None else (tiled.rows, tiled.columns)
     zeros = lse.new_zeros(batch * heads * (columns + rows + map_size[0] * map_size[1]))
     parts = torch.split(zeros, [batch * heads * count for count in (columns, rows, map_size[0] * map_size[1])])
     received, entropy, pooled = (
@@ -79,12 +103,54 @@ def _summarize(
     )
     weights, found = lse.new_empty(*lse.shape, top), lse.new_empty(*lse.shape, top, dtype=torch.int32)
     overfull = lse.new_empty(lse.shape if top else (0,), dtype=torch.bool)
-    sizes = (cells.row_size, cells.key_size) if tiled and cells else (1, 1)
-    for band in matrix.bands(top=top):
+    sizes = (1, 1) if tiled is None else (tiled.row_size, tiled.key_size)
+    for band in bands:
         run(survey_rows, band, lse, received, entropy, weights, found, overfull, pooled, *sizes)
-    if cells is not None:
-        pooled = cells.averaged(pooled) if tiled else _pool(matrix, lse, cells)
-    return Summary(lse, received, entropy, weights, found, None if cells is None else pooled)
+    return Summary(lse, received, entropy, weights, found, None if tiled is None else pooled)
+
+
+def _fits_tiles(cells: Cells) -> bool:
+    """Return whether `survey_rows` can sum the map: every tile lies in one cell."""
+    return cells.how == "share" and cells.row_size % BM == 0 == cells.key_size % BN
+
+
+_compiled: set[tuple[Any, ...]] = set()
+
+
+def _compile_once(matrix: "Matrix", needs_lse: bool, top: int, cells: Cells | None) -> None:
+    """Compile all kernels of a survey, in parallel, before its first launch; do nothing if this was done before."""
+    queries = matrix.queries
+    if not queries.is_cuda or not has_data(queries) or type(queries) is not Tensor:
+        return
+    kind = (
+        compiled_for(queries.dtype, queries.shape[-2], *matrix.keys.shape[-2:], top),
+        queries.device,
+        needs_lse,
+        None if cells is None else (cells.how, _fits_tiles(cells)),
+        matrix.softcap is None,
+        matrix.slopes is None,
+        matrix.relative is None,
+        matrix.bias is None,
+        matrix.mask is None,
+    )
+    if kind not in _compiled:
+        band = next(matrix.bands(top=top))
+        compile_ahead(queries.device, partial(_rehearse, band, needs_lse, top, cells))
+        _compiled.add(kind)
+
+
+def _rehearse(band: Band, needs_lse: bool, top: int, cells: Cells | None) -> None:
+    """Call all launchers of a survey of one band. Tensors have the right shapes, but no numbers yet."""
+    lse, columns = band.queries.new_empty(band.queries.shape[:3], dtype=torch.float32), band.keys.shape[-2]
+    if needs_lse:
+        survey_lse(band, None, lse)
+    elif band.bias is None and band.mask is None:
+        survey_check(band, None, lse, 1, 1, 1, lse.new_empty(4, 1, 1, 1))
+    _survey([band], lse, columns, top, cells)
+    if cells is not None and not _fits_tiles(cells):
+        runs = aligned_rows(band.start.new_empty(3, 1))
+        pooled = lse.new_empty(*lse.shape[:2], cells.rows, cells.columns)
+        survey_map(band, lse, runs, runs, band.start.new_empty(columns), pooled, cells.how)
 
 
 def pool(
@@ -106,13 +172,31 @@ def pool(
 def _lse(matrix: "Matrix", attention: Attention) -> Float[Tensor, "batch heads query"]:
     """Return ln Σ exp(score), the sink included."""
     lse = matrix.start.new_empty(matrix.queries.shape[:3], dtype=torch.float32)
-    heads = lse.shape[1]
-    sinks = None
-    if attention.sink is not None:
-        sinks = torch.as_tensor(attention.sink, dtype=torch.float32, device=lse.device).expand(heads) * LOG2_E
+    sinks = _sinks(attention, lse)
     for band in matrix.bands():
         run(survey_lse, band, sinks, lse)
     return lse
+
+
+def _sinks(attention: Attention, lse: Tensor) -> Tensor | None:
+    """Return the sinks (heads,) in bits, if the attention has any."""
+    if attention.sink is None:
+        return None
+    return torch.as_tensor(attention.sink, dtype=torch.float32, device=lse.device).expand(lse.shape[1]) * LOG2_E
+
+
+def row_numbers(
+    queries: Tensor, keys: Tensor, attention: Attention, lse: Tensor, batch: range, heads: range, rows: range
+) -> Float[Tensor, "4 batch heads row"] | None:
+    """Return `exact_rows.row_numbers` by a kernel, or None where a mask or bias had to be written out as a table."""
+    matrix = Matrix.of(queries, keys, attention, MEMORY)
+    if matrix.bias is not None or matrix.mask is not None:
+        return None
+    (band,) = matrix.bands()
+    numbers = matrix.start.new_empty(4, len(batch), len(heads), len(rows), dtype=torch.float32)
+    lse = lse.float().contiguous()
+    run(survey_check, band, _sinks(attention, lse), lse, batch.step, heads.step, rows.step, numbers)
+    return numbers
 
 
 def _pool(matrix: "Matrix", lse: Tensor, cells: Cells) -> Float[Tensor, "batch heads rows columns"]:
@@ -137,7 +221,7 @@ def _runs(cell: Int[Tensor, " position"], most: int) -> tuple[Int[Tensor, "3 run
     first = (since_change % most == 0).nonzero().flatten()
     stop = torch.cat([first[1:], first.new_tensor([len(cell)])])
     run_of_position = torch.searchsorted(first, positions, right=True) - 1
-    return torch.stack([first, stop, cell[first]]).int(), run_of_position.int()
+    return aligned_rows(torch.stack([first, stop, cell[first]]).int()), run_of_position.int()
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +237,7 @@ class Matrix:
     scale: float
     softcap: float | None
     slopes: Float[Tensor, " heads"] | None
-    relative: Float[Tensor, "#heads distances"] | None
+    relative: Float[Tensor, "heads distances"] | None
     bias: Bias | None
     mask: Mask | None
     start: Int[Tensor, "#batch query"]
@@ -174,6 +258,8 @@ class Matrix:
         start, stop, tiles, complete = spans(attention.mask, batch, heads, rows, columns, queries.device)
         table = bias.slopes if isinstance(bias, Alibi) else bias.table if isinstance(bias, Relative) else None
         table = None if table is None else (table.detach().to(queries.device, torch.float32) * LOG2_E).contiguous()
+        if table is not None and isinstance(bias, Relative):
+            table = table.expand(heads, -1).contiguous()
         assert bias is None or isinstance(bias, Bias)
         return cls(
             queries if queries.stride(-1) == 1 else queries.contiguous(),
@@ -193,15 +279,18 @@ class Matrix:
     def bands(self, batch: slice = slice(None), *, top: int = 0) -> Iterator[Band]:
         """Yield bands of as many rows as fit into `memory`, with the scratch memory of a search for `top`."""
         sequences, rows = range(len(self.queries))[batch], self.queries.shape[-2]
-        height = max(self.memory // max(self._row_bytes(sequences, top), 1) // BM * BM, BM)
+        height = self.memory // max(self._row_bytes(sequences, top), 1)
+        height = next((height // step * step for step in (4 * BM, BM) if height >= step), BM)  # 4 spans: 16 bytes
         for first in range(0, rows, height):
             part = range(first, min(first + height, rows))
             yield Band(
                 *self._part(batch, part),
                 slopes=self.slopes,
                 relative=self.relative,
-                bias=None if self.bias is None else self._table(self.bias, part, sequences).float(),
-                mask=None if self.mask is None else self._table(self.mask.sees, part, sequences).view(torch.uint8),
+                bias=None if self.bias is None else aligned_rows(self._table(self.bias, part, sequences).float()),
+                mask=None
+                if self.mask is None
+                else aligned_rows(self._table(self.mask.sees, part, sequences)).view(torch.uint8),
                 scale=self.scale,
                 softcap=self.softcap,
                 shift=self.keys.shape[-2] - rows + first,
@@ -232,7 +321,7 @@ class Matrix:
         )
         assert callable(rule)
         table: Tensor = rule(at)
-        return table.detach().expand(*table.shape[:3], size[1]).contiguous()
+        return table.detach().expand(*table.shape[:3], size[1])
 
 
 def _spans(
@@ -242,7 +331,7 @@ def _spans(
     at = Pairs.block(range(rows), range(1), of=(rows, columns), batch=batch, heads=heads, device=device)
     spans = mask.spans(at, columns)
     start, stop = (
-        ends.squeeze(-1).expand(-1, rows).int().contiguous() for ends in (spans.start.amin(1), spans.stop.amax(1))
+        aligned_rows(ends.squeeze(-1).expand(-1, rows).int()) for ends in (spans.start.amin(1), spans.stop.amax(1))
     )
     return start, stop, tile_spans(start, stop, columns, has_mask=not spans.whole), spans.whole
 

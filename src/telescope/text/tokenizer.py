@@ -6,7 +6,7 @@ to every text, source or target; the start is the first input of a decoder.
 
 import json
 from collections.abc import Iterable, Sequence
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from random import Random
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -16,6 +16,7 @@ from ..models import Special
 PAD, UNKNOWN, START, END = "<pad>", "<unk>", "<s>", "</s>"
 SPECIAL_IDS = {PAD: 0, UNKNOWN: 1, START: 2, END: 3}
 MAX_VOCABULARY = 10_000_000
+WHOLE_COUNT = 100  # how often a word to be kept whole is added to the texts: rarer merges than this are not needed
 WORD_END = "</w>"  # subword-nmt's suffix of a piece that ends a word
 
 
@@ -25,9 +26,12 @@ def check_vocabulary_size(size: int) -> None:
         raise ValueError(f"size={size} is no size of a vocabulary; 1 to {MAX_VOCABULARY:,} pieces fit")
 
 
-def train_bpe(texts: Iterable[str], size: int, *, lower: bool = False, special: bool = True) -> Tokenizer:
+def train_bpe(
+    texts: Iterable[str], size: int, *, lower: bool = False, special: bool = True, whole: Sequence[str] = ()
+) -> Tokenizer:
     """Train byte-pair encoding (Sennrich et al. 2016) of `size` pieces on the texts.
 
+    whole    words that become single pieces, however rare they are
     lower    lower-case all texts
     special  with special ids: spaces are normalised, and one is put in front of a text, so that its first word is the
              same piece as anywhere else. Without: texts are kept to the letter, for language models
@@ -52,7 +56,13 @@ def train_bpe(texts: Iterable[str], size: int, *, lower: bool = False, special: 
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    repeated = (" ".join([word] * WHOLE_COUNT) for word in whole)
+    tokenizer.train_from_iterator(chain(texts, repeated), trainer)
+    cut = [word for word in whole if len(tokenizer.encode(word, add_special_tokens=False).ids) > 1]
+    if cut:
+        raise ValueError(
+            f"size={size} is too small to keep {len(whole):,} words whole: {len(cut):,} are cut, such as {cut[0]!r}"
+        )
     return _append_end(tokenizer) if special else tokenizer
 
 

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
+from ..layers import MultiHeadAttention
 from .batch import process_share
 from .objectives import Learner, count_targets
 from .processes import Processes, shard
@@ -32,6 +33,8 @@ class TrainingStep:
         sharded = settings.shard and processes.count > 1
         self.learner = shard(learner, device) if sharded else processes.wrap(learner)
         self.parameters = [parameter for parameter in learner.parameters() if parameter.requires_grad]
+        layers = () if sharded else (layer for layer in learner.modules() if isinstance(layer, MultiHeadAttention))
+        self.ignored = [bias for bias in (layer.ignored_bias() for layer in layers) if bias is not None]
         capture = settings.capture and device.type == "cuda" and processes.count == 1
         self.captured = CapturedStep(lambda batch: self._run([batch])) if capture else None
         self.optimiser = _make_optimiser(self.parameters, settings, capture)
@@ -65,6 +68,9 @@ class TrainingStep:
                 loss.backward()  # type: ignore[no-untyped-call]
             self.total += loss.detach() * divisor
         self.targets += targets
+        for bias, part in self.ignored:
+            if bias.grad is not None:
+                bias.grad[part].zero_()  # rounding noise
         if self.settings.clip:
             norm = clip_grad_norm_(self.parameters, self.settings.clip)
             self.norm.copy_(norm.full_tensor() if isinstance(norm, DTensor) else norm)

@@ -5,7 +5,7 @@ They import nothing but Triton.
 """
 
 from .pool import pool, sum_listed
-from .sums import log_sum_exp, statistics
+from .sums import check_rows, log_sum_exp, statistics
 from .tiles import HeadTensor, Rule, TileSpans
 from .top import collect_keys, find_blocks, group_rows, raise_thresholds, rank_keys, search_all_keys
 
@@ -13,6 +13,7 @@ __all__ = [
     "HeadTensor",
     "Rule",
     "TileSpans",
+    "check_rows",
     "collect_keys",
     "find_blocks",
     "group_rows",

@@ -1,12 +1,11 @@
 """Pool the matrix to a map of any cells, or sum it over lists of keys."""
 
-import triton
 import triton.language as tl
 
-from .tiles import HIDDEN, NOWHERE, hide, kernel, load, load_lse, log2_weights
+from .tiles import HIDDEN, NOWHERE, helper, hide, kernel, load, load_lse, log2_weights
 
 
-@triton.jit
+@helper
 def _add_to_cell(cell, partial, SHARE: tl.constexpr):
     """Reduce what a tile has gathered for one cell of the map, and add it to the cell."""
     if SHARE:

@@ -1,17 +1,17 @@
-"""Sum over the matrix: the log-sum-exp of each row; the weight each key receives, each row's entropy, and a map."""
+"""Sum over the matrix: the log-sum-exp of each row, and its check; received weights, entropies, and a map."""
 
 import triton.language as tl
 
-from .tiles import LN_2, LOWEST, NOWHERE, hide, kernel, load, load_lse, log2_weights
+from .tiles import HIDDEN, LN_2, LOG2_E, LOWEST, NOWHERE, hide, kernel, load, load_lse, log2_weights
 
 
 @kernel
 def log_sum_exp(
-    q, k, rule, tiles, sinks, LSE, rows, keys, heads, group, width, row_tiles, lse_stride,
+    q, k, rule, tiles, SINKS, LSE, rows, keys, heads, group, width, row_tiles, lse_stride, has_sinks,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
     TILES: tl.constexpr,
 ):  # fmt: skip
-    """Write ln Σ exp(score) of BM rows, which are TILES tiles, the sink included."""
+    """Write ln Σ exp(score) of BM rows, which are TILES tiles; with has_sinks, SINKS (heads,) included."""
     m = tl.num_programs(0) - 1 - tl.program_id(0)
     bh = tl.program_id(1).to(tl.int64)
     b, h = bh // heads, bh % heads
@@ -35,14 +35,53 @@ def log_sum_exp(
         new_largest = tl.maximum(largest, tl.max(x, 1))
         total = total * tl.exp2(largest - new_largest) + tl.sum(tl.exp2(x - new_largest[:, None]), 1)
         largest = new_largest
-    if sinks is not None:
-        sink = tl.load(sinks + h)
+    if has_sinks:
+        sink = tl.load(SINKS + h)
         new_largest = tl.maximum(largest, sink)
         total = total * tl.exp2(largest - new_largest) + tl.exp2(sink - new_largest)
         largest = new_largest
     nothing = total == 0.0
     lse = tl.where(nothing, float("-inf"), (largest + tl.log2(tl.where(nothing, 1.0, total))) * LN_2)
     tl.store(LSE + bh * lse_stride + rm, lse, mask=rm < rows)
+
+
+@kernel
+def check_rows(
+    q, k, LSE, rule, SINKS, NUMBERS, rows, keys, heads, group, width, lse_stride, has_sinks, batch_step, head_step,
+    row_step, row_count,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Write, for row_count rows of a head, with the sink as one more score: the sum of their weights, the sum if LSE
+    were to base two, the largest absolute score and the largest score; to NUMBERS (4, batch, heads, row_count)."""
+    program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    b, h = tl.program_id(1).to(tl.int64) * batch_step, tl.program_id(0) * head_step
+    slot, cn = tl.arange(0, BM), tl.arange(0, BN)
+    rm = slot * row_step
+    row, valid = rm[:, None], slot < row_count
+    query_tile = load(q, b, h, rm, rows, width, D, False)
+    lse = tl.load(LSE + (b * heads + h) * lse_stride + rm, mask=valid, other=0.0)
+    total, total_base_2 = tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32)
+    absolute, largest = tl.zeros([BM], tl.float32), tl.full([BM], HIDDEN, tl.float32)
+    if has_sinks:
+        sink = tl.load(SINKS + h)
+        total += tl.exp2(sink - lse * LOG2_E)
+        total_base_2 += tl.exp2(sink - lse)
+        absolute, largest = tl.maximum(absolute, tl.abs(sink)), tl.maximum(largest, sink)
+    for n in range(0, keys, BN):
+        key = (n + cn)[None, :]
+        key_tile = load(k, b, h // group, n + cn, keys, width, D, False).T
+        product = tl.dot(query_tile, key_tile, input_precision=PRECISION)
+        x = hide(log2_weights(product, 0.0, row, key, b, h, rule, rows, keys), row, key, b, h, rule, rows, keys)
+        total += tl.sum(tl.exp2(x - (lse * LOG2_E)[:, None]), 1)
+        total_base_2 += tl.sum(tl.exp2(x - lse[:, None]), 1)
+        absolute = tl.maximum(absolute, tl.max(tl.where(x > NOWHERE, tl.abs(x), 0.0), 1))
+        largest = tl.maximum(largest, tl.max(x, 1))
+    at = NUMBERS + program * row_count + slot
+    step = tl.num_programs(0) * tl.num_programs(1) * row_count
+    tl.store(at, total, mask=valid)
+    tl.store(at + step, total_base_2, mask=valid)
+    tl.store(at + 2 * step, absolute * LN_2, mask=valid)
+    tl.store(at + 3 * step, tl.where(largest > NOWHERE, largest * LN_2, float("-inf")), mask=valid)
 
 
 @kernel

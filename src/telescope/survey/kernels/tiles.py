@@ -20,14 +20,26 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 EMPTY = tl.constexpr(-(2**63) + 1)  # a slot without a packed key
 
-# Triton compiles a kernel anew for an integer of 1, a multiple of 16, and any other. Not for these sizes, which
-# say nothing about the alignment of memory.
-SIZES = [
+# Triton compiles a kernel anew for an integer of 1, a multiple of 16, and any other, and for a pointer to a multiple of
+# 16 bytes. Not for these sizes and pointers, whose alignment makes no load or store faster.
+UNSPECIALIZED = [
     "rows", "keys", "heads", "group", "row_tiles", "key_blocks", "padded_rows", "lse_stride", "cell_rows", "cell_keys",
     "map_columns", "map_size", "first_row", "row_slots", "key_slots", "row_batch", "key_batch", "span_batch",
-    "span_set", "share_set",
+    "span_set", "share_set", "top", "has_sinks", "batch_step", "head_step", "row_step", "row_count",
+    "SINKS", "LSE", "ENTROPY", "MAP", "KEY_COUNT", "ROWS", "KEYS", "START", "STOP", "SHARES", "SEEN",
 ]  # fmt: skip
-kernel = triton.jit(do_not_specialize=SIZES)
+kernel = triton.jit(do_not_specialize=UNSPECIALIZED)
+
+
+def helper(function: Any) -> Any:
+    """Return a function that kernels can call, with its part of the key of Triton's cache computed already.
+
+    Triton 3.6 leaves the constants of a function out of the key of the first kernel that calls it. Keys then depend on
+    which kernel a process compiles first, and another process does not find them.
+    """
+    compiled = triton.jit(function)
+    getattr(compiled, "cache_key", None)  # a property that computes the key; Triton's interpreter has none
+    return compiled
 
 
 class HeadTensor(NamedTuple):
@@ -40,14 +52,16 @@ class HeadTensor(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """The steps from q·k to a weight. What is None is compiled away; *_batch, *_head and *_row are strides."""
+    """The steps from q·k to a weight. What is None is compiled away; *_batch, *_head and *_row are strides.
+
+    Triton compiles anew for integers of other alignments here. All strides are multiples of 16, so there are no others.
+    """
 
     scale: Any
     softcap: Any  # in natural units, as the scale
     slopes: Any  # of ALiBi, (heads,), · log2(e)
-    relative: Any  # (heads, 2 · reach + 1), · log2(e)
-    relative_head: Any
-    reach: Any
+    relative: Any  # (heads, distances), · log2(e)
+    distances: Any  # 2 · reach + 1
     bias: Any  # (batch, heads, row, key) in natural units, contiguous along the keys
     bias_batch: Any
     bias_head: Any
@@ -59,7 +73,7 @@ class Rule(NamedTuple):
     start: Any  # (batch, row): the first key that each row may see
     stop: Any  # and one past the last
     span_batch: Any
-    shift: Any  # the position of row 0, counted in keys
+    shift: Any  # the position of row 0, counted in keys; 0 unless slopes or relative need it
 
 
 class TileSpans(NamedTuple):
@@ -72,7 +86,7 @@ class TileSpans(NamedTuple):
     batch: Any  # stride
 
 
-@triton.jit
+@helper
 def load(heads, b, h, positions, count, width, D: tl.constexpr, EVEN: tl.constexpr):
     """Return a tile (position, feature), zeros beyond `count` and `width`; EVEN promises that nothing is beyond."""
     feature = tl.arange(0, D)
@@ -83,21 +97,21 @@ def load(heads, b, h, positions, count, width, D: tl.constexpr, EVEN: tl.constex
     return tl.load(at, mask=(positions[:, None] < count) & (feature[None, :] < width), other=0.0)
 
 
-@triton.jit
+@helper
 def load_lse(LSE, at, valid):
     """Return lse to base two; of a row that sees nothing or does not exist so large that every weight is 0."""
     lse = tl.load(LSE + at, mask=valid, other=float("-inf"))
     return tl.where(lse == float("-inf"), -HIDDEN, lse * LOG2_E)
 
 
-@triton.jit
+@helper
 def _load_table(table, batch, head, position, b, h, row, key, rows, keys, other: tl.constexpr):
     """Return the entries of a bias or mask (batch, heads, row, key); `other` outside of the matrix."""
     at = table + b * batch + h * head + row.to(tl.int64) * position + key
     return tl.load(at, mask=(row < rows) & (key < keys), other=other)
 
 
-@triton.jit
+@helper
 def log2_weights(product, lse, row, key, b, h, rule, rows, keys):
     """Return x before masking. row is (rows, 1), key (1, keys) or (rows, 1), lse (rows, 1) to base two."""
     if rule.softcap is None:
@@ -108,8 +122,9 @@ def log2_weights(product, lse, row, key, b, h, rule, rows, keys):
     if rule.slopes is not None:
         x -= tl.load(rule.slopes + h) * tl.abs(row + rule.shift - key).to(tl.float32)
     if rule.relative is not None:
-        distance = tl.minimum(tl.maximum(key - row - rule.shift, -rule.reach), rule.reach)
-        x += tl.load(rule.relative + h * rule.relative_head + distance + rule.reach)
+        reach = rule.distances // 2
+        distance = tl.minimum(tl.maximum(key - row - rule.shift, -reach), reach)
+        x += tl.load(rule.relative + h * rule.distances + distance + reach)
     if rule.bias is not None:
         x += (
             _load_table(rule.bias, rule.bias_batch, rule.bias_head, rule.bias_row, b, h, row, key, rows, keys, 0.0)
@@ -119,7 +134,7 @@ def log2_weights(product, lse, row, key, b, h, rule, rows, keys):
     return x
 
 
-@triton.jit
+@helper
 def hide(x, row, key, b, h, rule, rows, keys):
     """Return x, HIDDEN where a row may not see a key."""
     start = tl.load(rule.start + b * rule.span_batch + row, mask=row < rows, other=0)

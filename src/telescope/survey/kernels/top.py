@@ -1,7 +1,7 @@
-"""Find the TOP largest weights of each row, largest first.
+"""Find the `top` largest weights of each row, largest first.
 
 `statistics` wrote down the largest x = log2(weight) of each row in each block of keys. In this order:
-find_blocks       bounds the TOP largest x of a row from below by a threshold, and lists the blocks that reach it
+find_blocks       bounds the `top` largest x of a row from below by a threshold, and lists the blocks that reach it
 group_rows        sorts these (row, block) pairs by block
 raise_thresholds  raises the thresholds of tiles whose rows share many blocks
 collect_keys      multiplies the listed rows with their blocks again, and collects the keys that reach the threshold
@@ -9,17 +9,16 @@ rank_keys         sorts the collected keys of each row
 search_all_keys   searches the few rows whose lists were too short, from the first key to the last
 """
 
-import triton
 import triton.language as tl
 
-from .tiles import EMPTY, HIDDEN, LOWEST, NOWHERE, hide, kernel, load, load_lse, log2_weights
+from .tiles import EMPTY, HIDDEN, LOWEST, NOWHERE, helper, hide, kernel, load, load_lse, log2_weights
 
 
-@triton.jit
-def _nth_largest(values, NTH: tl.constexpr, AXIS: tl.constexpr):
-    """Return the NTH largest value along an axis, equal values counted once; NOWHERE if there are fewer."""
+@helper
+def _nth_largest(values, n, AXIS: tl.constexpr):
+    """Return the n-th largest value along an axis, equal values counted once; NOWHERE if there are fewer."""
     nth = tl.max(values, AXIS)
-    for _ in range(1, NTH):
+    for _ in range(1, n):
         values = tl.where(values == tl.expand_dims(nth, AXIS), HIDDEN, values)
         nth = tl.max(values, AXIS)
     return tl.maximum(nth, NOWHERE)
@@ -27,15 +26,15 @@ def _nth_largest(values, NTH: tl.constexpr, AXIS: tl.constexpr):
 
 @kernel
 def find_blocks(
-    MAXIMA, tiles, THRESHOLD, ROW_COUNT, BLOCK_COUNT, ROW_BLOCKS, COMMON, heads, row_tiles, key_blocks,
-    TOP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CLASSES: tl.constexpr, BLOCK_CAPACITY: tl.constexpr,
+    MAXIMA, tiles, THRESHOLD, ROW_COUNT, BLOCK_COUNT, ROW_BLOCKS, COMMON, heads, row_tiles, key_blocks, top,
+    BM: tl.constexpr, BN: tl.constexpr, CLASSES: tl.constexpr, BLOCK_CAPACITY: tl.constexpr,
     MOST_COMMON: tl.constexpr,
 ):  # fmt: skip
-    """Write, for BM rows: a THRESHOLD that the TOP largest x of the row reach; the BLOCK_COUNT of blocks that reach it;
+    """Write, for BM rows: a THRESHOLD that the `top` largest x of a row reach; the BLOCK_COUNT of blocks that reach it;
     ROW_BLOCKS, the first BLOCK_CAPACITY of them, each with the row's rank among the rows that list the block; and the
     COMMON blocks, which more than half of the rows reach. Add to ROW_COUNT how many rows list each block.
 
-    The threshold is the TOP-th largest among the maxima of CLASSES disjoint sets of keys, so at least TOP keys reach
+    The threshold is the `top`-th largest among the maxima of CLASSES disjoint sets of keys: at least `top` keys reach
     it. COMMON holds a count, then at most MOST_COMMON blocks.
     """
     m = tl.program_id(0)
@@ -54,7 +53,7 @@ def find_blocks(
         best = tl.maximum(best, tl.load(MAXIMA + at, mask=valid, other=float("-inf")).to(tl.float32))
     # A float16 leaves the lowest 13 bits of a float32 zero. The class goes there, so that no two maxima are equal.
     distinct = (best.to(tl.int32, bitcast=True) | class_id[:, None]).to(tl.float32, bitcast=True)
-    nth = _nth_largest(distinct, TOP, 0)
+    nth = _nth_largest(distinct, top, 0)
     threshold = (nth.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
     threshold = tl.where(threshold > LOWEST + 64, threshold, NOWHERE)
     tl.store(THRESHOLD + bh * padded_rows + row, threshold)
@@ -98,11 +97,10 @@ def group_rows(
 
 @kernel
 def raise_thresholds(
-    q, k, LSE, rule, THRESHOLD, COMMON, rows, keys, heads, group, width, row_tiles, lse_stride,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
-    TOP: tl.constexpr, MOST_COMMON: tl.constexpr,
+    q, k, LSE, rule, THRESHOLD, COMMON, rows, keys, heads, group, width, row_tiles, lse_stride, top,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, MOST_COMMON: tl.constexpr,
 ):  # fmt: skip
-    """Raise the THRESHOLD of BM rows that have COMMON blocks, to the TOP-th largest among the maxima of BN classes of
+    """Raise the THRESHOLD of BM rows that have COMMON blocks, to the `top`-th largest among the maxima of BN classes of
     these blocks' keys."""
     m = tl.program_id(0)
     bh = tl.program_id(1).to(tl.int64)
@@ -114,21 +112,21 @@ def raise_thresholds(
         cm, cn = tl.arange(0, BM), tl.arange(0, BN)
         rm = m * BM + cm
         row = rm[:, None]
-        query_tile = load(q, b, h, rm, rows, width, D, EVEN)
+        query_tile = load(q, b, h, rm, rows, width, D, False)
         lse = load_lse(LSE, bh * lse_stride + rm, rm < rows)[:, None]
         best = tl.full([BM, BN], HIDDEN, tl.float32)
         for i in range(common):
             n = tl.load(COMMON + 1 + i) * BN
             key = (n + cn)[None, :]
-            key_tile = load(k, b, h // group, n + cn, keys, width, D, EVEN).T
+            key_tile = load(k, b, h // group, n + cn, keys, width, D, False).T
             product = tl.dot(query_tile, key_tile, input_precision=PRECISION)
             x = log2_weights(product, lse, row, key, b, h, rule, rows, keys)
             best = tl.maximum(best, hide(x, row, key, b, h, rule, rows, keys))
         at = THRESHOLD + program * BM + cm
-        tl.store(at, tl.maximum(tl.load(at), _nth_largest(best, TOP, 1)))
+        tl.store(at, tl.maximum(tl.load(at), _nth_largest(best, top, 1)))
 
 
-@triton.jit
+@helper
 def _lowest_bit(bits):
     """Return the lowest bit that is set, and its index."""
     low = bits & -bits
@@ -136,7 +134,7 @@ def _lowest_bit(bits):
     return low, ((power >> 23) & 255) - 127
 
 
-@triton.jit
+@helper
 def _popcount(bits):
     """Return the number of bits that are set in each 32-bit word."""
     bits -= (bits >> 1) & 0x55555555
@@ -144,7 +142,7 @@ def _popcount(bits):
     return (((bits + (bits >> 4)) & 0x0F0F0F0F) * 0x01010101 >> 24) & 63
 
 
-@triton.jit
+@helper
 def _low_bits(count):
     """Return a 32-bit word whose lowest `count` bits are set."""
     return tl.where(count >= 32, -1, (1 << tl.minimum(tl.maximum(count, 0), 31)) - 1)
@@ -154,8 +152,7 @@ def _low_bits(count):
 def collect_keys(
     q, k, LSE, rule, THRESHOLD, FIRST_ROW, ROW_COUNT, BLOCK_ROWS, KEY_COUNT, CANDIDATES,
     rows, keys, heads, group, width, padded_rows, lse_stride,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
-    KEY_CAPACITY: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, KEY_CAPACITY: tl.constexpr,
 ):  # fmt: skip
     """Collect the keys of one block that reach the THRESHOLD of a row, for the rows that list the block.
 
@@ -174,7 +171,7 @@ def collect_keys(
     start += tl.program_id(1) * BM
     offset = bh * padded_rows
     if start < stop:
-        key_tile = load(k, b, h // group, n + cn, keys, width, D, EVEN).T
+        key_tile = load(k, b, h // group, n + cn, keys, width, D, False).T
         bit = tl.full([1], 1, tl.int32) << (cn % 32)
         for i in range(start, stop, tl.num_programs(1) * BM):
             entry_slot = i + tl.arange(0, BM)
@@ -208,12 +205,12 @@ def collect_keys(
 
 @kernel
 def rank_keys(
-    BLOCK_COUNT, KEY_COUNT, CANDIDATES, WEIGHTS, KEYS, OVERFULL, rows, padded_rows, lse_stride,
-    BM: tl.constexpr, TOP: tl.constexpr, TOP_PADDED: tl.constexpr, BLOCK_CAPACITY: tl.constexpr,
-    KEY_CAPACITY: tl.constexpr, FEW: tl.constexpr,
+    BLOCK_COUNT, KEY_COUNT, CANDIDATES, WEIGHTS, KEYS, OVERFULL, rows, padded_rows, lse_stride, top,
+    BM: tl.constexpr, TOP_PADDED: tl.constexpr, BLOCK_CAPACITY: tl.constexpr, KEY_CAPACITY: tl.constexpr,
+    FEW: tl.constexpr,
 ):  # fmt: skip
-    """Write the TOP largest CANDIDATES of each row, in order. OVERFULL is true for a row with more blocks or keys than
-    there was room for."""
+    """Write the `top` largest CANDIDATES of each row, in order. OVERFULL is true for a row with more blocks or keys
+    than there was room for."""
     bh = tl.program_id(1).to(tl.int64)
     rm = tl.program_id(0) * BM + tl.arange(0, BM)
     row = rm[:, None]
@@ -223,12 +220,12 @@ def rank_keys(
     CANDIDATES += (bh * padded_rows + row) * KEY_CAPACITY
     at, valid = bh * lse_stride + row, row < rows
     if tl.max(key_count, 0) <= FEW:  # almost always
-        _store_top(_load_candidates(CANDIDATES, key_count, FEW), WEIGHTS, KEYS, at, valid, TOP, TOP_PADDED)
+        _store_top(_load_candidates(CANDIDATES, key_count, FEW), WEIGHTS, KEYS, at, valid, top, TOP_PADDED)
     else:
-        _store_top(_load_candidates(CANDIDATES, key_count, KEY_CAPACITY), WEIGHTS, KEYS, at, valid, TOP, TOP_PADDED)
+        _store_top(_load_candidates(CANDIDATES, key_count, KEY_CAPACITY), WEIGHTS, KEYS, at, valid, top, TOP_PADDED)
 
 
-@triton.jit
+@helper
 def _load_candidates(CANDIDATES, key_count, KEY_CAPACITY: tl.constexpr):
     """Return the first KEY_CAPACITY candidates of each row; EMPTY beyond its last."""
     slot = tl.arange(0, KEY_CAPACITY)[None, :]
@@ -237,11 +234,11 @@ def _load_candidates(CANDIDATES, key_count, KEY_CAPACITY: tl.constexpr):
 
 @kernel
 def search_all_keys(
-    q, k, LSE, rule, tiles, OVERFULL, WEIGHTS, KEYS, rows, keys, heads, group, width, lse_stride,
+    q, k, LSE, rule, tiles, OVERFULL, WEIGHTS, KEYS, rows, keys, heads, group, width, lse_stride, top,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, PROGRAMS: tl.constexpr,
-    TOP: tl.constexpr, TOP_PADDED: tl.constexpr,
+    TOP_PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Write the TOP largest of overfull rows, from all of their keys. PROGRAMS programs share a tile of rows."""
+    """Write the `top` largest of overfull rows, from all of their keys. PROGRAMS programs share a tile of rows."""
     m = tl.program_id(0)
     bh = tl.program_id(1).to(tl.int64)
     b, h = bh // heads, bh % heads
@@ -254,7 +251,7 @@ def search_all_keys(
         tile = b * tiles.batch + m // PROGRAMS
         place = tl.arange(0, TOP_PADDED)[None, :]
         nothing = EMPTY + place.to(tl.int64)  # all different, so that one at a time is replaced
-        best = tl.where(place < TOP, nothing, -EMPTY) + tl.zeros([BM, 1], tl.int64)
+        best = tl.where(place < top, nothing, -EMPTY) + tl.zeros([BM, 1], tl.int64)
         for n in range(tl.load(tiles.first + tile) // BN * BN, tl.load(tiles.stop + tile), BN):
             key = (n + cn)[None, :]
             key_tile = load(k, b, h // group, n + cn, keys, width, D, False).T
@@ -268,11 +265,11 @@ def search_all_keys(
                 new = tl.where(new == largest, EMPTY, new)
                 best = tl.where((best == least) & (largest > least), largest, best)
                 least = tl.min(best, 1)[:, None]
-        best = tl.where((place < TOP) & (best != nothing), best, EMPTY)
-        _store_top(best, WEIGHTS, KEYS, bh * lse_stride + row, overfull[:, None] > 0, TOP, TOP_PADDED)
+        best = tl.where((place < top) & (best != nothing), best, EMPTY)
+        _store_top(best, WEIGHTS, KEYS, bh * lse_stride + row, overfull[:, None] > 0, top, TOP_PADDED)
 
 
-@triton.jit
+@helper
 def _pack(x, key):
     """Return one int64 that grows with x and, among equal x, falls with the key."""
     pattern = x.to(tl.int32, bitcast=True)
@@ -280,18 +277,18 @@ def _pack(x, key):
     return (order.to(tl.int64) << 32) | (0x7FFFFFFF - key)
 
 
-@triton.jit
-def _store_top(packed, WEIGHTS, KEYS, at, valid, TOP: tl.constexpr, TOP_PADDED: tl.constexpr):
-    """Write the TOP largest packed numbers of each row, in order, as weights and keys; 0 and -1 for missing ones."""
+@helper
+def _store_top(packed, WEIGHTS, KEYS, at, valid, top, TOP_PADDED: tl.constexpr):
+    """Write the `top` largest packed numbers of each row, in order, as weights and keys; 0 and -1 for missing ones."""
     place = tl.arange(0, TOP_PADDED)[None, :]
     best = tl.zeros([packed.shape[0], TOP_PADDED], tl.int64) + EMPTY
-    for i in range(TOP):
+    for i in range(top):
         largest = tl.max(packed, 1)[:, None]
         packed = tl.where(packed == largest, EMPTY, packed)
         best = tl.where(place == i, largest, best)
     filled = best != EMPTY
     order = (best >> 32).to(tl.int32)
     x = (order ^ ((order >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-    stored = (place < TOP) & valid
-    tl.store(WEIGHTS + at * TOP + place, tl.where(filled, tl.exp2(x), 0.0), mask=stored)
-    tl.store(KEYS + at * TOP + place, tl.where(filled, 0x7FFFFFFF - (best & 0xFFFFFFFF), -1), mask=stored)
+    stored = (place < top) & valid
+    tl.store(WEIGHTS + at * top + place, tl.where(filled, tl.exp2(x), 0.0), mask=stored)
+    tl.store(KEYS + at * top + place, tl.where(filled, 0x7FFFFFFF - (best & 0xFFFFFFFF), -1), mask=stored)

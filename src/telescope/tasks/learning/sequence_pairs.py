@@ -1,6 +1,8 @@
 """What the tasks "translate" and "summarize" share: training on pairs of texts, decoding, and metrics."""
 
-from collections.abc import Callable, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -21,6 +23,7 @@ from .task import Answer, Stage, Work, check_fields
 
 Ids = list[list[int]]
 MOST_AGAIN = 1000  # most additional copies of the training data
+WORD = re.compile(r"[^\W\d_]+")
 DROPOUT = 0.1  # share of BPE merges left out where words are cut into other pieces
 
 
@@ -44,6 +47,8 @@ class PairTokenizer(Config):
 
     size: int = 8000
     lower: bool = False
+    whole: int = 0  # so many of the most frequent words of the sources, and of the targets, are one piece each
+    words: str = ""  # more words that are one piece each, separated by spaces
     again: int = 0  # additional copies of the training data, with words cut into other pieces (BPE dropout)
 
     def check(self) -> None:
@@ -51,10 +56,28 @@ class PairTokenizer(Config):
         check_at_most(self, MOST_AGAIN, "again")
         if self.again < 0:
             raise ValueError(f"again={self.again} must be at least 0, which is no copy")
+        if not 0 <= self.whole <= self.size:
+            raise ValueError(f"whole={self.whole} words are from 0 to size={self.size}")
 
-    def learn(self, texts: Sequence[str], data: Path) -> Tokenizer:
-        """Return a new tokenizer, trained on these texts."""
-        return train_bpe(texts, self.size, lower=self.lower)
+    def learn(self, pairs: Sequence[TextPair], data: Path) -> Tokenizer:
+        """Return a new tokenizer, trained on the texts of these pairs."""
+        sources, targets = sources_of(pairs), targets_of(pairs)
+        words = [*self._frequent_words(sources), *self._frequent_words(targets), *self.words.split()]
+        return train_bpe([*sources, *targets], self.size, lower=self.lower, whole=list(dict.fromkeys(words)))
+
+    def _frequent_words(self, texts: Iterable[str]) -> list[str]:
+        counts = Counter(word for text in texts for word in WORD.findall(text.lower() if self.lower else text))
+        return [word for word, _ in counts.most_common(self.whole)]
+
+
+def sources_of(pairs: Iterable[TextPair]) -> list[str]:
+    """Return the source of each pair."""
+    return [pair.source for pair in pairs]
+
+
+def targets_of(pairs: Iterable[TextPair]) -> list[str]:
+    """Return all targets of each pair."""
+    return [target for pair in pairs for target in pair.targets]
 
 
 @dataclass(frozen=True)

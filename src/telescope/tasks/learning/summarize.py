@@ -47,7 +47,7 @@ def prepare(recipe: SummarizeRecipe, data: Path, tokenizer: Tokenizer | None) ->
     """Build the model and its stages of training."""
     training = recipe.data.read(data, "train")
     if tokenizer is None:
-        tokenizer = recipe.tokenizer.learn([text for pair in training for text in (pair.source, *pair.targets)], data)
+        tokenizer = recipe.tokenizer.learn(training, data)
     others = [pair for seed in range(recipe.data.renamed) for pair in rename_speakers(training, seed)]
     document = TextColumn(tokenizer, recipe.data.longest, whole=False)
     summary = TextColumn(tokenizer, recipe.data.longest_summary, whole=True)

@@ -15,7 +15,16 @@ from ...text.corpora import TRANSLATIONS, TextPair, read_multi30k_merges
 from ...text.corpus_files import Split
 from ...text.tokenizer import bpe_from_merges
 from . import sequence_pairs
-from .sequence_pairs import PairsRecipe, PairTokenizer, TextColumn, answers, build_work, predictions
+from .sequence_pairs import (
+    PairsRecipe,
+    PairTokenizer,
+    TextColumn,
+    answers,
+    build_work,
+    predictions,
+    sources_of,
+    targets_of,
+)
 from .task import Answer, Task, Work
 
 
@@ -61,13 +70,11 @@ class TranslationTokenizer(PairTokenizer):
 
     kind: Literal["bpe", "multi30k"] = "bpe"
 
-    def learn(self, texts: Sequence[str], data: Path) -> Tokenizer:
-        """Return a new tokenizer, trained on these texts or made of the published merges."""
-        return (
-            bpe_from_merges(read_multi30k_merges(data), texts)
-            if self.kind == "multi30k"
-            else super().learn(texts, data)
-        )
+    def learn(self, pairs: Sequence[TextPair], data: Path) -> Tokenizer:
+        """Return a new tokenizer, trained on these pairs or made of the published merges."""
+        if self.kind == "multi30k":
+            return bpe_from_merges(read_multi30k_merges(data), [*sources_of(pairs), *targets_of(pairs)])
+        return super().learn(pairs, data)
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ def prepare(recipe: TranslateRecipe, data: Path, tokenizer: Tokenizer | None) ->
     """Build the model and its stages of training."""
     training = recipe.data.read_training(data)
     if tokenizer is None:
-        tokenizer = recipe.tokenizer.learn([text for pair in training for text in (pair.source, *pair.targets)], data)
+        tokenizer = recipe.tokenizer.learn(training, data)
     whole = TextColumn(tokenizer, recipe.data.longest, whole=True)
     held_out = recipe.data.read(data, "validation")
 
