@@ -153,7 +153,7 @@ function Screen({ run, state, shown, sharpest, start, ...rest }) {
   if (!attention) {
     const why = needs && run.attentions.map((one) => one.why?.[needs]).find(Boolean);
     const empty = run.attentions.length ? "This recording does not hold what this screen shows." : EMPTY;
-    return html`<p class="failure" role="status">${why || empty}</p>`;
+    return html`<p class="failure" role="status">${why ? `${why[0].toUpperCase()}${why.slice(1)}.` : empty}</p>`;
   }
   if (!shown.settled) return html`<${Answered} answer=${{ slow: sharpest.slow || start.slow }} />`;
   const i = state.i ?? (start.fresh && start.value ? start.value.i : null);

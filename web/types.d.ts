@@ -230,6 +230,8 @@ interface MapInfo {
   tile: number;
   max_zoom: number;
   how: string[];
+  /** Whether the map is made of the largest weights of each query alone. */
+  top?: boolean;
 }
 
 /** The centre of the map in cells, and its zoom: a cell is 2^(z - max_zoom) pixels wide. */
@@ -327,6 +329,8 @@ interface AlignmentAnswer {
   rows: string[];
   columns: string[];
   weights: JsonNumber[][];
+  /** The share of all weight that is known: less than 1 where a recording kept summaries. */
+  known?: number;
   real_rows: number[];
   real_columns: number[];
 }

@@ -44,7 +44,7 @@ export function Cells({ run, scene, chosen, go, transport }) {
         <tbody>${one.numbers.map(
           (row, i) => html`<tr>
             ${one.rows ? html`<th scope="row" class=${i === chosen ? "q" : ""}>${visible(one.rows[i])}</th>` : html`<th scope="row"><span class="hidden">row ${i + 1}</span></th>`}
-            ${row.map((x, j) => html`<td><${Cell} key=${run.run} x=${x} name=${`${one.name}, ${one.rows?.[i] ?? `row ${i + 1}`}, column ${j + 1}`} edit=${(/** @type {string} */ text) => edit(one.name, i, j, text)} disabled=${!transport.send} /></td>`)}
+            ${row.map((x, j) => html`<td><${Cell} key=${run.run} x=${x} name=${`${one.name}, ${one.rows?.[i] ?? `row ${i + 1}`}, column ${j + 1}`} edit=${(/** @type {string} */ text) => edit(one.name, i, j, text)} disabled=${!transport.send} width=${widest(one.numbers)} /></td>`)}
           </tr>`,
         )}</tbody></table>`,
       )}</div>
@@ -68,11 +68,14 @@ export function Cells({ run, scene, chosen, go, transport }) {
   </div>`;
 }
 
+/** The width of a matrix's cells, in digits. @type {(numbers: number[][]) => number} */
+const widest = (numbers) => Math.max(6, ...numbers.flat().map((x) => String(x).length)) + 2;
+
 /**
  * One number. It is sent when the cell is left or Enter is pressed; Escape restores it.
- * @param {{x: number, name: string, edit: (text: string) => void, disabled: boolean}} props
+ * @param {{x: number, name: string, edit: (text: string) => void, disabled: boolean, width: number}} props
  */
-function Cell({ x, name, edit, disabled }) {
+function Cell({ x, name, edit, disabled, width }) {
   const [text, setText] = useState(/** @type {string | null} */ (null));
   const leave = () => {
     if (text !== null) edit(text);
@@ -83,6 +86,6 @@ function Cell({ x, name, edit, disabled }) {
     if (event.key === "Enter") event.currentTarget.blur();
     if (event.key === "Escape") setText(null);
   };
-  return html`<input type="text" inputmode="decimal" class="cell" aria-label=${name} value=${text ?? String(x).replace("-", "−")} disabled=${disabled}
+  return html`<input type="text" inputmode="decimal" class="cell" style=${{ width: `${width}ch` }} aria-label=${name} value=${text ?? String(x).replace("-", "−")} disabled=${disabled}
     onInput=${(/** @type {any} */ event) => setText(event.currentTarget.value)} onBlur=${leave} onKeyDown=${pressKey} />`;
 }

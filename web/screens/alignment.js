@@ -70,7 +70,7 @@ function AlignedWords({ found, attention, state, go }) {
     <div class="align">
       <${Weights} ...${shared} />
       <div><div class="card"><output class="readout" aria-live="polite" style=${{ margin: 0, border: 0, padding: 0 }}><${Shares} ...${shared} /></output></div>
-      <p class="soft" style=${{ fontSize: "13px", marginTop: "12px" }}>${state.of === "head" ? headName(attention, state.h) : `the mean of ${attention.heads.length} heads of ${attention.name}`}. Tokens are joined into words: a word’s row is the mean over its tokens, its column their sum. Ribbons under ${percent(THINNEST)} are not drawn; the matrix shows all.</p></div>
+      <p class="soft" style=${{ fontSize: "13px", marginTop: "12px" }}>${state.of === "head" ? headName(attention, state.h) : `the mean of ${attention.heads.length} heads of ${attention.name}`}. Tokens are joined into words: a word’s row is the mean over its tokens, its column their sum. ${(found.known ?? 1) < 0.999 ? `Only the largest weights of each query were kept, ${percent(found.known)} of all weight. ` : ""}Ribbons under ${percent(THINNEST)} are not drawn; the matrix shows all.</p></div>
     </div>
   </div>`;
 }

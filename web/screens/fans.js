@@ -18,8 +18,13 @@ const HABITS = {
  * @param {{compared: PerspectivesAnswer, A: HeadPlace, B: HeadPlace, nameOf: (l: number, h: number) => string, byHand: boolean, go: Go}} props
  */
 export function Fans({ compared, A, B, nameOf, byHand, go }) {
-  const { names, columns, word, heads, pair } = compared;
-  const shown = [A, B].map(({ l, h }) => heads.find((one) => one.l === l && one.h === h));
+  const { names, word, heads, pair } = compared;
+  const whole = [A, B].map(({ l, h }) => heads.find((one) => one.l === l && one.h === h));
+  const kept = largest(whole, compared);
+  const columns = kept.map((at) => compared.columns[at]);
+  const shown = whole.map((one) => one && { ...one, weights: kept.map((at) => one.weights[at]) });
+  const own = sameWords(compared.columns, names) && kept.includes(word) ? kept.indexOf(word) : null;
+  const left = compared.columns.length - kept.length;
   const query = html`<b class="q">${visible(names[word])}</b>`;
   const tops = shown.map((one) => one && argmax(one.weights));
   const by = heads.filter((one) => one.habit !== null).length;
@@ -28,7 +33,7 @@ export function Fans({ compared, A, B, nameOf, byHand, go }) {
       (one, at) =>
         one &&
         html`<figure class="reading card"><h3><span class=${`mark ${"ab"[at]}`}>${"AB"[at]}</span>${nameOf(one.l, one.h)}</h3>
-        <${Fan} weights=${one.weights} words=${columns} from=${columns === names || sameWords(columns, names) ? word : null} query=${names[word]} hue=${at ? "key" : "query"} />
+        <${Fan} weights=${one.weights} words=${columns} from=${own} query=${names[word]} hue=${at ? "key" : "query"} />
         <figcaption class="soft">${one.habit ? html`<b>By position:</b> this head ${HABITS[one.habit]} (${percent(one.share)} of its weight). It says nothing about this sentence.` : `Not by position: it does not always look at the same place.`}</figcaption></figure>`,
     )}
   </div>
@@ -39,7 +44,22 @@ export function Fans({ compared, A, B, nameOf, byHand, go }) {
         shown[1] &&
         html`Both attend most to <b class="k">${visible(columns[tops[0] ?? 0])}</b>: ${percent(shown[0].weights[tops[0] ?? 0])} in A, ${percent(shown[1].weights[tops[1] ?? 0])} in B.`
   } ${!byHand && pair ? html`Of ${heads.length} heads, these two differ most from each other here${by ? `; ${by} that attend by position are left out` : ""}.` : ""} ${byHand && pair && heads.length > 2 && html`<button type="button" class="button small" onClick=${() => go({ la: null, a: null, lb: null, b: null })}>the two that differ most</button>`}</p>
-  <p class="soft" style=${{ fontSize: "13.5px" }}>What is measured are perspectives, not a decision: where heads look, not what the model concludes.</p>`;
+  <p class="soft" style=${{ fontSize: "13.5px" }}>What is measured are perspectives, not a decision: where heads look, not what the model concludes.${left > 0 ? ` ${left} words with smaller weights are not drawn.` : ""}</p>`;
+}
+
+const MOST = 20; // words of a fan
+
+/**
+ * Return the words that are shown, by index: all of a short text, of a long one the query and the largest weights.
+ * @param {(PerspectivesAnswer["heads"][0] | undefined)[]} heads
+ * @param {PerspectivesAnswer} compared
+ */
+function largest(heads, { columns, word }) {
+  const all = [...columns.keys()];
+  if (columns.length <= MOST) return all;
+  const most = (/** @type {number} */ at) => Math.max(...heads.map((one) => one?.weights[at] ?? 0));
+  const best = new Set([word, ...[...all].sort((a, b) => most(b) - most(a)).slice(0, MOST - 6)]);
+  return all.filter((at) => best.has(at));
 }
 
 /** @type {(a: string[], b: string[]) => boolean} */

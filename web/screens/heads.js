@@ -53,6 +53,7 @@ function Comparison({ run, attention, state, go, answers, alike, layers, words, 
   const another = last.heads.find((h) => last.l !== A.l || h !== A.h) ?? last.heads[0];
   const B = placeOf(state.lb, state.b) ?? pair?.[1] ?? { l: last.l, h: another };
   const picked = wordsOrPieces(words, state.pieces === 1);
+  const summary = attention.has?.trace === false;
   const byHand = state.la !== null || state.lb !== null;
   const [turn, setTurn] = useState("a");
   /** @type {(l: number, h: number) => void} */
@@ -82,7 +83,8 @@ function Comparison({ run, attention, state, go, answers, alike, layers, words, 
       <span class="soft">click to choose</span>
       <span class="segments">${["a", "b"].map((which) => html`<button type="button" aria-pressed=${turn === which} onClick=${() => setTurn(which)}>head ${which.toUpperCase()}</button>`)}</span>
       <${Scale} />
-      ${pooled && html`<span class="soft">pooled to ${layers[0].rows} × ${layers[0].columns}${layers.every((one) => one.exact) ? "" : "; sampled, not exact"}</span>`}
+      ${pooled && html`<span class="soft">pooled to ${layers[0].rows} × ${layers[0].columns}${layers.every((one) => one.exact) || summary ? "" : "; sampled, not exact"}</span>`}
+      ${summary && html`<span class="soft">from the largest weights of each query: this recording kept summaries</span>`}
     </div>
     <div class="aisle"><div class="minis" style=${{ gridTemplateColumns: `max-content repeat(${wide}, minmax(24px, 84px))` }}>
       <span></span>${Array.from({ length: wide }, (_, h) => html`<span class="nr">${h}</span>`)}
@@ -94,6 +96,7 @@ function Comparison({ run, attention, state, go, answers, alike, layers, words, 
         ${Array.from({ length: wide - layer.maps.length }, () => html`<span></span>`)}`,
       )}
     </div></div>
+    ${run.kind === "recording" && html`<${LookedAt} ...${{ run, answers, attention, h: state.h, i, name: nameOf(attention.l, state.h) }} />`}
     <${Habits} ...${{ layers, mark, choose, nameOf }} />`;
 }
 
@@ -125,14 +128,15 @@ function Mini({ map, mark, name, masks, choose }) {
  */
 function Readings({ run, answers, A, B, i, nameOf, layers, words }) {
   const places = [A, B];
+  const whole = run.attentions[A.l]?.has?.trace !== false; // otherwise the largest weights alone are known
   const fromMaps = places.map(({ l, h }) => {
     const row = layers.find((layer) => layer.l === l)?.maps.find((map) => map.h === h)?.share[i];
-    if (!words || !row) return null;
+    if (!words || !row || !whole) return null;
     const steps = [{ name: "weights", numbers: row }];
     return { token: words.tokens[i], tokens: words.tokens, keys: [...row.keys()], n_k: row.length, steps };
   });
   const requests = places.map(({ l, h }, at) => ({
-    path: fromMaps[at] ? null : `runs/${run.run}/trace`,
+    path: fromMaps[at] ? null : `runs/${run.run}/${whole ? "trace" : "top"}`,
     query: { l, h, i },
   }));
   const fetched = useAnswers(answers, requests);
@@ -158,6 +162,20 @@ function Readings({ run, answers, A, B, i, nameOf, layers, words }) {
         : html`From <b class="q">${visible(traces[0].token)}</b>, A attends most to <b class="k">${visible(tops[0])}</b> (${percent(rows[0][best[0]])}), B to <b class="k">${visible(tops[1])}</b> (${percent(rows[1][best[1]])}).`
     }</p>`;
   }}<//>`;
+}
+
+/**
+ * The text of a recording; the more a token is attended to by all queries, the stronger its background.
+ * @param {{run: Run, answers: import("../answers.js").Answers, attention: Attention, h: number, i: number, name: string}} props
+ */
+function LookedAt({ run, answers, attention, h, i, name }) {
+  const start = attention.n_k <= 512 ? 0 : Math.max(0, Math.min(i - 256, attention.n_k - 512));
+  const query = { l: attention.l, h, start, stop: Math.min(attention.n_k, start + 512) };
+  const found = useAnswer(answers, `runs/${run.run}/received`, query);
+  if (found.error) return null;
+  return html`<h2 style=${{ margin: "38px 0 0" }}>The text, as it is looked at</h2>
+    <p class="lede">The weight that each token gets from all queries of ${name}, from none to ${short(found.value?.most ?? 0, 3)}.</p>
+    <${Answered} answer=${found}>${(/** @type {any} */ value) => html`<p class="looked-at">${value.tokens.map((/** @type {string} */ token, /** @type {number} */ at) => html`<span title=${full(value.received[at])} style=${{ background: `color-mix(in srgb, var(--bar) ${Math.round(62 * Math.sqrt(value.received[at] / (value.most || 1)))}%, transparent)` }}>${visible(token).replace(/^·/, "")}</span>${value.tokens[at + 1]?.startsWith("·") ? "" : " "}`)}</p>`}<//>`;
 }
 
 const LINES = 14;

@@ -96,7 +96,7 @@ function Viewer({ run, attention, info, state, go, answers, transport, root }) {
       <canvas ref=${canvas} data-picture="map"></canvas>
     </div>
     <div class="stack mapside">
-      <div><${QualityNote} quality=${quality} bin=${bin} /></div>
+      <div><${QualityNote} quality=${quality} bin=${bin} top=${info.top} /></div>
       <output class="readout" aria-live="polite"><${CellReadout} cell=${cell} bin=${bin} /></output>
       <${ColourScale} ...${{ state, go, info, bin, sampled: quality.sampled > 0 }} />
     <details class="map-table"><summary>the largest weights of ${cursor ? `query ${count(cursor.i)}` : "a query"}, as a table</summary>

@@ -27,6 +27,11 @@ from .common import (
 )
 from .writing import TRANSLATOR
 
+PAGE_LACKS = {
+    "summaries": "with --keep summaries the page will show heads, alignments and maps from the largest weights of each "
+    "query; --keep queries-keys adds every weight and the walk, --keep steps the geometry too",
+    "queries-keys": "with --keep queries-keys the page will lack context and geometry; --keep steps keeps them",
+}
 VARIANCE = "variance"  # an example that is a table, not an attention
 
 
@@ -162,6 +167,8 @@ def watch(
         raise ValueError(f"--text {text} cannot be read: {problem}") from None
     if out is not None:  # checked before the model runs, which may take long
         check_can_save(out, replace=replace, way="--replace replaces it")
+        if keep in PAGE_LACKS:
+            print(f"telescope: {PAGE_LACKS[keep]}", file=sys.stderr)
     chosen = int(layers) if layers is not None and layers.lstrip("-").isdecimal() else layers
     with Progress(console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("reading", total=None)

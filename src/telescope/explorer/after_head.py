@@ -75,7 +75,7 @@ def after_head(view: AttentionView, params: RequestParams, layer: int) -> dict[s
     }
 
 
-def _part(W_O: nn.Linear, contexts: Float[Tensor, "head d_v"], head: int) -> Float[Tensor, " d_model"]:  # noqa: N803
+def _part(W_O: nn.Linear, contexts: Float[Tensor, "head d_v"], head: int) -> Float[Tensor, " d_model"]:
     """Return one head's part of the projected vector: its rows of W_O."""
     alone = torch.zeros_like(contexts)
     alone[head] = contexts[head]

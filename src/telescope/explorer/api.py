@@ -51,7 +51,8 @@ GET  /runs/{run}/trace          ?l&h&i&b   every step of one query
                                 "rest": {"keys": 0, "weight": 0.0, "context": [d_v] | null}}
                                 All keys if there are at most 512; else the 64 with the largest weights, by position,
                                 and the sum over all others in `rest`. context = Σ weight · value + rest.context.
-GET  /runs/{run}/after          ?l&i&b   one query after its heads: {"l", "i", "token", "pre_norm": false, "stages": [{"name":
+GET  /runs/{run}/after          ?l&i&b   one query after its heads: {"l", "i", "token", "pre_norm": false, "stages":
+                                [{"name":
                                 "joined", "size": 256, "norm": 3.1, "heads": [norm, …]}, {"name": "projected", …},
                                 "before", "added", "normed" (post-norm only), "hidden" (with "active", the share of
                                 features that are not 0), "fed", "passed"], "difference": 1e-7, "follows":
@@ -69,7 +70,8 @@ GET  /runs/{run}/geometry       ?l&b&by=pieces|words&start&stop (at most 512 tok
                                 "cosines": {"before": [[…]], "after": [[…]]} | null (of at most 64 tokens)}
 GET  /runs/{run}/alignment      ?l&h=3|mean&b   weights between words, or tokens where words are unknown; at most 512
                                 {"l", "h", "rows": ["Der", …], "columns": ["The", …], "weights": [[…]],
-                                "real_rows": [0, 1, …], "real_columns": […]}: indices of words of the text, without
+                                "known": 1.0, "real_rows": [0, 1, …], "real_columns": […]}: indices of words of the
+                                text, without
                                 special tokens
 GET  /runs/{run}/sharpest       ?b   the attention that aligns words most sharply, of the "cross" ones if there are any:
                                 {"l": 4, "mean": 0.71, "h": 2, "head": 0.93, "of": 2}. Sharpness is each word's largest
@@ -91,6 +93,11 @@ GET  /runs/{run}/output         ?i&temperature=1&top_k=0&top_p=1   what the mode
                                 "candidates": [{"id", "text", "append", "logit", "p"}, … ten, likeliest first], "kept":
                                 6000}
                                 `p` is after temperature, top_k (0 keeps all) and top_p; `chosen` is what was written
+GET  /runs/{run}/received       ?l&h&b&start&stop (at most 512 tokens)
+                                {"l", "h", "start", "stop", "n", "tokens", "received": [weight from all queries],
+                                "most"}
+GET  /runs/{run}/top            ?l&h&i&b   the largest weights of a query, as in a trace: {"token", "n_k", "keys",
+                                "tokens", "steps": [{"name": "weights", …}], "rest"}; a summary holds them too
 GET  /runs/{run}/cell           ?l&h&i&j&b   {"l", "h", "i", "j", "b", "query": "saw", "key": "man", "visible": true,
                                 "dot", "scaled", "capped", "biased", "masked", "lse": … | null, "p"}
 GET  /runs/{run}/cells          ?l&h&i&j&b   the weights of query i on keys j to j + 31, or to the last key:
@@ -141,7 +148,7 @@ from .perspectives import perspectives, start
 from .requests import Refusal, RequestParams
 from .run import AttentionView, Run
 from .sentences import LONGEST
-from .views import alignment, geometry, heads, sharpest, tokens
+from .views import alignment, geometry, heads, largest_weights, received, sharpest, tokens
 from .walk import cell, cells, trace, variance
 
 Resource = Callable[..., Any]
@@ -179,6 +186,8 @@ class Api:
             "cells": cells,
             "map": self.maps.describe,
             "after": after_head,
+            "received": received,
+            "top": largest_weights,
         }
 
     def answer(self, method: str, path: str, parameters: Mapping[str, str], body: bytes = b"") -> Answer:

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from ..recording.summaries_call import SummariesCall
 from ..tasks.explaining.perspectives import HeadPerspective, head_perspectives, most_different, most_telling
 from ..trace.numbers import json_numbers
 from .requests import Refusal, RequestParams
@@ -61,7 +60,8 @@ def _all_heads(run: Run, kind: str, b: int, row: int) -> tuple[list[Place], list
         if row >= len(found.rows):
             continue
         words = found
-        heads += head_perspectives(found.weights[None].cpu(), row, across=kind == "cross")
+        some = head_perspectives(found.weights[None].cpu(), row, across=kind == "cross")
+        heads += [one._replace(habit=None) for one in some] if run.example is not None else some
         places += [(at, h) for h in view.call.heads]
     if words is None:
         raise Refusal(409, "too-long", "the text is too long to compare all heads; choose two heads by hand")
@@ -71,7 +71,7 @@ def _all_heads(run: Run, kind: str, b: int, row: int) -> tuple[list[Place], list
 def _small(view: AttentionView) -> bool:
     """Return whether the weights between all words can be computed at once."""
     scores = view.batch * len(view.call.heads) * view.size[0] * view.size[1]
-    return not isinstance(view.call, SummariesCall) and "alignment" not in view.missing and scores <= EXACT
+    return "alignment" not in view.missing and scores <= EXACT
 
 
 def _last_word(view: AttentionView, b: int) -> int | None:
