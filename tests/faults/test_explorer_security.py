@@ -287,7 +287,9 @@ def test_health_needs_no_key(client):
 def test_hostile_tokens_are_data(client):
     explorer, run = serving(recorded(len(HOSTILE), keep="steps", tokens=list(HOSTILE)))
     tokens = got(explorer, f"/runs/{run}/tokens", l=0, axis="k")["tokens"]
-    assert tokens == [text.encode("utf-8", "replace").decode() for text in HOSTILE]
+    shown = [token.removeprefix("·") for token in tokens]
+    for text, token in zip(HOSTILE, shown, strict=True):
+        assert token == " ".join(text.encode("utf-8", "replace").decode().split()) or text.isspace()
     file = explorer.answer("GET", f"/runs/{run}/export", {"l": "0", "h": "1"})
     assert file.status == 200
     html = file.body.decode()

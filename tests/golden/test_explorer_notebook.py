@@ -118,4 +118,5 @@ def test_a_recording_that_still_grows(monkeypatch):
     ((reply, _),) = send_message(
         widget, monkeypatch, id=1, method="GET", path="runs/GPT/tokens", query={"l": "0", "axis": "k"}
     )
-    assert reply["body"]["tokens"] == [model.tokenizer.decode([i]) for i in (1, 2, 3)]
+    shown = [token.removeprefix("·").replace("␣", " ") for token in reply["body"]["tokens"]]
+    assert shown == [model.tokenizer.decode([i]) for i in (1, 2, 3)]

@@ -34,7 +34,8 @@ def perspectives(run: Run, params: RequestParams) -> dict[str, Any]:
     view, b = run.views[layer], sequence(run.views[layer], params)
     view.require("alignment")
     i = params.index("i", view.size[0], "query")
-    row = i if view.rows is None else view.rows.word_ids[i]
+    named = view.words("q")
+    row = i if named is None else named.word_ids[i]
     places, heads, words = _all_heads(run, view.kind, b, row)
     return {
         "l": layer,
@@ -76,12 +77,14 @@ def _small(view: AttentionView) -> bool:
 
 def _last_word(view: AttentionView, b: int) -> int | None:
     """Return the last row that is a word with a letter or digit."""
-    names = view.tokens("q", b, range(view.size[0])) if view.rows is None else view.rows.names
-    real = view.real("q", b) if view.rows is None else view.rows.text_words
+    words = view.words("q")
+    names = view.tokens("q", b, range(view.size[0])) if words is None else words.names
+    real = view.real("q", b) if words is None else words.text_words
     able = [at for at in real if any(character.isalnum() for character in names[at])] if _small(view) else []
     return able[-1] if able else None
 
 
 def _query(view: AttentionView, row: int) -> int:
     """Return the query of a word's last token."""
-    return row if view.rows is None else view.rows.positions(row)[-1]
+    words = view.words("q")
+    return row if words is None else words.positions(row)[-1]

@@ -71,8 +71,9 @@ class AttentionView:
         return one_head(self.call, number, sequence)
 
     def words(self, axis: str) -> Words | None:
-        """Return the words of an axis, "q" or "k", or None where they are unknown."""
-        return self.rows if axis == "q" else self.columns
+        """Return the words of an axis, "q" or "k"; None where they are unknown, or the recording has grown since."""
+        words = self.rows if axis == "q" else self.columns
+        return words if words is not None and len(words.word_ids) == self.size[0 if axis == "q" else 1] else None
 
     def tokens(self, axis: str, sequence: int, indices: range | list[int]) -> list[str]:
         """Return the texts of some queries ("q") or keys ("k"); a token without text has its name or its number.
@@ -155,7 +156,7 @@ class AttentionView:
             missing["map"] = "the map shows log weights of softmax, and this attention has another normaliser"
         rows, columns = (
             count if words is None else len(words.names)
-            for words, count in zip((self.rows, self.columns), self.size, strict=True)
+            for words, count in zip(map(self.words, "qk"), self.size, strict=True)
         )
         if max(self.size) > 2 * ALIGNED or max(rows, columns) > ALIGNED:
             missing.setdefault(
@@ -168,7 +169,7 @@ class AttentionView:
             )
         if self.block is None or "geometry" in missing:
             missing["after"] = "what follows the heads is shown for models of Telescope that run here"
-        if self.ids("k") is None and self.columns is None:
+        if self.ids("k") is None and self.words("k") is None:
             missing["tokens"] = "the model was not given tokens, so positions are shown as numbers"
         return missing
 

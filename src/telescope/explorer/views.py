@@ -27,7 +27,7 @@ def heads(view: AttentionView, params: RequestParams, layer: int) -> dict[str, A
     b = sequence(view, params)
     which = [head(view, params)] if "h" in params.parameters else list(view.call.heads)
     small = view.batch * len(view.call.heads) * view.size[0] * view.size[1] <= EXACT
-    if params.word("by", BY) == "words" and small and view.rows is not None and "alignment" not in view.missing:
+    if params.word("by", BY) == "words" and small and view.words("q") is not None and "alignment" not in view.missing:
         words = word_weights(view, b)
         shares = [words.weights[view.call.heads.index(h)] for h in which]
         return _heads_json(view, layer, dict(zip(which, shares, strict=True)), which) | {
@@ -111,9 +111,10 @@ def geometry(view: AttentionView, params: RequestParams, layer: int) -> dict[str
     span = params.span(view.size[0], MOST_POINTS)
     which = list(span) if rows is None else [rows[i] for i in span]
     tokens, before, after = view.tokens("q", b, span), view.call.before[b, which], view.call.after[b, which]
-    if params.word("by", BY) == "words" and view.rows is not None and len(span) == view.size[0]:
-        tokens = list(view.rows.names)
-        before, after = (_mean_by_word(vectors, view.rows) for vectors in (before, after))
+    words = view.words("q") if params.word("by", BY) == "words" and len(span) == view.size[0] else None
+    if words is not None:
+        tokens = list(words.names)
+        before, after = (_mean_by_word(vectors, words) for vectors in (before, after))
         span = range(len(tokens))
     if view.beside:
         span, tokens, before, after = _geometry_of_all(view.beside)
