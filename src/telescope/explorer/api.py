@@ -93,6 +93,13 @@ GET  /runs/{run}/output         ?i&temperature=1&top_k=0&top_p=1   what the mode
                                 "candidates": [{"id", "text", "append", "logit", "p"}, … ten, likeliest first], "kept":
                                 6000}
                                 `p` is after temperature, top_k (0 keeps all) and top_p; `chosen` is what was written
+GET  /runs/{run}/whatif         ?l&h&i&b&edits=scale,mask,sum,mute,t:0.5,hide:3   the same query with the attention
+                                changed: not divided by √d, not masked, by sum instead of softmax, head muted, at a
+                                temperature, the word of a key hidden. The model runs edited, by `ts.edit`:
+                                {"trace": as /trace, "before": [key], "after": [key], "changed": 3 | null, "output":
+                                null | {"kind", "kl": 0.1, "before": [{"text", "p"}, …], "after": […], "words":
+                                [{"name", "i", "word", "before": 0.9, "after": 0.2, "instead": "…" | null}, …]},
+                                "reaches": whether the model runs; without one, the attention is changed alone
 GET  /runs/{run}/received       ?l&h&b&start&stop (at most 512 tokens)
                                 {"l", "h", "start", "stop", "n", "tokens", "received": [weight from all queries],
                                 "most"}
@@ -150,6 +157,7 @@ from .run import AttentionView, Run
 from .sentences import LONGEST
 from .views import alignment, geometry, heads, largest_weights, received, sharpest, tokens
 from .walk import cell, cells, trace, variance
+from .what_if import what_if
 
 Resource = Callable[..., Any]
 ABOUT_RUNS: dict[str, Resource] = {
@@ -157,6 +165,7 @@ ABOUT_RUNS: dict[str, Resource] = {
     "start": start,
     "perspectives": perspectives,
     "output": output,
+    "whatif": what_if,
 }  # answers about a run as a whole, not about one of its attentions
 JSON, BINARY = "application/json", "application/octet-stream"
 

@@ -17,7 +17,7 @@ from ..trace.whole_words import Words
 class Output:
     """The hidden states before the head, of a GPT or of a Transformer's decoder; logits are computed on request.
 
-    ids    the tokens that the queries read
+    ids    the tokens that the queries read; `source` those that the encoder read
     words  what a translator wrote; None for a GPT
     """
 
@@ -26,6 +26,7 @@ class Output:
     ids: Sequence[int]
     written: Sequence[int]
     words: Words | None
+    source: Sequence[int] = ()
 
     @classmethod
     @torch.no_grad()
@@ -40,7 +41,16 @@ class Output:
     ) -> "Output":
         """Run a Transformer on a source and on what it has written."""
         read = [start_token(model), *written[:-1]]
-        return cls(model, model.hidden(_batch(model, source), _batch(model, read))[0], read, written, words)
+        hidden = model.hidden(_batch(model, source), _batch(model, read))[0]
+        return cls(model, hidden, read, written, words, source)
+
+    @torch.no_grad()
+    def run_again(self) -> Float[Tensor, "n d_model"]:
+        """Run the model on the same tokens, edited if it is, and return its hidden states."""
+        read = _batch(self.model, self.ids)
+        if isinstance(self.model, GPT):
+            return self.model.hidden(read)[0]
+        return self.model.hidden(_batch(self.model, self.source), read)[0]
 
     @property
     def kind(self) -> str:
