@@ -89,8 +89,12 @@ export const LESSONS = [
         at: { screen: "walk", l: 0, h: 0, i: 0, step: "scores" },
       },
       {
-        say: html`Divided by √64 = 8 they are 14 and 12, and softmax shares 0.88 to 0.12. Of 112 and 96 it would make 0.9999999 to 0.0000001: the second word would be gone.`,
+        say: html`Divided by √64 = 8 they are 14 and 12, and softmax shares 0.88 to 0.12.`,
         at: { screen: "walk", l: 0, h: 0, i: 0, step: "softmax" },
+      },
+      {
+        say: html`What if they are not divided? Of 112 and 96, softmax makes 0.9999999 and 0.0000001: the second word is gone.`,
+        at: { screen: "walk", l: 0, h: 0, i: 0, step: "softmax", edits: "scale" },
       },
       {
         say: html`Is that always so? Here are random queries and keys. With <b>4</b> features, q·k stays small. Both histograms look alike.`,
@@ -122,6 +126,10 @@ export const LESSONS = [
       {
         say: html`e to the power of −∞ is 0: softmax gives later words exactly nothing, and what is left still sums to 1.`,
         at: { screen: "walk", l: 2, h: 0, i: 1, step: "softmax" },
+      },
+      {
+        say: html`What if there were no mask? Later words take their share at once, and the others get less.`,
+        at: { screen: "walk", l: 2, h: 0, i: 1, step: "softmax", edits: "mask" },
       },
       {
         say: html`All six queries: a triangle. The first word sees itself alone, the last one sees all.`,

@@ -14,14 +14,14 @@ export const DEFAULTS = {
 };
 const NUMBERS = new Set("l h i j word la a lb b alpha x y z at pieces d temperature top_k top_p".split(" "));
 /** The fields that every screen writes into its address. @type {(keyof State)[]} */
-const COMMON_FIELDS = ["pieces", "card", "at"];
+const COMMON_FIELDS = ["pieces", "edits", "card", "at"];
 
 /**
  * The fields that each screen writes into its address.
  * @type {Record<string, (keyof State)[]>}
  */
 const ADDRESS_FIELDS = {
-  walk: ["l", "h", "i", "j", "step", "kind", "edits"],
+  walk: ["l", "h", "i", "j", "step", "kind"],
   heads: ["l", "h", "la", "a", "lb", "b", "i", "kind"],
   geometry: ["l", "i", "j", "alpha"],
   alignment: ["l", "h", "word", "of"],

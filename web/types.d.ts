@@ -295,10 +295,10 @@ interface Cell {
   query?: string;
   key?: string;
   visible?: boolean;
-  dot?: number;
-  scaled?: number;
+  dot?: number | null;
+  scaled?: number | null;
   lse?: number | null;
-  p?: number;
+  p?: number | null;
   error?: Error;
 }
 

@@ -56,7 +56,7 @@ export function CellReadout({ cell, bin }) {
   /** @param {string | null | undefined} text */
   const quoted = (text) => (text === null || text === undefined ? "" : html` “${visible(text)}”`);
   return html`query ${count(cell.i)}<b class="q">${quoted(cell.query)}</b> → key ${count(cell.j)}<b class="k">${quoted(cell.key)}</b><br />
-    ${cell.visible ? html`weight <b>${full(cell.p)}</b> <span class="soft">(q·k ${short(cell.dot)}, scaled ${short(cell.scaled)}${cell.lse === null ? "" : `, ln Σ ${short(cell.lse)}`})</span>` : html`masked: this query may not attend to this key`}
+    ${cell.visible && cell.dot === null ? (cell.p === null ? html`not among the largest weights of this query, which are all that was kept` : html`weight <b>${full(cell.p)}</b>`) : cell.visible ? html`weight <b>${full(cell.p)}</b> <span class="soft">(q·k ${short(cell.dot)}, scaled ${short(cell.scaled)}${cell.lse === null ? "" : `, ln Σ ${short(cell.lse)}`})</span>` : html`masked: this query may not attend to this key`}
     ${bin > 1 && html`<br /><span class="soft">one of ${count(bin * bin)} weights in this pixel</span>`}`;
 }
 

@@ -5,6 +5,7 @@ import { paletteColour, PALETTES } from "../parts/colour.js";
 import { Matrix } from "../parts/matrix.js";
 import { argmax, clamp, full, percent, short, toNumber } from "../parts/numbers.js";
 import { visible } from "../parts/text.js";
+import { WhatIf } from "../parts/what_if.js";
 import { html, useMemo, useState } from "../preact.js";
 import { Ribbons, THINNEST } from "./ribbons.js";
 
@@ -49,7 +50,7 @@ function SharpestNote({ run, attention, sharpest, go }) {
 }
 
 /** @param {ScreenProps & {found: AlignmentAnswer}} props */
-function AlignedWords({ found, attention, state, go }) {
+function AlignedWords({ found, run, attention, state, go, answers, transport }) {
   const weights = useMemo(() => found.weights.map((row) => row.map(toNumber)), [found]);
   const { rows, columns } = found;
   const [hover, setHover] = useState(/** @type {Word | null} */ (null));
@@ -64,9 +65,13 @@ function AlignedWords({ found, attention, state, go }) {
     if (word.side) go({ word: word.at }, false);
   };
   const shared = { rows, columns, weights, lit, setHover, pin };
+  const i =
+    run.output && attention.kind === "cross" ? run.output.words.find((one) => one.word === pinned)?.i : undefined;
+  const keys = useAnswer(answers, i === undefined ? null : `runs/${run.run}/tokens`, { l: attention.l, axis: "k" });
   const textWords = [new Set(found.real_columns), new Set(found.real_rows)];
   return html`<div class="stack">
     <div class="card ribbons"><${Ribbons} ...${shared} textWords=${textWords} /></div>
+    ${i !== undefined && html`<${WhatIf} ...${{ run, attention, h: state.h, i, keyWords: keys.value, state, go, answers, transport, query: rows[pinned] }} />`}
     <div class="align">
       <${Weights} ...${shared} />
       <div><div class="card"><output class="readout" aria-live="polite" style=${{ margin: 0, border: 0, padding: 0 }}><${Shares} ...${shared} /></output></div>

@@ -6,6 +6,7 @@ import { argmax, count, full, toNumber, traceWeights, percent, short, sum } from
 import { allAnswers, Answered, headName, layerOf } from "../parts/answered.js";
 import { clipped, visible } from "../parts/text.js";
 import { tokenRange } from "../parts/token_range.js";
+import { WhatIf } from "../parts/what_if.js";
 import { WordPicker } from "../parts/word_picker.js";
 import { wordsOrPieces } from "../parts/words_or_pieces.js";
 import { Fans } from "./fans.js";
@@ -35,15 +36,16 @@ function HeadsOfKind(props) {
     i,
   });
   const tokens = useAnswer(answers, `runs/${run.run}/tokens`, tokenRange(attention, "q", i));
+  const keys = useAnswer(answers, `runs/${run.run}/tokens`, tokenRange(attention, "k", 0));
   const loaded = layers.filter((one) => one.value);
   return html`<h2>Two perspectives</h2>
     <p class="lede">What two heads attend to from the same word. The wider a ribbon, the larger the share.</p>
     ${loaded.length < layers.length && layers.some((one) => one.slow) && html`<p class="soft" role="status">${loaded.length} of ${layers.length} layers loaded…</p>`}
-    <${Answered} answer=${allAnswers(tokens, ...(loaded.length ? loaded : layers), ...(compared.error || !attention.has?.alignment ? [] : [compared]))}>${([words, ...rest]) => html`<${Comparison} ...${{ ...props, alike, layers: rest.filter((/** @type {any} */ one) => one.maps), words, i, compared: compared.value }} />`}<//>`;
+    <${Answered} answer=${allAnswers(tokens, ...(loaded.length ? loaded : layers), ...(compared.error || !attention.has?.alignment ? [] : [compared]))}>${([words, ...rest]) => html`<${Comparison} ...${{ ...props, alike, layers: rest.filter((/** @type {any} */ one) => one.maps), words, keyWords: keys.value, i, compared: compared.value }} />`}<//>`;
 }
 
-/** @param {ScreenProps & {alike: Attention[], layers: HeadsAnswer[], words: TokenRange, i: number, compared: PerspectivesAnswer | null}} props */
-function Comparison({ run, attention, state, go, answers, alike, layers, words, i, compared }) {
+/** @param {ScreenProps & {alike: Attention[], layers: HeadsAnswer[], words: TokenRange, keyWords: TokenRange | null, i: number, compared: PerspectivesAnswer | null}} props */
+function Comparison({ run, attention, state, go, answers, alike, layers, words, keyWords, transport, i, compared }) {
   /** @type {(l: number | null, h: number | null) => HeadPlace | null} */
   const placeOf = (l, h) =>
     l !== null && h !== null && alike.some((one) => one.l === l && one.heads.includes(h)) ? { l, h } : null;
@@ -77,6 +79,7 @@ function Comparison({ run, attention, state, go, answers, alike, layers, words, 
         ? html`<${Fans} ...${{ compared, A, B, nameOf, byHand, go }} />`
         : html`<${Readings} ...${shared} words=${!pooled && attention.kind !== "cross" && attention.n_q === attention.n_k ? words : null} />`
     }
+    <${WhatIf} ...${{ run, attention: attentionOf(A.l), h: A.h, i, keyWords: attention.n_k <= 512 ? keyWords : null, state, go, answers, transport, query: picked.range.tokens[picked.at(i)] ?? "" }} />
     <h2 style=${{ margin: "38px 0 0" }}>All heads</h2>
     <p class="lede">Each square is one head’s attention: rows are queries, columns are keys, bright is a large weight. Choose two heads to compare them.</p>
     <div class="row" style=${{ margin: "18px 0 12px" }}>

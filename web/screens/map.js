@@ -55,7 +55,7 @@ function Viewer({ run, attention, info, state, go, answers, transport, root }) {
       colourAt: (t) => paletteColour(chosenPalette(state), t),
     };
   drawnScene.current = scene;
-  const effort = useEffort(quality, JSON.stringify([view, query]), transport.canRun);
+  const effort = useEffort(quality, JSON.stringify([view, query]), transport.canRun && !info.top);
   useTileRequests(scene, effort, redraw);
   const pointers = useGestures({ frame, scene, move, point });
 

@@ -7,6 +7,7 @@ import { visible } from "../parts/text.js";
 import { tokenRange } from "../parts/token_range.js";
 import { useKeys } from "../parts/use_keys.js";
 import { joinKeys, wordsOrPieces } from "../parts/words_or_pieces.js";
+import { WhatIf } from "../parts/what_if.js";
 import { WordPicker } from "../parts/word_picker.js";
 import { html, useEffect, useMemo, useState } from "../preact.js";
 import { explain } from "./explanations.js";
@@ -120,7 +121,7 @@ function Steps({ run, words, keyWords, pieceTrace, attention, state, go, theme, 
       <h3>query</h3>
       <${WordPicker} words=${picked.range} at=${place} choose=${(at) => go({ i: picked.query(at) })} label="the query" />
     </div>
-    ${picked.joined && row.split && html`<p class="soft pieces-note">The model reads <b>${visible(picked.range.tokens[place])}</b> in pieces, ${piecesOf(words, place)}; the walk follows the last one. A word’s weight is the sum of its pieces’, its scores are those of its strongest piece.</p>`}
+    ${picked.joined && row.split && html`<p class="soft pieces-note">${piecesOf(words, place).includes(" ") ? html`The model reads <b>${visible(picked.range.tokens[place])}</b> in pieces, ${piecesOf(words, place)}; the walk follows the last one. ` : ""}A word in several pieces has the sum of their weights, and the scores of the strongest.</p>`}
     <nav class="rail" aria-label="steps">
       <button type="button" class="button" aria-label="previous step" disabled=${at === 0} onClick=${() => go({ step: steps[at - 1] })}>◀</button>
       <ol>${steps.map(
@@ -130,6 +131,7 @@ function Steps({ run, words, keyWords, pieceTrace, attention, state, go, theme, 
       )}</ol>
       <button type="button" class="button" aria-label="next step" disabled=${at === steps.length - 1} onClick=${() => go({ step: steps[at + 1] })}>▶</button>
     </nav>
+    <${WhatIf} ...${{ run, attention, h: state.h, i, keyWords, state, go, answers, transport, query: trace.token }} />
     <div class="walk" data-step=${step} data-at=${`${trace.l}/${trace.h}/${trace.i}`}>
       <section aria-label=${label(step)}><${Stage} ...${shared} /></section>
       <aside class="aside card">

@@ -108,7 +108,8 @@ GET  /runs/{run}/top            ?l&h&i&b   the largest weights of a query, as in
 GET  /runs/{run}/cell           ?l&h&i&j&b   {"l", "h", "i", "j", "b", "query": "saw", "key": "man", "visible": true,
                                 "dot", "scaled", "capped", "biased", "masked", "lse": … | null, "p"}
 GET  /runs/{run}/cells          ?l&h&i&j&b   the weights of query i on keys j to j + 31, or to the last key:
-                                {"l", "h", "i", "j", "b", "p": [… | null]}, null where the key is masked
+                                {"l", "h", "i", "j", "b", "p": [… | null]}, null where the key is masked, or
+                                not among the largest weights, where a recording kept summaries
 GET  /runs/{run}/map            ?l&h&b   {"l", "h", "n_q", "n_k", "tile": 256, "max_zoom": 9, "how": ["share", "max"],
                                 "value": "log2", "dtype": "f16", "known": 0.25}
                                 `known` is the share of queries whose softmax sum is known; every tile adds to it
