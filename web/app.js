@@ -29,7 +29,7 @@ const VIEWS = {
   heads: { View: Heads, title: "Heads", needs: "map" },
   geometry: { View: Geometry, title: "Geometry", needs: "geometry" },
   alignment: { View: Alignment, title: "Alignment", needs: "alignment" },
-  map: { View: MapScreen, title: "Map", needs: "map" },
+  map: { View: MapScreen, title: "Map", needs: "tiles" },
   output: { View: OutputScreen, title: "Output", needs: null },
   variance: { View: Variance, title: "Why √d", needs: null },
 };
@@ -193,7 +193,8 @@ function choose(run, state, sharpest, start) {
   const attention = chosen ?? able.find((one) => one.l === best?.l) ?? able[0];
   const heads = (attention ?? run.attentions[0])?.heads ?? [];
   const suggested = best && best.l === attention?.l ? best.h : null;
-  const h = heads.find((head) => head === state.h) ?? heads.find((head) => head === suggested) ?? heads[0] ?? 0;
+  const held = run.held && state.screen === "map" ? run.held.h : undefined;
+  const h = held ?? heads.find((head) => head === state.h) ?? heads.find((head) => head === suggested) ?? heads[0] ?? 0;
   const waits = state.screen === "alignment" ? !chosen : STARTING.has(state.screen) && state.i === null;
   const answered = suggestion.fresh || suggestion.error !== null;
   return { attention, h, settled: !waits || able.length === 0 || answered };

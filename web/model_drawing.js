@@ -18,7 +18,7 @@ export function ModelDrawing({ run, state, go, able, shown }) {
         ? html`<div class="stack-of"><span class="end">vectors</span>${run.attentions.map((one) => html`<${AttentionBox} ...${context} one=${one} label=${one.title ?? one.name} />`)}</div>`
         : stacks.map((stack) => html`<${Stack} ...${context} stack=${stack} last=${stack === stacks.at(-1)} />`)
     }
-    ${lit && state.screen !== "geometry" && html`<${HeadChips} attention=${lit} h=${shown.h} go=${go} />`}
+    ${lit && state.screen !== "geometry" && html`<${HeadChips} attention=${lit} h=${shown.h} go=${go} only=${state.screen === "map" ? run.held?.h : undefined} />`}
   </div>`;
 }
 
@@ -90,9 +90,9 @@ function AttentionBox({ one, label, go, able, lit, state }) {
 
 const CHIPS = 16; // heads; beyond, a list
 
-/** @param {{attention: Attention, h: number, go: Go}} props */
-function HeadChips({ attention, h, go }) {
-  const { heads } = attention;
+/** @param {{attention: Attention, h: number, go: Go, only?: number}} props  `only` is the head whose map a file holds */
+function HeadChips({ attention, h, go, only }) {
+  const heads = only === undefined ? attention.heads : [only];
   if (heads.length > CHIPS)
     return html`<label class="labelled">head <select value=${String(h)} onChange=${(/** @type {any} */ event) => go({ h: Number(event.currentTarget.value) })}>
       ${heads.map((one) => html`<option value=${String(one)} selected=${one === h}>${one}</option>`)}</select></label>`;

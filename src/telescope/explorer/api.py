@@ -30,7 +30,7 @@ GET  /runs/{run}                RUN = {"run": "r1", "rev": "…", "kind": "sente
                                 "cross" | "self", "heads": [0, 1, 2, 3], "batch": 1, "n_q": 9, "n_k": 9, "d_k": 16,
                                 "d_v": 16 | null, "formula": "softmax(mask(q·k / √16)) v", "mask": "causal",
                                 "has": {"trace": true, "context": true, "map": true, "geometry": true,
-                                "alignment": true, "tokens": true, "after": true}}, …]}
+                                "alignment": true, "tokens": true, "after": true, "tiles": true}}, …]}
                                 what `has` lacks answers 409; `why` gives the reason: {"why": {"map": "…"}}
 GET  /runs/{run}/tokens         ?l&axis=q|k&start&stop&b (at most 4,096)
                                 {"l", "axis", "start", "stop", "n": 9, "tokens": ["The", "·s", …], "words": [0, 0, …] |

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from .requests import Refusal, unknown
 from .run import Run, run_of_recording
 from .sentences import read, run_name
 
+CARD_KINDS = ("translator", "gpt")  # of the models that the landing's cards need
 SENTENCES, MODELS = 32, 2  # how many are kept in memory
 
 
@@ -80,6 +81,22 @@ class Library:
         """Return a worked example as a run: {"example": "bank", "inputs": {"x": [[…]]}?, "normalize": "by_sum"?}."""
         run = example_run(request["example"], request.get("inputs"), request.get("normalize"))
         return self.sentences.put(run.name, run)
+
+    def warm_up(self, stopped: Event) -> None:
+        """Load the models of the landing's cards, and run each once: the first sentence then takes no longer.
+
+        Ends early once `stopped` is set.
+        """
+        firsts = [next((n for n, m in self.models.items() if model_kind(m) == kind), None) for kind in CARD_KINDS]
+        for name in filter(None, firsts):
+            try:
+                if not stopped.wait(0.5):  # the page itself comes first
+                    self._model(name)
+                if not stopped.is_set():
+                    with self._run_lock:
+                        read(self._model(name), name, "Good morning.")
+            except (Refusal, LoadError):
+                continue
 
     def _model(self, name: str) -> Model:
         """Return a model by name, loaded in float32 if it is a folder; at most MODELS loaded ones are kept."""

@@ -181,7 +181,7 @@ class AttentionView:
     def to_json(self, number: int) -> dict[str, Any]:
         """Return an entry of the list "attentions" in a run's JSON."""
         facts, (queries, keys) = self.call.facts, self.size
-        has = ("trace", "context", "map", "geometry", "alignment", "tokens", "after")
+        has = ("trace", "context", "map", "geometry", "alignment", "tokens", "after", "tiles")
         return {
             "l": number,
             "name": self.name,
@@ -195,7 +195,7 @@ class AttentionView:
             "d_v": self.call.parts["values"].shape[-1] if isinstance(self.call, StepsCall) else None,
             "formula": self.call.attention.formula(facts.shape[3]),
             "mask": repr(self.call.attention.mask),
-            "has": {what: what not in self.missing for what in has},
+            "has": {what: ("map" if what == "tiles" else what) not in self.missing for what in has},
             "why": self.missing,
         }
 
