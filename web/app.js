@@ -93,6 +93,7 @@ function App({ root, transport, store }) {
           ${state.run ? html`<${Sentence} run=${run} onSent=${onSent} ...${shared} />` : html`<span></span>`}
           <${Tools} run=${run} toggleTheme=${toggleTheme} ...${shared} />
         </div>
+        ${run?.notice && html`<p class="notice" role="status">${run.notice}</p>`}
         ${run?.output && html`<${OutputLine} run=${run} ...${shared} />`}
         ${
           state.run &&

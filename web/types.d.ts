@@ -33,6 +33,8 @@ interface Run {
   text: string | null;
   written: string | null;
   example: ExampleFacts | null;
+  /** What a reader should know before believing the numbers. */
+  notice: string | null;
   /** In an exported file: the attention and head that it holds in full. */
   held?: { l: number; h: number };
   output: { kind: string; n: number; words: { name: string; i: number; word: number }[] } | null;

@@ -10,6 +10,8 @@ import pytest
 import writers
 from browsing import Page, Served
 from telescope.explorer.library import Library
+from telescope.recording.recorded_call import KeepOptions
+from telescope.recording.recording import Recording
 
 AXE = Path(__file__).parents[2] / "web/node_modules/axe-core/axe.min.js"
 LESSONS = Path(__file__).parents[2] / "web/lessons.js"
@@ -227,3 +229,54 @@ def test_words_are_followed_and_their_pieces_are_a_switch_away(home):
     tab.wait_for_url("**pieces=1**")
     pieces = tab.locator(".ledger td.now").evaluate_all("all => all.map(one => Number(one.title))")
     assert pieces == pytest.approx(weights, rel=1e-6)
+
+
+def test_an_empty_recording_says_so(home):
+    recording = Recording("Empty", ["blocks.0.self"], "steps", KeepOptions())
+    run = home.served.library.add(recording, "empty", "1")
+    for screen in ("walk", "heads", "map"):
+        tab = home.open(screen, run.name)
+        assert "No attention was called" in tab.locator(".failure").inner_text()
+    answer = home.served.api.answer("GET", f"/runs/{run.name}/start", {})
+    assert answer.status == 409
+
+
+@pytest.mark.parametrize("text", ["नमस्ते दुनिया", "Good 🐱 morning 👩‍🚀!", "Привет"])
+def test_other_scripts_and_emoji(home, text):
+    """Words stay whole, and what the model does not read is said."""
+    run = home.served.library.read(text, "translator")
+    tab = home.open("walk", run.name)
+    shown = tab.locator(".words button").all_inner_texts()
+    assert shown[0] == text.split()[0]
+    assert tab.locator(".notice").count() == (0 if text.isascii() or "Good" in text else 1)
+
+
+def test_go_takes_words(home):
+    run = home.served.library.read(writers.NOTES, "translator")
+    tab = home.open("map", run.name, l=0, h=0)
+    tab.get_by_label("query", exact=True).fill("telescope")
+    tab.get_by_label("key", exact=True).fill("man")
+    tab.get_by_role("button", name="go", exact=True).click()
+    tab.locator("output", has_text="query").wait_for()
+    columns = run.views[0].columns
+    places = [columns.positions(columns.find(word))[0] for word in ("telescope", "man")]
+    tab.wait_for_function(
+        "(said) => document.querySelector('output').innerText.includes(said)", arg=f"query {places[0]}"
+    )
+    assert f"key {places[1]}" in tab.locator("output").inner_text()
+    tab.get_by_label("key", exact=True).fill("nowhere")
+    tab.get_by_role("button", name="go", exact=True).click()
+    tab.get_by_role("alert").wait_for()
+
+
+def test_what_follows_a_head_is_what_the_model_computes(home):
+    """The feed-forward network's output, added, is what the next layer of the encoder reads."""
+    model = writers.translator(heads=2, encoder_blocks=2, decoder_blocks=1)
+    library = Library({"small": model})
+    run = library.read("How are you?", "small")
+    api = home.served.api.__class__(library)
+    for i in range(run.views[0].size[0]):
+        answer = api.ask(f"/runs/{run.name}/after", l=0, i=i)
+        assert answer["difference"] < 1e-5
+        passed = next(stage["norm"] for stage in answer["stages"] if stage["name"] == "passed")
+        assert passed == pytest.approx(float(run.views[1].call.before[0, i].norm()), rel=1e-5)

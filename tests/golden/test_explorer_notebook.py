@@ -102,6 +102,7 @@ def test_without_anywidget_show_returns_a_static_page(monkeypatch):
         (lambda: show(recorded(5), layer=-9), "there is no layer -9"),
         (lambda: show("nowhere"), "does not exist"),
         (lambda: show(torch.nn.Linear(1, 1), "text"), "has its text"),
+        (lambda: show("nowhere", "text"), "nowhere"),
     ],
 )
 def test_arguments_that_cannot_be_shown(what, part):

@@ -90,7 +90,7 @@ function Viewer({ run, attention, info, state, go, answers, transport, root }) {
 
   const bin = view && size ? tileLevel(view, info, size.dense).bin : 1;
   return html`
-    <${Toolbar} ...${{ info, state, go, zoomBy, showAll, jump, queryField }} />
+    <${Toolbar} ...${{ run, l: attention.l, answers, info, state, go, zoomBy, showAll, jump, queryField }} />
     <div class="mapped"><div class="viewer" ref=${frame} role="application" tabindex="0" aria-roledescription="map" onKeyDown=${pressKey} ...${pointers}
         aria-label=${`map of ${count(info.n_q)} queries and ${count(info.n_k)} keys; arrows move it, plus and minus zoom, Shift and arrows go from cell to cell, Home shows all`}>
       <canvas ref=${canvas} data-picture="map"></canvas>

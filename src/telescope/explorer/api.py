@@ -22,7 +22,8 @@ GET  /runs/{run}                RUN = {"run": "r1", "rev": "…", "kind": "sente
                                 "model": "…", "text": "…" | null, "written": "…" | null, "keep": "steps", "example":
                                 null | {"name", "origin", "normalize", "inputs": [{"name": "x", "rows": ["money", …] |
                                 null, "numbers": [[…]]}, …], "scenes": [{"title", "caption", "query": 1, "findings":
-                                […], "inputs": ["x"]}, …]}, one scene for each attention, "output": null |
+                                […], "inputs": ["x"]}, …]}, one scene for each attention, "notice": "…" | null,
+                                "output": null |
                                 {"kind": "gpt" | "translator", "n": 6, "words": [{"name": "Bank", "i": 7, "word":
                                 6}, …]}: the query that wrote a word's last token, and the word's row in an alignment,
                                 "attentions": [{"l": 0, "name": "encoder.0.self", "title": "…" | null, "kind": "encoder"

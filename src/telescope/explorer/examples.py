@@ -16,6 +16,7 @@ from ..recording.queries_keys_call import StepsCall
 from ..recording.recorded_call import KeepOptions
 from ..recording.recording import Recording
 from ..tasks.explaining.examples import EXAMPLES, Example, ExampleScene
+from ..trace.trace import Trace
 from ..trace.whole_words import Words
 from .requests import Refusal, unknown
 from .run import AttentionView, Run
@@ -50,6 +51,13 @@ def example_run(name: str, inputs: object = None, normalize: object = None) -> R
     if name == "bank":  # one picture for both: the same word moves to two places
         views = tuple(replace(view, beside=views) for view in views)
     return Run(run, run, "example", example.sentence, name, "steps", views, None, None, _to_json(example, normalizer))
+
+
+def run_of_trace(steps: Trace) -> Run:
+    """Return a trace as a run of one attention."""
+    scene = ExampleScene("Trace", "", steps, steps.query_tokens[0])
+    words = " ".join(steps.key_tokens)
+    return Run("trace", "trace", "sentence", words[:80], "trace", "steps", (_view(0, scene),))
 
 
 def _view(number: int, scene: ExampleScene) -> AttentionView:

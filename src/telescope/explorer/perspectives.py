@@ -4,7 +4,7 @@ from typing import Any
 
 from ..tasks.explaining.perspectives import HeadPerspective, head_perspectives, most_different, most_telling
 from ..trace.numbers import json_numbers
-from .requests import Refusal, RequestParams
+from .requests import Refusal, RequestParams, not_kept
 from .run import AttentionView, Run
 from .views import EXACT, WordWeights, word_weights
 from .walk import sequence
@@ -15,6 +15,8 @@ Place = tuple[int, int]  # the index of an attention in the run, and the number 
 def start(run: Run, params: RequestParams) -> dict[str, Any]:
     """Answer GET /runs/{run}/start: the attention, head and query that a reader should see first."""
     b = params.index("b", max((view.batch for view in run.views), default=1), "sequence", 0)
+    if not run.views:
+        raise not_kept("no attention was called while this was recorded")
     first = next((at for at, view in enumerate(run.views) if "trace" not in view.missing), 0)
     if run.example is not None:
         return {"l": 0, "h": 0, "i": run.example["scenes"][0]["query"]}

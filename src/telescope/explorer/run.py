@@ -215,6 +215,8 @@ class Run:
     written: str | None = None
     example: dict[str, Any] | None = None
     """A worked example: its captions, and the matrices that it is computed from."""
+    notice: str | None = None
+    """What a reader should know before believing the numbers."""
     output: Output | None = None
     """What the model made of the text: of a sentence that a GPT or a Transformer has read."""
 
@@ -240,6 +242,7 @@ class Run:
             "written": self.written,
             "keep": self.keep,
             "example": self.example,
+            "notice": self.notice,
             "output": None if self.output is None else self.output.to_json(),
             "attentions": [view.to_json(number) for number, view in enumerate(self.views)],
         }

@@ -46,7 +46,19 @@ def read(model: Model, model_name: str, text: str, target: str | None = None) ->
     except ValueError as problem:
         raise _unreadable(str(problem)) from None
     name = run_name(model_name, text, target)
-    return Run(name, name, "sentence", text, model_name, "steps", tuple(views), text, written, output=output)
+    return Run(
+        name,
+        name,
+        "sentence",
+        text,
+        model_name,
+        "steps",
+        tuple(views),
+        text,
+        written,
+        notice=_notice(model, text),
+        output=output,
+    )
 
 
 Seen = tuple[list[AttentionView], str | None, Output | None]
@@ -113,6 +125,22 @@ def _forced(model: Transformer, target: str) -> Written:
     ids = encode_text(model, target)
     ends = bool(ids) and ids[-1] in model.special.end
     return Written(ids if ends else [*ids, *model.special.end[:1]], target, "end")
+
+
+def _notice(model: Model, text: str) -> str | None:
+    """Return a warning for a text in a script that the model has hardly read: it falls apart into single characters."""
+    letters = sum(character.isalpha() for character in text)
+    foreign = sum(character.isalpha() and ord(character) > LATIN for character in text)
+    pieces = len(encode_text(model, text))
+    if foreign * 2 <= letters or pieces * 5 < letters * 4:
+        return None
+    return (
+        f"This model has hardly read this script: {letters} letters became {pieces} pieces. What it writes about them, "
+        "and where it looks, means little."
+    )
+
+
+LATIN = 0x24F  # the last Latin letter
 
 
 def _longest(model: Model) -> int:
