@@ -80,7 +80,7 @@ export function Matrix({ rows, colour, labels, columns, name, cell, at, chosen, 
         width <= FEW &&
         cell >= 16 &&
         html`<div class="numbers" aria-hidden="true" style=${{ gridTemplateColumns: `repeat(${width}, 1fr)` }}>
-        ${rows.flat().map((x) => html`<span style=${{ color: readableInk(colour(x)) }}>${short(x)}</span>`)}</div>`
+        ${rows.flat().map((x) => html`<span style=${{ color: x === 0 && colour(x)[3] === 0 ? "inherit" : readableInk(colour(x)) }}>${short(x)}</span>`)}</div>`
       }
       ${
         at &&
