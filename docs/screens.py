@@ -33,32 +33,46 @@ By chance or nature's changing course untrimm'd;
 But thy eternal summer shall not fade,
 Nor lose possession of that fair thou ow'st;
 """
+MONEY = "I put my money in the bank."
+PROMPT = "To be, or not to"
+LESSONS: list[tuple[str, str, dict[str, Any]]] = [
+    ("journey", "/s/example-journey/walk", {"l": 0, "h": 0, "i": 1, "step": "embedding"}),
+    ("qkv", "/s/example-journey/walk", {"l": 1, "h": 0, "i": 1, "step": "qkv", "at": 1}),
+    ("mask", "/s/example-journey/walk", {"l": 2, "h": 0, "i": 1, "step": "mask", "at": 1}),
+    ("heads", "/s/example-telescope/heads", {"l": 0, "h": 0, "la": 0, "a": 0, "lb": 0, "b": 1, "i": 7}),
+]
 SIZE = {"width": 1180, "height": 760}
 
 
 def pictures(library: Library, translator: str, writer: str, folder: Path) -> None:
     """Write one PNG for each screen into the folder."""
     sentence, sonnet = library.read(SENTENCE, translator), library.read(SONNET, writer)
+    money, prompt = library.read(MONEY, translator), library.read(PROMPT, writer)
     query, port = sentence.place("with"), serve(library)
     views: dict[str, tuple[str, str, dict[str, Any]]] = {
-        "walk": ("light", sentence.name, {"l": 1, "h": 2, "i": query, "step": "softmax"}),
-        "heads": ("dark", sentence.name, {"l": 1, "h": 2, "la": 1, "a": 2, "lb": 2, "b": 2, "i": query}),
-        "geometry": ("light", sentence.name, {"l": 1, "i": query}),
-        "alignment": ("dark", sentence.name, {}),
-        "map": ("light", sonnet.name, {"l": 1, "h": 0}),
+        "landing": ("light", "/", {}),
+        "walk": ("light", f"/s/{sentence.name}/walk", {"i": query}),
+        "heads": ("dark", f"/s/{sentence.name}/heads", {"i": query}),
+        "geometry": ("light", "/s/example-bank/geometry", {"i": 1, "j": 0, "card": "bank", "at": 1}),
+        "alignment": ("dark", f"/s/{money.name}/alignment", {}),
+        "map": ("light", f"/s/{sonnet.name}/map", {"l": 1, "h": 0}),
+        "output": ("light", f"/s/{prompt.name}/output", {"card": "next", "at": 0}),
+        "variance": ("light", "/s/example-thinking-machines/variance", {"d": 512, "card": "scale", "at": 4}),
+        "what-if": ("light", f"/s/{money.name}/walk", {"kind": "cross", "edits": "sum"}),
+        **{f"lesson-{name}": ("light", path, {"card": name, "at": 0} | state) for name, path, state in LESSONS},
     }
     folder.mkdir(exist_ok=True)
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), chromium_sandbox=False, args=["--disable-gpu"]
         )
-        for screen, (theme, run, state) in views.items():
+        for screen, (theme, path, state) in views.items():
             page = chromium.new_page(viewport=SIZE, color_scheme=theme, reduced_motion="reduce")
             page.goto(f"http://127.0.0.1:{port}/healthz?token={TOKEN}")
-            page.goto(f"http://127.0.0.1:{port}/s/{run}/{screen}?{urlencode(state)}")
+            page.goto(f"http://127.0.0.1:{port}{path}?{urlencode(state)}")
             page.wait_for_load_state("networkidle")
-            # The table of all heads is long: the picture ends above it.
-            end = page.locator("h2:has-text('Habits'), footer").first.bounding_box()
+            # The list of all heads is long: the picture ends above it.
+            end = page.locator("h2:has-text('All heads'), footer").first.bounding_box()
             clip = {"x": 0, "y": 0, "width": SIZE["width"], "height": end["y"] - 12}
             page.screenshot(path=folder / f"{screen}.png", full_page=True, clip=clip)
             page.close()

@@ -1,34 +1,43 @@
 /** The frame around the screens: the sentence, the choice of screen, attention and head, and shortcuts for all screens. */
 import { Answers, useAnswer } from "./answers.js";
 import { Help } from "./help.js";
-import { Answered, KINDS, layerOf } from "./parts/answered.js";
+import { Landing } from "./landing.js";
+import { LessonBar } from "./lesson_bar.js";
+import { ModelDrawing } from "./model_drawing.js";
+import { OutputLine } from "./output_line.js";
+import { Answered } from "./parts/answered.js";
 import { clipped, visible } from "./parts/text.js";
 import { useKeys } from "./parts/use_keys.js";
 import { html, render, useCallback, useEffect, useMemo, useRef, useState } from "./preact.js";
+import { NOTHING_CHOSEN } from "./run_source.js";
 import { SaveMenu } from "./saving/menu.js";
 import { Alignment } from "./screens/alignment.js";
 import { Geometry } from "./screens/geometry.js";
 import { Heads } from "./screens/heads.js";
 import { MapScreen } from "./screens/map.js";
+import { OutputScreen } from "./screens/output.js";
+import { Variance } from "./screens/variance.js";
 import { Walk } from "./screens/walk.js";
 import { SCREENS, statePath } from "./state.js";
 
 /**
- * The component of each screen, its title, and the field of an attention's `has` that the screen needs.
- * @type {Record<string, {View: (props: ScreenProps) => any, title: string, needs: string}>}
+ * The component of each screen, its title, and the field of an attention's `has` that the screen needs, if any.
+ * @type {Record<string, {View: (props: ScreenProps) => any, title: string, needs: string | null}>}
  */
 const VIEWS = {
   walk: { View: Walk, title: "Walk", needs: "trace" },
   heads: { View: Heads, title: "Heads", needs: "map" },
   geometry: { View: Geometry, title: "Geometry", needs: "geometry" },
   alignment: { View: Alignment, title: "Alignment", needs: "alignment" },
-  map: { View: MapScreen, title: "Map", needs: "map" },
+  map: { View: MapScreen, title: "Map", needs: "tiles" },
+  output: { View: OutputScreen, title: "Output", needs: null },
+  variance: { View: Variance, title: "Why √d", needs: null },
 };
 
 /** @typedef {{attention: Attention | undefined, h: number, settled: boolean}} Shown  `settled` once the choice is final */
 /**
- * @typedef {Omit<ScreenProps, "run" | "attention" | "state" | "sharpest"> & {state: State, shown: Shown,
- *   sharpest: Fetched<Sharpest>}} SharedProps
+ * @typedef {Omit<ScreenProps, "run" | "attention" | "state" | "sharpest" | "start"> & {state: State, shown: Shown,
+ *   sharpest: Fetched<Sharpest>, start: Fetched<Start>}} SharedProps
  */
 
 /**
@@ -64,45 +73,66 @@ function App({ root, transport, store }) {
   useEffect(() => store.listen(setState), [store]);
 
   const [sent, setSent] = useState(0); // sentences run since the page was opened; each requests the list again
+  const onSent = () => setSent((n) => n + 1);
   const runs = useAnswer(answers, "runs", sent ? { sent } : undefined);
-  useEffect(() => {
-    const newest = runs.value?.runs?.[0];
-    if (!state.run && newest) go({ run: newest.run }, false);
-  }, [runs.value, state.run]);
 
   const answer = useAnswer(answers, state.run && `runs/${state.run}`);
   /** @type {Run | null} */
-  const run = state.run ? answer.value : null;
-  const compares = run && state.screen === "alignment" && showable(run, state).length;
-  const sharpest = useAnswer(answers, compares ? `runs/${run.run}/sharpest` : null);
-  const shown = run && choose(run, state, sharpest);
-  const shared = { state, go, answers, transport, theme, root, shown, sharpest };
+  const run = state.run && answer.value?.run === state.run ? answer.value : null;
+  const able = run ? showable(run, state).length : 0;
+  const sharpest = useAnswer(answers, run && state.screen === "alignment" && able ? `runs/${run.run}/sharpest` : null);
+  const starts =
+    run && able && STARTING.has(state.screen) && (state.l === null || state.h === null || state.i === null);
+  const start = useAnswer(answers, starts ? `runs/${run.run}/start` : null);
+  const shown = run && choose(run, state, sharpest, start);
+  const shared = { state, go, answers, transport, theme, root, shown, sharpest, start };
   return html`<div class="top">
       <div class="inside">
         <div class="masthead">
-          <div class="brand">${LOGO}<h1>Telescope</h1></div>
-          <${Sentence} run=${run} onSent=${() => setSent((n) => n + 1)} ...${shared} />
+          <a class="brand" href="/" aria-label="Telescope: all lessons" onClick=${openHome(transport, go)}>${LOGO}<h1>Telescope</h1></a>
+          ${state.run ? html`<${Sentence} run=${run} onSent=${onSent} ...${shared} />` : html`<span></span>`}
           <${Tools} run=${run} toggleTheme=${toggleTheme} ...${shared} />
         </div>
-        <div class="bar">
+        ${run?.notice && html`<p class="notice" role="status">${run.notice}</p>`}
+        ${run?.output && html`<${OutputLine} run=${run} ...${shared} />`}
+        ${
+          state.run &&
+          html`<div class="bar">
           <nav class="tabs" aria-label="screens">
-            ${SCREENS.map((screen) => html`<${Tab} ...${{ screen, run, state, go }} />`)}
+            ${SCREENS.filter((screen) => isOffered(screen, run, state)).map((screen) => html`<${Tab} ...${{ screen, run, state, go }} />`)}
           </nav>
           ${run && html`<${Choices} run=${run} runs=${runs.value?.runs ?? []} ...${shared} />`}
         </div>
+        ${run && html`<${ModelDrawing} run=${run} state=${state} go=${go} shown=${shown} able=${showable(run, state)} />`}`
+        }
       </div>
     </div>
+    <${LessonBar} ...${{ state, run, go, answers, transport }} />
     <main class="inside screen">
       ${
-        !state.run && runs.value?.runs?.length === 0
-          ? html`<p class="waiting">Nothing has been run yet. Type a sentence above.</p>`
-          : html`<${Answered} answer=${state.run ? answer : runs}>${(value) => (value.attentions ? html`<${Screen} run=${value} ...${shared} />` : null)}<//>`
+        !state.run
+          ? html`<${Landing} ...${{ go, answers, transport, onSent, runs: runs.value?.runs ?? [] }} />`
+          : html`<${Answered} answer=${answer}>${(/** @type {Run} */ value) => (value.run === state.run ? html`<${Screen} run=${value} ...${shared} />` : null)}<//>`
       }
     </main>
     <footer class="inside foot">
       <span>Every number here was computed by the model. Attention shows where a head looks; by itself it does not explain what the model does.</span>
     </footer>`;
 }
+
+/** The screens that begin where `start` says. */
+const STARTING = new Set(["walk", "heads"]);
+
+/** @type {(transport: Transport, go: Go) => (event: Event) => void} */
+const openHome = (transport, go) => (event) => {
+  event.preventDefault();
+  if (transport.canRun) go({ run: null, card: null, at: null });
+};
+
+/** @type {(screen: string, run: Run | null, state: State) => boolean} */
+const isOffered = (screen, run, state) =>
+  screen === state.screen ||
+  (screen === "output" ? Boolean(run?.output) : screen === "variance" ? run?.kind === "example" : true);
 
 /** @param {{screen: string, run: Run | null, state: State, go: Go}} props */
 function Tab({ screen, run, state, go }) {
@@ -118,16 +148,22 @@ function Tab({ screen, run, state, go }) {
  * The chosen screen, with an attention and a head that it can show.
  * @param {SharedProps & {run: Run}} props
  */
-function Screen({ run, state, shown, sharpest, ...rest }) {
+function Screen({ run, state, shown, sharpest, start, ...rest }) {
   const { attention, h } = shown;
   const { View, needs } = VIEWS[state.screen];
   if (!attention) {
-    const why = run.attentions.map((one) => one.why?.[needs]).find(Boolean);
-    return html`<p class="failure" role="status">${why ?? "This recording does not hold what this screen shows."}</p>`;
+    const why = needs && run.attentions.map((one) => one.why?.[needs]).find(Boolean);
+    const empty = run.attentions.length ? "This recording does not hold what this screen shows." : EMPTY;
+    return html`<p class="failure" role="status">${why ? `${why[0].toUpperCase()}${why.slice(1)}.` : empty}</p>`;
   }
-  if (!shown.settled) return html`<${Answered} answer=${{ slow: sharpest.slow }} />`;
-  return html`<${View} key=${run.run} run=${run} attention=${attention} state=${{ ...state, l: attention.l, h }} sharpest=${sharpest.value} ...${rest} />`;
+  if (!shown.settled) return html`<${Answered} answer=${{ slow: sharpest.slow || start.slow }} />`;
+  const i = state.i ?? (start.fresh && start.value ? start.value.i : null);
+  const given = { run, attention, state: { ...state, l: attention.l, h, i }, sharpest: sharpest.value };
+  return html`<${View} key=${run.example?.name ?? run.run} start=${start.value} ...${given} ...${rest} />`;
 }
+
+const EMPTY =
+  "No attention was called while this was recorded. Run the model inside the block: with ts.watch(model): …";
 
 /**
  * Return the attentions that the screen can show; for an alignment those between two texts, if there are any.
@@ -135,27 +171,34 @@ function Screen({ run, state, shown, sharpest, ...rest }) {
  * @param {State} state
  */
 function showable(run, state) {
-  const able = run.attentions.filter((one) => one.has?.[VIEWS[state.screen].needs] !== false);
+  const { needs } = VIEWS[state.screen];
+  const able = run.attentions.filter((one) => needs === null || one.has?.[needs] !== false);
   const cross = state.screen === "alignment" ? able.filter((one) => one.kind === "cross") : [];
   return cross.length ? cross : able;
 }
 
 /**
- * Return the attention and head of the state if the screen can show them, otherwise the first that it can; for an
- * alignment the sharpest.
+ * Return the attention and head of the state if the screen can show them, otherwise those where a reader should begin;
+ * for an alignment the sharpest.
  * @param {Run} run
  * @param {State} state
  * @param {Fetched<Sharpest>} sharpest
+ * @param {Fetched<Start>} start
  * @returns {Shown}
  */
-function choose(run, state, sharpest) {
+function choose(run, state, sharpest, start) {
   const able = showable(run, state);
-  const best = state.screen === "alignment" && sharpest.fresh ? sharpest.value : null;
-  const chosen = able.find((one) => one.l === state.l);
+  const suggestion = state.screen === "alignment" ? sharpest : start;
+  const best = suggestion.fresh ? suggestion.value : null;
+  const chosen = able.find((one) => one.l === state.l) ?? able.find((one) => one.kind === state.kind);
   const attention = chosen ?? able.find((one) => one.l === best?.l) ?? able[0];
-  const { heads } = attention ?? run.attentions[0];
-  const h = heads.find((head) => head === state.h) ?? (best && best.l === attention?.l ? best.h : heads[0]);
-  return { attention, h, settled: state.screen !== "alignment" || Boolean(chosen) || Boolean(sharpest.fresh) };
+  const heads = (attention ?? run.attentions[0])?.heads ?? [];
+  const suggested = best && best.l === attention?.l ? best.h : null;
+  const held = run.held && state.screen === "map" ? run.held.h : undefined;
+  const h = held ?? heads.find((head) => head === state.h) ?? heads.find((head) => head === suggested) ?? heads[0] ?? 0;
+  const waits = state.screen === "alignment" ? !chosen : STARTING.has(state.screen) && state.i === null;
+  const answered = suggestion.fresh || suggestion.error !== null;
+  return { attention, h, settled: !waits || able.length === 0 || answered };
 }
 
 /** @param {SharedProps & {run: Run | null, onSent: () => void}} props */
@@ -170,6 +213,7 @@ function Sentence({ run, transport, answers, go, onSent }) {
   const names = models?.models ?? [];
   const model = [chosen, run?.model, models?.default].find((name) => names.includes(name));
   const current = run?.text != null ? visible(run.text) : run && !canRun ? visible(run.title) : "";
+  const kind = run?.kind === "example" ? "a worked example" : "a recording";
   /** @param {Event} event */
   const submit = async (event) => {
     event.preventDefault();
@@ -182,7 +226,7 @@ function Sentence({ run, transport, answers, go, onSent }) {
       setText(null);
       setChosen(null);
       onSent();
-      go({ ...NOTHING_CHOSEN, run: made.run });
+      go({ ...NOTHING_CHOSEN, card: null, at: null, run: made.run });
     } catch (failure) {
       setProblem(/** @type {Error} */ (failure).message);
     }
@@ -190,7 +234,7 @@ function Sentence({ run, transport, answers, go, onSent }) {
   };
   return html`<form class="sentence" onSubmit=${submit}>
     <input type="text" aria-label=${canRun ? "a sentence for the model" : "what was recorded"} maxlength="4000" readonly=${!canRun} autocomplete="off" spellcheck="false"
-      value=${text ?? current} placeholder=${canRun && run ? `${visible(run.title)} is a recording; type a sentence` : ""} onInput=${(event) => setText(event.currentTarget.value)} />
+      value=${text ?? current} placeholder=${canRun && run ? `${visible(run.title)} is ${kind}; type a sentence` : ""} onInput=${(event) => setText(event.currentTarget.value)} />
     ${
       canRun &&
       names.length > 1 &&
@@ -204,45 +248,21 @@ function Sentence({ run, transport, answers, go, onSent }) {
   ${problem && html`<p class="failure" style=${{ gridColumn: "1 / -1", margin: 0 }}>${problem}</p>`}`;
 }
 
-/** What was chosen in one run does not apply to another. @type {Partial<State>} */
-const NOTHING_CHOSEN = Object.fromEntries(
-  ["i", "j", "word", "x", "y", "z", "la", "a", "lb", "b"].map((name) => [name, null]),
-);
-
 /** @param {SharedProps & {run: Run, runs: Run[]}} props */
-function Choices({ run, runs, state, go, shown }) {
+function Choices({ run, runs, state, go }) {
   const others = runs.some((one) => one.run === run.run) ? runs : [run, ...runs];
-  const attention = shown.attention ?? run.attentions[0];
-  const kinds = [...new Set(run.attentions.map((one) => one.kind))];
-  const able = showable(run, state);
-  /** @param {Attention} one */
-  const label = (one) => (kinds.length > 1 ? `${one.kind}, layer ${layerOf(one)}` : `layer ${layerOf(one)}`);
+  const hasPieces = run.kind !== "example" && ["walk", "heads", "geometry"].includes(state.screen);
   return html`<div class="which">
     ${
       others.length > 1 &&
-      html`<label class="labelled">run <select value=${run.run} onChange=${(event) => go({ ...NOTHING_CHOSEN, l: null, h: null, run: event.currentTarget.value })}>
+      html`<label class="labelled">run <select value=${run.run} onChange=${(/** @type {any} */ event) => go({ ...NOTHING_CHOSEN, card: null, at: null, run: event.currentTarget.value })}>
       ${others.map((one) => html`<option value=${one.run} selected=${one.run === run.run}>${clipped(one.title, 22)}</option>`)}
     </select></label>`
     }
-    <label class="labelled">attention <select value=${String(attention.l)} onChange=${(event) => go({ l: Number(event.currentTarget.value) })}>
-      ${kinds.map(
-        (kind) => html`<optgroup label=${KINDS[kind] ?? kind}>
-        ${run.attentions
-          .filter((one) => one.kind === kind)
-          .map(
-            (
-              one,
-            ) => html`<option value=${String(one.l)} disabled=${!able.includes(one)} selected=${one.l === attention.l}>
-          ${label(one)}</option>`,
-          )}
-      </optgroup>`,
-      )}
-    </select></label>
     ${
-      state.screen !== "geometry" &&
-      html`<label class="labelled">head <select value=${String(shown.h)} onChange=${(event) => go({ h: Number(event.currentTarget.value) })}>
-      ${attention.heads.map((h) => html`<option value=${String(h)} selected=${h === shown.h}>${h}</option>`)}
-    </select></label>`
+      hasPieces &&
+      html`<span class="segments" role="group" aria-label="words or the pieces that the model reads">
+      ${["words", "pieces"].map((label, at) => html`<button type="button" aria-pressed=${state.pieces === at} onClick=${() => go({ pieces: at }, false)}>${label}</button>`)}</span>`
     }
   </div>`;
 }
@@ -254,9 +274,12 @@ function Tools({ toggleTheme, theme, ...rest }) {
   useKeys(root, ({ key }) => {
     if (key === "?") setHelp(true);
     else if (key === "t") toggleTheme();
-    else if (/^[1-5]$/.test(key)) go({ screen: SCREENS[Number(key) - 1] });
-    else if (run && (key === "[" || key === "]")) {
-      const { heads } = shown.attention ?? run.attentions[0];
+    else if (run && /^[1-7]$/.test(key)) {
+      const offered = SCREENS.filter((screen) => isOffered(screen, run, state));
+      if (!offered[Number(key) - 1]) return false;
+      go({ screen: offered[Number(key) - 1] });
+    } else if (run && (key === "[" || key === "]")) {
+      const heads = (shown.attention ?? run.attentions[0])?.heads ?? [];
       const next = heads[heads.indexOf(shown.h) + (key === "]" ? 1 : -1)];
       if (next !== undefined) go({ h: next });
     } else if (run && (key === "{" || key === "}")) {

@@ -1,28 +1,33 @@
 /** One state for all screens, and where it is kept: in the page's address, behind its #, or in a notebook's cell. */
 
-export const SCREENS = ["walk", "heads", "geometry", "alignment", "map"];
+export const SCREENS = ["walk", "heads", "geometry", "alignment", "map", "output", "variance"];
 
 /**
  * null has not been chosen: each screen then starts where it shows the most.
  * @type {State}
  */
-const DEFAULTS = {
-  ...{ screen: "walk", run: null, l: null, h: null, i: null, j: null, step: "tokens" },
+export const DEFAULTS = {
+  ...{ screen: "walk", run: null, l: null, h: null, i: null, j: null, step: "softmax" },
+  ...{ kind: null, card: null, at: null, pieces: 0, d: 64, temperature: 1, top_k: 0, top_p: 1, edits: null },
   ...{ word: null, la: null, a: null, lb: null, b: null, alpha: 1, x: null, y: null, z: null },
   ...{ of: "mean", how: "share", scale: "log", lim: null, palette: "viridis" },
 };
-const NUMBERS = new Set(["l", "h", "i", "j", "word", "la", "a", "lb", "b", "alpha", "x", "y", "z"]);
+const NUMBERS = new Set("l h i j word la a lb b alpha x y z at pieces d temperature top_k top_p".split(" "));
+/** The fields that every screen writes into its address. @type {(keyof State)[]} */
+const COMMON_FIELDS = ["pieces", "edits", "card", "at"];
 
 /**
  * The fields that each screen writes into its address.
  * @type {Record<string, (keyof State)[]>}
  */
 const ADDRESS_FIELDS = {
-  walk: ["l", "h", "i", "j", "step"],
-  heads: ["l", "h", "la", "a", "lb", "b", "i"],
+  walk: ["l", "h", "i", "j", "step", "kind"],
+  heads: ["l", "h", "la", "a", "lb", "b", "i", "kind"],
   geometry: ["l", "i", "j", "alpha"],
   alignment: ["l", "h", "word", "of"],
   map: ["l", "h", "x", "y", "z", "how", "scale", "lim", "palette"],
+  output: ["i", "temperature", "top_k", "top_p"],
+  variance: ["d"],
 };
 
 /**
@@ -50,7 +55,10 @@ export function parseState(path, query) {
  * @param {State} state
  */
 export function statePath(state) {
-  const fields = ADDRESS_FIELDS[state.screen].filter((name) => state[name] !== null && state[name] !== DEFAULTS[name]);
+  if (!state.run) return "/";
+  const fields = [...ADDRESS_FIELDS[state.screen], ...COMMON_FIELDS].filter(
+    (name) => state[name] !== null && state[name] !== DEFAULTS[name],
+  );
   const query = fields.map((name) => `${name}=${encodeURIComponent(String(state[name]))}`).join("&");
   return `/s/${encodeURIComponent(String(state.run))}/${state.screen}${query ? `?${query}` : ""}`;
 }

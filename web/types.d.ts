@@ -14,6 +14,7 @@ type TemplateValue = ((...args: any[]) => any) | object | string | number | bool
 interface Attention {
   l: number;
   name: string;
+  title: string | null;
   kind: string;
   heads: number[];
   n_q: number;
@@ -26,10 +27,56 @@ interface Attention {
 
 interface Run {
   run: string;
+  kind: string;
   title: string;
   model: string;
   text: string | null;
+  written: string | null;
+  example: ExampleFacts | null;
+  /** What a reader should know before believing the numbers. */
+  notice: string | null;
+  /** In an exported file: the attention and head that it holds in full. */
+  held?: { l: number; h: number };
+  output: { kind: string; n: number; words: { name: string; i: number; word: number }[] } | null;
   attentions: Attention[];
+}
+
+/** A worked example: the matrices that it is computed from, and a scene for each attention. */
+interface ExampleFacts {
+  name: string;
+  origin: string;
+  normalize: string;
+  inputs: { name: string; rows: string[] | null; numbers: number[][] }[];
+  scenes: { title: string; caption: string; query: number; findings: string[]; inputs: string[] }[];
+}
+
+/** The answer to /runs/{run}/start: what a reader should see first. */
+interface Start {
+  l: number;
+  h: number;
+  i: number;
+}
+
+/** The answer to /runs/{run}/perspectives. */
+interface PerspectivesAnswer {
+  l: number;
+  i: number;
+  word: number;
+  names: string[];
+  columns: string[];
+  heads: { l: number; h: number; habit: string | null; share: number; weights: number[] }[];
+  pair: number[] | null;
+}
+
+/** The answer to /runs/{run}/output. */
+interface OutputAnswer {
+  i: number;
+  n: number;
+  kind: string;
+  vocabulary: number;
+  chosen: string | null;
+  candidates: { id: number; text: string; append: string; logit: number; p: number }[];
+  kept: number;
 }
 
 /** The answer to /runs/{run}/trace: every step of one query. Numbers of `steps` may be strings. */
@@ -64,6 +111,11 @@ interface TraceRow {
   steps: Record<string, number[]>;
   masks: boolean;
   weights: number[];
+  /** e to the power of score - largest score; of a word, summed over its pieces. */
+  powers: number[];
+  /** The positions of the keys in each row: several, where pieces are joined into words. */
+  members: number[][];
+  split: boolean;
   formulas: Record<string, string>;
 }
 
@@ -72,6 +124,8 @@ interface TokenRange {
   tokens: string[];
   start: number;
   n: number;
+  words: number[] | null;
+  names: string[] | null;
 }
 
 /** The answer to /runs/{run}/sharpest. */
@@ -100,6 +154,20 @@ interface State {
   i: number | null;
   j: number | null;
   step: string;
+  /** A kind of attention, such as "cross", of which the first one is shown unless `l` is chosen. */
+  kind: string | null;
+  /** The card of the landing that is being read, and its caption. */
+  card: string | null;
+  at: number | null;
+  /** 1 shows the pieces of words. */
+  pieces: number;
+  /** Features of random vectors on the screen "variance". */
+  d: number;
+  temperature: number;
+  top_k: number;
+  top_p: number;
+  /** What-if: the changes of the definition, as the API takes them. */
+  edits: string | null;
   word: number | null;
   la: number | null;
   a: number | null;
@@ -156,6 +224,7 @@ interface ScreenProps {
   theme: Theme;
   root: HTMLElement;
   sharpest: Sharpest | null;
+  start: Start | null;
 }
 
 /** The answer to /runs/{run}/map. At zoom max_zoom a pixel of a tile is one cell of the matrix. */
@@ -165,6 +234,8 @@ interface MapInfo {
   tile: number;
   max_zoom: number;
   how: string[];
+  /** Whether the map is made of the largest weights of each query alone. */
+  top?: boolean;
 }
 
 /** The centre of the map in cells, and its zoom: a cell is 2^(z - max_zoom) pixels wide. */
@@ -228,10 +299,10 @@ interface Cell {
   query?: string;
   key?: string;
   visible?: boolean;
-  dot?: number;
-  scaled?: number;
+  dot?: number | null;
+  scaled?: number | null;
   lse?: number | null;
-  p?: number;
+  p?: number | null;
   error?: Error;
 }
 
@@ -243,6 +314,9 @@ interface HeadsAnswer {
   exact: boolean;
   maps: HeadMap[];
   habits: Record<string, any>[] | null;
+  /** The words of the rows and columns, where they are words. */
+  names?: string[];
+  columns_of?: string[];
   /** The keys whose share of the weight is each habit, in words. */
   habit_keys: Record<string, string>;
   /** The share from which on a habit names the kind of a head. */
@@ -259,6 +333,8 @@ interface AlignmentAnswer {
   rows: string[];
   columns: string[];
   weights: JsonNumber[][];
+  /** The share of all weight that is known: less than 1 where a recording kept summaries. */
+  known?: number;
   real_rows: number[];
   real_columns: number[];
 }
@@ -318,5 +394,10 @@ interface StepProps {
   point(m: any): void;
   theme: Theme;
   words: TokenRange;
+  /** The place of the query in `words`. */
+  place: number;
+  run: Run;
+  answers: import("./answers.js").Answers;
+  cells: any;
   pick(at: number): void;
 }

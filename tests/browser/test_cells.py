@@ -70,7 +70,14 @@ def test_a_page_is_saved_from_a_cell(page, served, tmp_path):
         download.value.save_as(tmp_path / f"file.{ending}")
     best = served.api.ask(f"/runs/{served.run}/sharpest")
     answer = served.api.answer(
-        "GET", f"/runs/{served.run}/export", {"l": str(best["l"]), "h": str(best["h"]), "format": "html"}
+        "GET",
+        f"/runs/{served.run}/export",
+        {
+            "l": str(best["l"]),
+            "h": str(best["h"]),
+            "start": f"/s/{served.run}/alignment?l={best['l']}&h={best['h']}",
+            "format": "html",
+        },
     )
     assert (tmp_path / "file.html").read_bytes() == answer.body
-    assert json.loads((tmp_path / "file.json").read_text())["start"].endswith(f"l={best['l']}&h={best['h']}&i=0")
+    assert json.loads((tmp_path / "file.json").read_text())["start"].endswith(f"l={best['l']}&h={best['h']}")

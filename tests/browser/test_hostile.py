@@ -72,7 +72,7 @@ def test_text_stays_text(page, screen, tmp_path):
 
 
 def test_a_saved_page_stays_text(page, browser, tmp_path):
-    tab = page.open("walk", step="softmax")
+    tab = page.open("walk", step="softmax", pieces=1)
     tab.get_by_role("button", name="save this view").click()
     with tab.expect_download() as waited:
         tab.get_by_role("button", name="Page that opens").click()

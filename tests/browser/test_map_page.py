@@ -118,6 +118,7 @@ def test_a_click_in_the_overview_moves_the_map(page, served):
     """The overview is a small picture of the whole map in the corner."""
     tab = page.open("map", served.long, l=0, h=1, x=900, y=1000, z=4)
     exact(page)
+    tab.locator(".viewer").evaluate("one => one.scrollIntoView({block: 'end'})")
     box = tab.locator(".viewer").bounding_box()
     tab.mouse.click(box["x"] + box["width"] - 10 - 12 - 100, box["y"] + box["height"] - 10 - 12 - 60)
     tab.wait_for_function("() => new URLSearchParams(location.search).get('x') < 300")

@@ -105,7 +105,7 @@ def test_number_keys_open_the_screens(page):
 
 
 def test_two_readings_are_the_rows_of_the_heads(page, served):
-    tab = page.open("heads", l=0, la=0, a=1, lb=0, b=3, i=2)
+    tab = page.open("heads", l=0, la=0, a=1, lb=0, b=3, i=2, pieces=1)
     looked = served.library.run(served.run).views[0]
     weights = looked.call.trace().weights[0, :, 2].double()
     for card, head in ((0, 1), (1, 3)):
@@ -132,7 +132,7 @@ def test_the_table_of_habits(page, served):
 
 
 def test_cosines_are_those_of_the_full_vectors(page, served):
-    tab = page.open("geometry", l=0, i=1)
+    tab = page.open("geometry", l=0, i=1, pieces=1)
     call = served.library.run(served.run).views[0].call
     before, after = (torch.nn.functional.normalize(x[0].double(), dim=-1) for x in (call.before, call.after))
     shown = tab.locator(".pairs tbody tr").first.locator("td[title]").evaluate_all("all => all.map(a => a.title)")
@@ -146,7 +146,7 @@ def test_points_move_with_the_slider(page, served):
     places = "all => all.map(one => ['cx', 'cy'].map(name => Number(one.getAttribute(name))))"
     seen = {}
     for alpha in (0, 0.5, 1):
-        tab = page.open("geometry", l=0, i=1, alpha=alpha)
+        tab = page.open("geometry", l=0, i=1, alpha=alpha, pieces=1)
         seen[alpha] = torch.tensor(tab.locator("svg.scatter circle.dot").evaluate_all(places))
     assert len(seen[1]) == served.library.run(served.run).views[0].size[0]
     assert (seen[1] - seen[0]).abs().max() > 3
@@ -177,25 +177,33 @@ def test_the_alignment_opens_at_the_sharpest_layer(page, served):
     best = served.api.ask(f"/runs/{run}/sharpest")
     assert (best["l"], best["h"]) == (4, 1)  # not the first of anything
     tab = page.open("alignment", run)
-    output, shown = tab.locator("[data-sharpest]"), tab.locator(".which label:not(:has-text('run')) select")
+    output = tab.locator("[data-sharpest]")
+    drawn = tab.locator(".model .attention")
+
+    def shown():
+        return [
+            tab.locator(f".model {kind}[aria-pressed=true]").get_attribute(name)
+            for kind, name in ((".attention", "title"), (".chips button", "data-h"))
+        ]
+
     assert output.inner_text() == (
         f"Layer 1 is the sharpest of 2: a word’s largest share is on average {best['mean']:.4f} in the "
         f"mean of all heads, {best['head']:.4f} in head 1"
     )
-    assert shown.evaluate_all("all => all.map(one => one.value)") == ["4", "1"]
+    assert shown() == ["decoder.1.cross: 4 heads, 7 queries, 7 keys", "1"]
     tab.get_by_role("button", name="head 1", exact=True).click()
     tab = page.turn("alignment", run, l=3)
     assert output.count() == 0
-    closed = "all => all.filter(one => one.disabled).map(one => one.value)"
-    assert shown.first.locator("option").evaluate_all(closed) == ["0", "1", "2"]  # they are not between two texts
+    closed = "all => all.filter(one => one.disabled).map(one => one.title.split(':')[0])"
+    assert drawn.evaluate_all(closed) == ["encoder.0.self", "decoder.0.self", "decoder.1.self"]  # not between two texts
     tab.keyboard.press("{")  # nor is there one before
     assert output.count() == 0
     assert "l=3" in tab.url
     tab.get_by_role("button", name="sharper: layer 1").click()
     output.wait_for()
     assert "l=4&h=1" in tab.url
-    page.turn("walk", run)
-    assert shown.evaluate_all("all => all.map(one => one.value)") == ["0", "0"]
+    page.turn("walk", run, l=0, h=0)
+    assert shown() == ["encoder.0.self: 4 heads, 7 queries, 7 keys", "0"]
 
 
 def test_the_matrix_of_an_alignment_by_arrow_keys(page, served):

@@ -163,9 +163,15 @@ def test_a_sentence_is_opened_in_a_browser(command, monkeypatch, tmp_path):
     code, out, _ = command("explain", writers.NOTES, "--model", str(tmp_path / "learnt"), "--open", "--head", "1")
     assert code == 0
     assert re.search(r"/walk\?h=1&i=\d+&token=", out)
-    code, _, complaint = command("explain", "--open")
+    code, out, _ = command("explain", "--example", "bank", "--open")
+    assert code == 0
+    assert "/s/example-bank/geometry?token=" in out
+    code, out, _ = command("explain", "--example", "variance", "--open")
+    assert code == 0
+    assert "/variance?token=" in out
+    code, _, complaint = command("explain", "--example", "bonk", "--open")
     assert code == 2
-    assert "a sentence of your own" in complaint
+    assert 'there is no example "bonk"' in complaint
     code, _, complaint = command("explain", "Good", "--model", str(tmp_path / "learnt"), "--open", "--query", "bad")
     assert code == 2
     assert 'no word is "bad"' in complaint

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 import telescope as ts
 import writers
 from telescope.tasks.explaining.explain_sentence import draw
+from telescope.tasks.explaining.perspectives import head_perspectives, most_different, most_telling
 from telescope.tasks.explaining.sentence import explain_sentence
 from telescope.tasks.explaining.show import percent_table
 from telescope.trace.render import render_text
@@ -39,7 +40,7 @@ def test_the_attentions_shown_are_those_of_the_model(model, notes):
     assert notes.translation == writers.PAIRS[writers.NOTES]
     assert tuple(scene.title for scene in notes.scenes) == TITLES
     encoder, decoder, cross = notes.scenes
-    assert (encoder.word, decoder.word) == ("telescope", cross.word)
+    assert (encoder.word, decoder.word) == ("with", cross.word)
     for scene, name in zip(notes.scenes, ("encoder.0.self", "decoder.1.self", "decoder.1.cross"), strict=True):
         layer = [watched.name for watched in scene.attention.layers].index(name)
         for head in range(4):
@@ -48,29 +49,55 @@ def test_the_attentions_shown_are_those_of_the_model(model, notes):
 
 def test_which_heads_prefer_which_word_by_hand(model, notes):
     """A head prefers a word if it gives it more than its share of the tokens; of two words, the one with the larger
-    excess."""
+    excess. A head that attends by position prefers none."""
     words = notes.scenes[0].attention.columns
-    telescope, man, astronomer = (words.positions(words.find(word)) for word in ("telescope", "man", "astronomer"))
+    query, man, astronomer = (words.positions(words.find(word)) for word in ("with", "saw", "astronomer"))
     even = [len(man) / len(words.word_ids), len(astronomer) / len(words.word_ids)]
     assert_close(list(notes.even), even)
-    rows = weights_of(model, "encoder.0.self")[:, telescope].mean(1)
+    rows = weights_of(model, "encoder.0.self")[:, query].mean(1)
     for head, reading in enumerate(notes.readings):
         given = [rows[head, man].sum().item(), rows[head, astronomer].sum().item()]
         times = [given[0] / even[0], given[1] / even[1]]
         assert reading.head == f"encoder.0.self head {head}"
         assert_close(list(reading.weights), given)
-        assert reading.reads == (None if max(times) <= 1 else 0 if times[0] >= times[1] else 1)
+        none = max(times) <= 1 or reading.habit is not None
+        assert reading.reads == (None if none else 0 if times[0] >= times[1] else 1)
+
+
+def test_the_control_has_another_word_before_the_query(model, notes):
+    assert notes.control.source == "The man saw the astronomer yesterday with a telescope"
+    words = notes.control.attention.columns
+    rows = [words.names[at] for at in (notes.control.row, *notes.control.columns)]
+    assert rows == ["with", "saw", "astronomer", "yesterday"]
+    row = notes.control.attention.weights[0, 1, words.find("with")]
+    expected = [float(row[words.find(word)]) for word in ("saw", "astronomer", "yesterday")]
+    assert list(notes.readings[1].control) == expected
+
+
+def test_heads_that_attend_by_position_are_no_evidence():
+    """A head that attends to the word before has this habit, whatever that word is; an even one has none."""
+    previous = torch.eye(5).roll(-1, 1).tril() + torch.eye(5)[0] * torch.eye(5)[0][:, None]
+    even = torch.full((5, 5), 0.2)
+    once = even.clone()
+    once[3] = torch.tensor([0.0, 0.9, 0.1, 0.0, 0.0])
+    heads = head_perspectives(torch.stack([previous, even, once])[None], 3)
+    assert [head.habit for head in heads] == ["previous", None, None]
+    assert most_different(heads, range(5)) == (1, 2)
+    assert most_telling(heads, 3, range(5)) == 2
+    assert most_different(heads[:1], range(5)) is None
 
 
 def test_every_head_is_listed_once(notes):
     printed = render_text(draw(notes), width=300)
-    section = printed[printed.index("which heads read which") :]
-    lines = {word: section[section.index(f"telescope → {word}") :].splitlines()[0] for word in ("man", "astronomer")}
+    section = printed[printed.index("which heads look where") :]
+    lines = {word: section[section.index(f"with → {word}") :].splitlines()[0] for word in ("saw", "astronomer")}
     for reading in notes.readings:
-        for number, word in enumerate(("man", "astronomer")):
-            shown = f"{reading.head} ({reading.weights[number]:.4f})"
+        for number, word in enumerate(("saw", "astronomer")):
+            shown = f"{reading.head} ({reading.weights[number]:.4f} → {reading.control[number]:.4f})"
             assert (shown in lines[word]) == (reading.reads == number)
-    neither = sum(reading.reads is None for reading in notes.readings)
+    by_position = sum(reading.habit is not None for reading in notes.readings)
+    assert f"{by_position} of {len(notes.readings)} heads" in section
+    neither = sum(reading.reads is None and reading.habit is None for reading in notes.readings)
     assert f"{neither} of {len(notes.readings)} heads" in section
 
 

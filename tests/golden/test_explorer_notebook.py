@@ -102,6 +102,7 @@ def test_without_anywidget_show_returns_a_static_page(monkeypatch):
         (lambda: show(recorded(5), layer=-9), "there is no layer -9"),
         (lambda: show("nowhere"), "does not exist"),
         (lambda: show(torch.nn.Linear(1, 1), "text"), "has its text"),
+        (lambda: show("nowhere", "text"), "nowhere"),
     ],
 )
 def test_arguments_that_cannot_be_shown(what, part):
@@ -118,4 +119,5 @@ def test_a_recording_that_still_grows(monkeypatch):
     ((reply, _),) = send_message(
         widget, monkeypatch, id=1, method="GET", path="runs/GPT/tokens", query={"l": "0", "axis": "k"}
     )
-    assert reply["body"]["tokens"] == [model.tokenizer.decode([i]) for i in (1, 2, 3)]
+    shown = [token.removeprefix("·").replace("␣", " ") for token in reply["body"]["tokens"]]
+    assert shown == [model.tokenizer.decode([i]) for i in (1, 2, 3)]

@@ -10,13 +10,15 @@ import { context2d } from "./float16.js";
 
 /**
  * How exact the picture is: exact, sampled, or still coarser than the screen.
- * @param {{quality: Quality, bin: number}} props
+ * @param {{quality: Quality, bin: number, top?: boolean}} props
  */
-export function QualityNote({ quality, bin }) {
+export function QualityNote({ quality, bin, top = false }) {
   const { exact, sampled, samples, missing, waiting = 0 } = quality;
   const pixel = bin === 1 ? "a pixel is one weight" : `a pixel is ${count(bin)} × ${count(bin)} weights`;
   const loading = waiting > 0 ? `, ${waiting} loading` : "";
   const below = html`<span class="soft" style=${{ display: "block", marginTop: "7px", fontSize: "13px" }}>${pixel}</span>`;
+  if (top && !missing && sampled)
+    return html`<span class="quality sampled" role="status" data-exact="0">◌ the largest weights of each query: this recording kept summaries${loading}</span>${below}`;
   if (!exact && !sampled) return html`<span class="quality" role="status">○ computing${loading}</span>${below}`;
   if (missing)
     return html`<span class="quality sampled" role="status" data-exact="0" data-missing=${missing}>◌ coarse, refining${loading}</span>${below}`;
@@ -30,7 +32,11 @@ export function QualityNote({ quality, bin }) {
  *   l: number, h: number, i: number}} props
  */
 export function LargestWeights({ run, answers, jump, l, h, i }) {
-  const trace = useAnswer(answers, `runs/${run.run}/trace`, { l, h, i });
+  const trace = useAnswer(answers, `runs/${run.run}/${run.attentions[l].has?.trace === false ? "top" : "trace"}`, {
+    l,
+    h,
+    i,
+  });
   return html`<${Answered} answer=${trace}>${(/** @type {Trace} */ found) => {
     const weights = traceWeights(found);
     const order = [...weights.keys()].sort((a, b) => weights[b] - weights[a]).slice(0, 20);
@@ -50,7 +56,7 @@ export function CellReadout({ cell, bin }) {
   /** @param {string | null | undefined} text */
   const quoted = (text) => (text === null || text === undefined ? "" : html` “${visible(text)}”`);
   return html`query ${count(cell.i)}<b class="q">${quoted(cell.query)}</b> → key ${count(cell.j)}<b class="k">${quoted(cell.key)}</b><br />
-    ${cell.visible ? html`weight <b>${full(cell.p)}</b> <span class="soft">(q·k ${short(cell.dot)}, scaled ${short(cell.scaled)}${cell.lse === null ? "" : `, ln Σ ${short(cell.lse)}`})</span>` : html`masked: this query may not attend to this key`}
+    ${cell.visible && cell.dot === null ? (cell.p === null ? html`not among the largest weights of this query, which are all that was kept` : html`weight <b>${full(cell.p)}</b>`) : cell.visible ? html`weight <b>${full(cell.p)}</b> <span class="soft">(q·k ${short(cell.dot)}, scaled ${short(cell.scaled)}${cell.lse === null ? "" : `, ln Σ ${short(cell.lse)}`})</span>` : html`masked: this query may not attend to this key`}
     ${bin > 1 && html`<br /><span class="soft">one of ${count(bin * bin)} weights in this pixel</span>`}`;
 }
 

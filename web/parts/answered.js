@@ -40,7 +40,10 @@ export const layerOf = (attention) => attention.name.match(/\d+/)?.[0] ?? String
  * @param {Attention} attention
  * @param {number} h
  */
-export const headName = (attention, h) => `layer ${layerOf(attention)}, head ${h}`;
+export const headName = (attention, h) =>
+  attention.title
+    ? `${attention.title}${attention.heads.length > 1 ? `, head ${h}` : ""}`
+    : `layer ${layerOf(attention)}, head ${h}`;
 
 /**
  * Return a colour or font of the theme, for what a canvas draws.

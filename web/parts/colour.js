@@ -58,4 +58,4 @@ export const luminance = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) 
  * Return black or white, whichever has more contrast on a colour.
  * @param {Colour} colour
  */
-export const readableInk = (colour) => (luminance(colour) > 0.179 ? "#111" : "#fff");
+export const readableInk = (colour) => (luminance(colour) > 0.179 ? "#000" : "#fff");

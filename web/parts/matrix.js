@@ -1,9 +1,11 @@
 /** A small matrix on a canvas. A cell is chosen by mouse, finger or arrow keys. */
 import { html, useEffect, useRef } from "../preact.js";
-import { clamp } from "./numbers.js";
+import { readableInk } from "./colour.js";
+import { clamp, short } from "./numbers.js";
 import { clipped, visible } from "./text.js";
 import { useWidth } from "./use_width.js";
 
+export const FEW = 8; // columns; up to here every cell shows its number
 const SLANTED = 13; // pixels between two slanted labels
 
 /**
@@ -74,6 +76,12 @@ export function Matrix({ rows, colour, labels, columns, name, cell, at, chosen, 
         onPointerMove=${(event) => withCell(event, point)} onPointerDown=${(event) => withCell(event, pick ?? point)} onKeyDown=${pressKey}
         onFocus=${() => !at && point(0, 0)}>
       <canvas ref=${canvas} style=${{ height: `${cell * height}px` }}></canvas>
+      ${
+        width <= FEW &&
+        cell >= 16 &&
+        html`<div class="numbers" aria-hidden="true" style=${{ gridTemplateColumns: `repeat(${width}, 1fr)` }}>
+        ${rows.flat().map((x) => html`<span style=${{ color: x === 0 && colour(x)[3] === 0 ? "inherit" : readableInk(colour(x)) }}>${short(x)}</span>`)}</div>`
+      }
       ${
         at &&
         html`<svg aria-hidden="true" style=${{ position: "absolute", inset: 0, width: "100%", height: "100%", pointerEvents: "none" }}

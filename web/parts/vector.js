@@ -1,6 +1,7 @@
 /** A vector as a strip of coloured cells or of bars. A number is chosen by mouse, finger or arrow keys. */
 import { html } from "../preact.js";
-import { css, signedColour } from "./colour.js";
+import { css, readableInk, signedColour } from "./colour.js";
+import { FEW } from "./matrix.js";
 import { clamp, full, largest, short } from "./numbers.js";
 
 /**
@@ -30,6 +31,14 @@ export function Vector(props) {
     event.stopPropagation();
     point(first + clamp((own ?? -1) + step, 0, d - 1));
   };
+  if (d <= FEW && !bars)
+    return html`<div class="vector few" role="slider" tabindex="0" aria-label=${name} aria-valuemin=${first} aria-valuemax=${first + d - 1} aria-valuenow=${own === null ? first : own + first}
+      aria-valuetext=${own === null ? `${d} numbers` : `number ${own + first}: ${full(numbers[own])}`}
+      onPointerMove=${pointAt} onPointerDown=${pointAt} onKeyDown=${pressKey} onFocus=${() => own === null && point(first)} style=${{ gridTemplateColumns: `repeat(${d}, 1fr)` }}>
+      ${numbers.map((x, m) => {
+        const colour = signedColour(most ? x / most : 0, theme);
+        return html`<span class=${m === own ? "own" : ""} style=${{ background: css(colour), color: readableInk(colour) }}>${short(x)}</span>`;
+      })}</div>`;
   const height = bars ? 64 : 16;
   const middle = height / 2;
   return html`<svg class=${`vector ${bars ? "tall" : ""}`} viewBox=${`0 0 ${d} ${height}`} preserveAspectRatio="none"

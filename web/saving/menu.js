@@ -1,5 +1,8 @@
 /** The menu that saves the current view. */
+import { headName } from "../parts/answered.js";
+import { clipped } from "../parts/text.js";
 import { html, useEffect, useRef, useState } from "../preact.js";
+import { statePath } from "../state.js";
 import { asPng, asSvg, saveFile } from "./save.js";
 
 /**
@@ -30,15 +33,20 @@ export function SaveMenu({ run, state, shown, transport, root }) {
   if (!run || !shown) return null;
   const name = `telescope-${state.screen}`;
   const { file } = transport;
+  const where =
+    shown.attention && !["output", "variance"].includes(state.screen) ? `, ${headName(shown.attention, shown.h)}` : "";
+  const caption = `${clipped(run.text ?? run.title, 80)} · ${run.model}${where} · Telescope`;
+  const shownState = { ...state, l: shown.attention?.l ?? null, h: shown.h, card: null, at: null };
   /** @param {string} format */
   const exportFile = (format) =>
-    file?.(run, { l: shown.attention?.l, h: shown.h, i: state.i }, format).then((blob) =>
+    file?.(run, { l: shown.attention?.l, h: shown.h, i: state.i, start: statePath(shownState) }, format).then((blob) =>
       saveFile(blob, `telescope.${format}`),
     );
   /** @type {Record<string, () => Promise<void> | undefined>} */
   const actions = {
-    "Picture (PNG)": async () => saveFile(await asPng(root), `${name}.png`),
-    "Drawing (SVG)": async () => saveFile(new Blob([asSvg(root).text], { type: "image/svg+xml" }), `${name}.svg`),
+    "Picture (PNG)": async () => saveFile(await asPng(root, caption), `${name}.png`),
+    "Drawing (SVG)": async () =>
+      saveFile(new Blob([asSvg(root, caption).text], { type: "image/svg+xml" }), `${name}.svg`),
     ...(file && {
       "Page that opens from disk (HTML)": () => exportFile("html"),
       "All numbers (JSON)": () => exportFile("json"),

@@ -15,17 +15,23 @@ export function saveFile(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-/** @param {HTMLElement} root */
-export const asSvg = (root) =>
-  toSvg(/** @type {HTMLElement} */ (root.querySelector("main")), themeColour(root, "paper"));
+/** @type {(root: HTMLElement, caption: string) => {text: string, width: number, height: number}} */
+export const asSvg = (root, caption) =>
+  toSvg(
+    /** @type {HTMLElement} */ (root.querySelector("main")),
+    themeColour(root, "paper"),
+    caption,
+    themeColour(root, "soft"),
+  );
 
 /**
  * Return the drawing as a PNG at twice its size, or less where a side would exceed 8,192 pixels.
  * @param {HTMLElement} root
+ * @param {string} caption
  * @returns {Promise<Blob>}
  */
-export async function asPng(root) {
-  const { text, width, height } = asSvg(root);
+export async function asPng(root, caption) {
+  const { text, width, height } = asSvg(root, caption);
   const url = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
   try {
     const image = new Image();

@@ -22,15 +22,29 @@ const STYLED =
  * Return an element of the page as the text of an SVG file, and its size in pixels.
  * @param {HTMLElement} element
  * @param {string} background
+ * @param {string} [caption]  a line below the drawing
+ * @param {string} [ink]  its colour
  */
-export function toSvg(element, background) {
+export function toSvg(element, background, caption, ink) {
   const edge = element.getBoundingClientRect();
-  const [width, height] = [Math.ceil(edge.width), Math.ceil(edge.height)];
+  const [width, inner] = [Math.ceil(edge.width), Math.ceil(edge.height)];
+  const height = inner + (caption ? 34 : 0);
   const svg = createSvg("svg", { xmlns: SVG, width, height, viewBox: `0 0 ${width} ${height}` });
   svg.append(createSvg("rect", { width, height, fill: background }));
   const ruler = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
   const pen = { svg, left: edge.left, top: edge.top, ruler };
   element.childNodes.forEach((child) => drawNode(pen, child, edge));
+  if (caption) {
+    const written = createSvg("text", {
+      x: 16,
+      y: inner + 14,
+      fill: ink,
+      "font-size": 13,
+      "font-family": "sans-serif",
+    });
+    written.textContent = caption.replace(NOT_XML, "\ufffd");
+    svg.append(written);
+  }
   return { text: new XMLSerializer().serializeToString(svg), width, height };
 }
 
@@ -45,6 +59,12 @@ function createSvg(name, attributes) {
   return element;
 }
 
+/** Controls are no part of a picture, except those that are its labels: words, steps and cells. @param {Element} node */
+const isControl = (node) =>
+  node.matches(
+    ".mapbar, .switches, .fold, .slide, .settings, .button, .segments, label, select, summary, input[type=range], [data-no-picture]",
+  ) && !node.closest(".ledger, .words");
+
 /**
  * Draw a node and its children, without what `clip` hides.
  * @param {Pen} pen
@@ -56,6 +76,7 @@ function drawNode(pen, node, clip) {
   if (node instanceof Text) return drawText(pen, node, clip);
   if (!(node instanceof Element)) return undefined;
   const style = getComputedStyle(node);
+  if (isControl(node)) return undefined;
   if (style.display === "none" || style.visibility === "hidden" || style.clipPath !== "none") return undefined;
   const edge = node.getBoundingClientRect();
   if (edge.width && edge.height) drawBox(pen, node, style, edge, clip);

@@ -5,6 +5,7 @@ import { paletteColour, PALETTES } from "../parts/colour.js";
 import { Matrix } from "../parts/matrix.js";
 import { argmax, clamp, full, percent, short, toNumber } from "../parts/numbers.js";
 import { visible } from "../parts/text.js";
+import { WhatIf } from "../parts/what_if.js";
 import { html, useMemo, useState } from "../preact.js";
 import { Ribbons, THINNEST } from "./ribbons.js";
 
@@ -49,11 +50,13 @@ function SharpestNote({ run, attention, sharpest, go }) {
 }
 
 /** @param {ScreenProps & {found: AlignmentAnswer}} props */
-function AlignedWords({ found, attention, state, go }) {
+function AlignedWords({ found, run, attention, state, go, answers, transport }) {
   const weights = useMemo(() => found.weights.map((row) => row.map(toNumber)), [found]);
   const { rows, columns } = found;
   const [hover, setHover] = useState(/** @type {Word | null} */ (null));
-  const pinned = state.word !== null && state.word < rows.length ? state.word : (found.real_rows.at(-1) ?? 0);
+  const words = found.real_rows.filter((at) => /[\p{L}\p{N}]/u.test(rows[at]));
+  const pinned =
+    state.word !== null && state.word < rows.length ? state.word : (words.at(-1) ?? found.real_rows.at(-1) ?? 0);
   /** @type {Word} */
   const lit = hover ?? { side: 1, at: pinned };
   /** @param {Word} word */
@@ -62,13 +65,17 @@ function AlignedWords({ found, attention, state, go }) {
     if (word.side) go({ word: word.at }, false);
   };
   const shared = { rows, columns, weights, lit, setHover, pin };
+  const i =
+    run.output && attention.kind === "cross" ? run.output.words.find((one) => one.word === pinned)?.i : undefined;
+  const keys = useAnswer(answers, i === undefined ? null : `runs/${run.run}/tokens`, { l: attention.l, axis: "k" });
   const textWords = [new Set(found.real_columns), new Set(found.real_rows)];
   return html`<div class="stack">
     <div class="card ribbons"><${Ribbons} ...${shared} textWords=${textWords} /></div>
+    ${i !== undefined && html`<${WhatIf} ...${{ run, attention, h: state.h, i, keyWords: keys.value, state, go, answers, transport, query: rows[pinned] }} />`}
     <div class="align">
-      <${Weights} ...${shared} />
+      <${Weights} ...${shared} masks=${attention.mask !== "everyone"} />
       <div><div class="card"><output class="readout" aria-live="polite" style=${{ margin: 0, border: 0, padding: 0 }}><${Shares} ...${shared} /></output></div>
-      <p class="soft" style=${{ fontSize: "13px", marginTop: "12px" }}>${state.of === "head" ? headName(attention, state.h) : `the mean of ${attention.heads.length} heads of ${attention.name}`}. Tokens are joined into words: a word’s row is the mean over its tokens, its column their sum. Ribbons under ${percent(THINNEST)} are not drawn; the matrix shows all.</p></div>
+      <p class="soft" style=${{ fontSize: "13px", marginTop: "12px" }}>${state.of === "head" ? headName(attention, state.h) : `the mean of ${attention.heads.length} heads of ${attention.name}`}. Tokens are joined into words: a word’s row is the mean over its tokens, its column their sum. ${(found.known ?? 1) < 0.999 ? `Only the largest weights of each query were kept, ${percent(found.known)} of all weight. ` : ""}Ribbons under ${percent(THINNEST)} are not drawn; the matrix shows all.</p></div>
     </div>
   </div>`;
 }
@@ -90,12 +97,14 @@ function Shares({ rows, columns, weights, lit }) {
 
 /** @param {number} w */
 const weightColour = (w) => paletteColour(PALETTES.viridis, Math.sqrt(w));
+/** Where there is a mask, a weight of zero is masked: it stays transparent and shows the hatch. @param {number} w */
+const maskedColour = (w) => (w === 0 ? [0, 0, 0, 0] : weightColour(w));
 
 /**
  * The weights as a matrix, and the one pointed at in full.
- * @param {Aligned & Pointing} props
+ * @param {Aligned & Pointing & {masks: boolean}} props
  */
-function Weights({ rows, columns, weights, lit, setHover, pin }) {
+function Weights({ rows, columns, weights, lit, setHover, pin, masks }) {
   const [at, setAt] = useState(/** @type {number[] | null} */ (null));
   const [i, j] =
     at ?? (lit.side ? [lit.at, argmax(weights[lit.at])] : [argmax(weights.map((row) => row[lit.at])), lit.at]);
@@ -108,8 +117,8 @@ function Weights({ rows, columns, weights, lit, setHover, pin }) {
     setAt([i, j]);
     setHover({ side: 1, at: i });
   };
-  return html`<div onPointerLeave=${leave}>
-    <${Matrix} rows=${weights} labels=${rows} columns=${columns} name="weights" colour=${weightColour} cell=${clamp(Math.floor(400 / rows.length), 2, 24)} at=${[i, j]} chosen=${lit.side ? lit.at : undefined}
+  return html`<div class=${masks ? "masks" : ""} onPointerLeave=${leave}>
+    <${Matrix} rows=${weights} labels=${rows} columns=${columns} name="weights" colour=${masks ? maskedColour : weightColour} cell=${clamp(Math.floor(400 / rows.length), 2, 24)} at=${[i, j]} chosen=${lit.side ? lit.at : undefined}
       point=${point} pick=${(/** @type {number} */ row) => pin({ side: 1, at: row })} />
     <p class="figures" style=${{ marginTop: "7px", minHeight: "3.2em" }}>${visible(rows[i])} → ${visible(columns[j])} = <b>${full(weights[i][j])}</b></p>
   </div>`;

@@ -51,14 +51,23 @@ const EXPLANATIONS = {
         : hint("Point at a token. → goes to the next step."),
   }),
 
-  embedding: ({ trace, query, feature }) => ({
-    title: "A vector for the token",
-    prose: html`<p>${query} enters this layer as ${count(trace.stream.before.length)} numbers: its embedding, plus what the layers before have added.</p>`,
-    readout:
-      feature !== null && feature < trace.stream.before.length
-        ? equals(html`x<sub>${feature}</sub>`, trace.stream.before[feature])
-        : hint("Point at a cell to read its number."),
-  }),
+  embedding: ({ trace, query, feature, cells, attention }) =>
+    cells.run.example
+      ? {
+          title: "The inputs",
+          prose: html`<p>${cells.run.example.scenes[attention.l].caption}.</p><p>Every number can be changed: click a cell, type, press Enter. All steps are computed again.</p>`,
+          readout: cells.run.example.scenes[attention.l].findings.map(
+            (/** @type {string} */ line) => html`${line}<br />`,
+          ),
+        }
+      : {
+          title: "A vector for the token",
+          prose: html`<p>${query} enters this layer as ${count(trace.stream.before.length)} numbers: its embedding, plus what the layers before have added.</p>`,
+          readout:
+            feature !== null && feature < trace.stream.before.length
+              ? equals(html`x<sub>${feature}</sub>`, trace.stream.before[feature])
+              : hint("Point at a cell to read its number."),
+        },
 
   qkv: ({ trace, row, query, m }) => ({
     title: "Query, keys, values",
@@ -94,7 +103,7 @@ const EXPLANATIONS = {
   scaled: ({ trace, row, key, j, d, usual }) => ({
     title: usual.scaled ? "Scaled down" : "Scaled",
     prose: usual.scaled
-      ? html`<p>A sum of ${d} products varies √${d} times as much as one product. Every score is therefore multiplied by <b>${short(trace.scale)}</b>: with scores that vary more, the softmax would give nearly all weight to one key, and learn slowly.</p>`
+      ? html`<p>A sum of ${d} products varies √${d} times as much as one product. Every score is therefore multiplied by <b>${short(trace.scale)}</b>: with scores that vary more, the softmax would give nearly all weight to one key, and learn slowly. The bars keep the scale of q·k, so that they shrink.</p>`
       : html`<p>Every score is multiplied by <b>${short(trace.scale)}</b>.</p>`,
     readout: html`${short(row.steps.scores[j])} × ${full(trace.scale)}<br />${equals(key, row.steps.scaled[j])}`,
   }),
@@ -121,9 +130,9 @@ const EXPLANATIONS = {
 
   softmax: ({ row, query, key, j, best, seen, trace, usual }) => ({
     title: "Scores become shares",
-    prose: html`<p>${usual.softmax ? "The exponential makes every score positive; dividing by the sum makes them shares of one." : "Every score is divided by the sum of all, which makes them shares of one."} ${query} gives most, <b>${percent(row.weights[best])}</b>, to <b class="k">${visible(row.tokens[best])}</b>. Uniform attention would give ${percent(1 / (seen + trace.rest.keys))} to each.</p>
+    prose: html`<p>${usual.softmax ? "The exponential makes every score positive; dividing by the sum makes them shares of one." : "Every score is divided by the sum of all, which makes them shares of one."} ${query} gives most, <b>${percent(row.weights[best])}</b>, to <b class="k">${visible(row.tokens[best])}</b>. Uniform attention would give ${percent(1 / (seen + trace.rest.keys))} to each${row.split ? " word" : ""}.</p>
       ${trace.sink !== null && trace.sink !== undefined ? html`<p>A learnt sink takes a share as well, so the weights sum to less than one.</p>` : ""}`,
-    readout: html`${equals(html`w(${query}, ${key})`, row.weights[j])}${trace.lse === null ? "" : html`<br /><span class="soft">= exp(${short(row.steps.mask[j])} − ${bracketed(trace.lse)}); ln Σ eˢ = ${full(trace.lse)}</span>`}`,
+    readout: html`${equals(html`w(${query}, ${key})`, row.weights[j])}${row.members[j].length > 1 ? html`<br /><span class="soft">the sum of its ${row.members[j].length} pieces</span>` : trace.lse === null ? "" : html`<br /><span class="soft">= exp(${short(row.steps.mask[j])} − ${bracketed(trace.lse)}); ln Σ eˢ = ${full(trace.lse)}</span>`}`,
   }),
 
   sum: ({ trace, row, query, feature }) => {
@@ -143,6 +152,12 @@ const EXPLANATIONS = {
         ${parts.length > 5 ? html`<span class="soft">and ${count(parts.length - 5 + trace.rest.keys)} more</span><br />` : ""}Σ = <b>${full(trace.context[feature ?? 0])}</b>`,
     };
   },
+
+  after: ({ query }) => ({
+    title: "After the head",
+    prose: html`<p>The outputs of all heads are put side by side and multiplied by W<sub>O</sub>. The result is <b>added</b> to the vector that ${query} had before, so that nothing is lost, and the sum is normalised.</p><p>A feed-forward network then changes every word by itself, without looking at the others. What comes out is what the next layer reads; after the last one, it becomes the logits.</p>`,
+    readout: hint("Lengths, not every number: how much each part adds."),
+  }),
 
   context: ({ trace, query, feature }) => ({
     title: "The output of the head",

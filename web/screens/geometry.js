@@ -12,23 +12,35 @@ const MOST = 512; // tokens in one answer
 export function Geometry(props) {
   const { run, attention, state, answers } = props;
   const from = Math.max(0, Math.min((state.i ?? 0) - MOST / 2, attention.n_q - MOST));
-  const found = useAnswer(
-    answers,
-    `runs/${run.run}/geometry`,
-    attention.n_q <= MOST ? { l: attention.l } : { l: attention.l, start: from, stop: from + MOST },
-  );
+  const words = state.pieces !== 1 && !run.example;
+  const range = attention.n_q <= MOST ? { by: words ? "words" : undefined } : { start: from, stop: from + MOST };
+  const found = useAnswer(answers, `runs/${run.run}/geometry`, { l: attention.l, ...range });
+  const tokens = useAnswer(answers, words ? `runs/${run.run}/tokens` : null, { l: attention.l, axis: "q" });
+  const where = run.example ? "attention" : `the attention of layer ${layerOf(attention)}`;
   return html`<h2>Before and after</h2>
-    <p class="lede">Every token is a point: hollow before the attention of layer ${layerOf(attention)}, filled after it. The plane is spanned by the two directions in which these points vary most.</p>
-    <${Answered} answer=${found}>${(/** @type {GeometryAnswer} */ value) => html`<${Plane} key=${value.l + "/" + value.start} found=${value} ...${props} />`}<//>`;
+    <p class="lede">Every word is a point: hollow before ${where}, filled after it. The plane is spanned by the two directions in which these points vary most.</p>
+    <${Answered} answer=${words && !tokens.value ? { ...found, value: null } : found}>${(
+      /** @type {GeometryAnswer} */ value,
+    ) => {
+      const joined = words && tokens.value?.words && value.tokens.length === tokens.value.names?.length;
+      const ids = joined ? /** @type {number[]} */ (tokens.value?.words) : null;
+      const wordOf = (/** @type {number} */ token) => ids?.[token] ?? token;
+      const queryOf = (/** @type {number} */ point) => (ids ? ids.lastIndexOf(point) : point);
+      return html`<${Plane} key=${value.l + "/" + value.start} found=${value} ...${props} ...${{ wordOf, queryOf }} />`;
+    }}<//>`;
 }
 
-/** @param {ScreenProps & {found: GeometryAnswer}} props */
-function Plane({ found, state, go }) {
+/**
+ * @param {ScreenProps & {found: GeometryAnswer, wordOf: (token: number) => number, queryOf: (point: number) => number}} props
+ *   which point a token belongs to, and a token of a point
+ */
+function Plane({ found, state, go, wordOf, queryOf }) {
   const { tokens, before, after } = found;
   const n = tokens.length;
   const mostMoved = argmax(found.moved.map((cosine) => -cosine));
-  const i = state.i === null ? mostMoved : clamp(state.i - found.start, 0, n - 1);
-  const j = state.j !== null && state.j - found.start >= 0 && state.j - found.start < n ? state.j - found.start : null;
+  const i = state.i === null ? mostMoved : clamp(wordOf(state.i) - found.start, 0, n - 1);
+  const other = state.j === null ? -1 : wordOf(state.j) - found.start;
+  const j = other >= 0 && other < n ? other : null;
   const [trails, setTrails] = useState(true);
   const [alpha, setAlpha] = useState(state.alpha);
   useEffect(() => setAlpha(state.alpha), [state.alpha]);
@@ -40,7 +52,7 @@ function Plane({ found, state, go }) {
   };
   return html`<div class="plane" style=${{ marginTop: "18px" }}>
     <div class="stack" style=${{ gap: "14px" }}>
-      <div class="card" style=${{ padding: "8px" }}><${Scatter} ...${{ tokens, before, after, alpha, i, j, trails, explained: found.explained, choose: (/** @type {number} */ at) => go({ i: found.start + at }) }} /></div>
+      <div class="card" style=${{ padding: "8px" }}><${Scatter} ...${{ tokens, before, after, alpha, i, j, trails, explained: found.explained, choose: (/** @type {number} */ at) => go({ i: queryOf(found.start + at) }) }} /></div>
       <div class="slide">
         <button type="button" class="button" onClick=${() => play(alpha)}>${playing ? "■ stop" : "▶ play"}</button>
         <input type="range" min="0" max="1" step="0.01" value=${alpha} aria-label="from before attention, 0, to after it, 1" onInput=${(event) => slide(Number(event.currentTarget.value))} />
@@ -56,7 +68,7 @@ function Plane({ found, state, go }) {
         <dt>cos(before, after) of this token</dt><dd title=${full(found.moved[i])}>${short(found.moved[i])}</dd>
       </dl>
       <p class="soft" style=${{ fontSize: "13.5px" }}>Points that are close in the plane may be far apart: ${percent(1 - sum(found.explained))} of the variance lies outside it. The cosines are those of the whole vectors.</p>
-      ${found.cosines ? html`<${Neighbours} ...${{ cosines: found.cosines, tokens, i, j, pick: (/** @type {number} */ at) => go({ j: found.start + at }) }} />` : html`<p class="soft">Cosines of pairs are shown for texts of at most 64 tokens.</p>`}
+      ${found.cosines ? html`<${Neighbours} ...${{ cosines: found.cosines, tokens, i, j, pick: (/** @type {number} */ at) => go({ j: queryOf(found.start + at) }) }} />` : html`<p class="soft">Cosines of pairs are shown for texts of at most 64 tokens.</p>`}
     </aside>
   </div>`;
 }

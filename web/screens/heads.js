@@ -6,7 +6,10 @@ import { argmax, count, full, toNumber, traceWeights, percent, short, sum } from
 import { allAnswers, Answered, headName, layerOf } from "../parts/answered.js";
 import { clipped, visible } from "../parts/text.js";
 import { tokenRange } from "../parts/token_range.js";
+import { WhatIf } from "../parts/what_if.js";
 import { WordPicker } from "../parts/word_picker.js";
+import { wordsOrPieces } from "../parts/words_or_pieces.js";
+import { Fans } from "./fans.js";
 import { html, useEffect, useMemo, useRef, useState } from "../preact.js";
 
 /** @typedef {{l: number, h: number}} HeadPlace */
@@ -24,26 +27,36 @@ function HeadsOfKind(props) {
     () => run.attentions.filter((one) => one.kind === attention.kind && one.has?.map !== false),
     [run, attention.kind],
   );
-  const requests = alike.map(({ l }) => ({ path: `runs/${run.run}/heads`, query: { l } }));
+  const by = state.pieces === 1 ? undefined : "words";
+  const requests = alike.map(({ l }) => ({ path: `runs/${run.run}/heads`, query: { l, by } }));
   const layers = useAnswers(answers, requests);
-  const i = Math.min(state.i ?? Math.floor(attention.n_q / 2), attention.n_q - 1);
+  const i = Math.min(state.i ?? attention.n_q >> 1, attention.n_q - 1);
+  const compared = useAnswer(answers, attention.has?.alignment ? `runs/${run.run}/perspectives` : null, {
+    l: attention.l,
+    i,
+  });
   const tokens = useAnswer(answers, `runs/${run.run}/tokens`, tokenRange(attention, "q", i));
+  const keys = useAnswer(answers, `runs/${run.run}/tokens`, tokenRange(attention, "k", 0));
   const loaded = layers.filter((one) => one.value);
-  return html`<h2>All heads</h2>
-    <p class="lede">Each square is one head’s attention: rows are queries, columns are keys, bright is a large weight. Choose two heads to compare them on the same query.</p>
+  return html`<h2>Two perspectives</h2>
+    <p class="lede">What two heads attend to from the same word. The wider a ribbon, the larger the share.</p>
     ${loaded.length < layers.length && layers.some((one) => one.slow) && html`<p class="soft" role="status">${loaded.length} of ${layers.length} layers loaded…</p>`}
-    <${Answered} answer=${allAnswers(tokens, ...(loaded.length ? loaded : layers))}>${([words, ...found]) => html`<${Comparison} ...${{ ...props, alike, layers: found, words, i }} />`}<//>`;
+    <${Answered} answer=${allAnswers(tokens, ...(loaded.length ? loaded : layers), ...(compared.error || !attention.has?.alignment ? [] : [compared]))}>${([words, ...rest]) => html`<${Comparison} ...${{ ...props, alike, layers: rest.filter((/** @type {any} */ one) => one.maps), words, keyWords: keys.value, i, compared: compared.value }} />`}<//>`;
 }
 
-/** @param {ScreenProps & {alike: Attention[], layers: HeadsAnswer[], words: TokenRange, i: number}} props */
-function Comparison({ run, attention, state, go, answers, alike, layers, words, i }) {
+/** @param {ScreenProps & {alike: Attention[], layers: HeadsAnswer[], words: TokenRange, keyWords: TokenRange | null, i: number, compared: PerspectivesAnswer | null}} props */
+function Comparison({ run, attention, state, go, answers, alike, layers, words, keyWords, transport, i, compared }) {
   /** @type {(l: number | null, h: number | null) => HeadPlace | null} */
   const placeOf = (l, h) =>
     l !== null && h !== null && alike.some((one) => one.l === l && one.heads.includes(h)) ? { l, h } : null;
-  const A = placeOf(state.la, state.a) ?? { l: attention.l, h: state.h };
+  const pair = compared?.pair?.map((at) => compared.heads[at]);
+  const A = placeOf(state.la, state.a) ?? pair?.[0] ?? { l: attention.l, h: state.h };
   const last = alike[alike.length - 1];
   const another = last.heads.find((h) => last.l !== A.l || h !== A.h) ?? last.heads[0];
-  const B = placeOf(state.lb, state.b) ?? { l: last.l, h: another };
+  const B = placeOf(state.lb, state.b) ?? pair?.[1] ?? { l: last.l, h: another };
+  const picked = wordsOrPieces(words, state.pieces === 1);
+  const summary = attention.has?.trace === false;
+  const byHand = state.la !== null || state.lb !== null;
   const [turn, setTurn] = useState("a");
   /** @type {(l: number, h: number) => void} */
   const choose = (l, h) => {
@@ -53,31 +66,40 @@ function Comparison({ run, attention, state, go, answers, alike, layers, words, 
   /** @type {(l: number, h: number) => string} */
   const mark = (l, h) => (l === A.l && h === A.h ? "a" : l === B.l && h === B.h ? "b" : "");
   const wide = Math.max(...alike.map((one) => one.heads.length));
-  const pooled = !layers.every((one) => one.rows === attention.n_q && one.columns === attention.n_k);
+  const pooled = !layers.every((one) => one.names || (one.rows === attention.n_q && one.columns === attention.n_k));
   /** @type {(l: number) => Attention} */
   const attentionOf = (l) => alike.find((one) => one.l === l) ?? attention;
   /** @type {(l: number, h: number) => string} */
   const nameOf = (l, h) => headName(attentionOf(l), h);
   const shared = { run, answers, A, B, i, nameOf, layers };
-  return html`<div class="row" style=${{ margin: "18px 0 12px" }}>
+  return html`<div class="picker" style=${{ margin: "14px 0 16px" }}><h3>query</h3>
+      <${WordPicker} words=${picked.range} at=${picked.at(i)} choose=${(/** @type {number} */ at) => go({ i: picked.query(at) })} label="the query" /></div>
+    ${
+      compared && state.pieces !== 1
+        ? html`<${Fans} ...${{ compared, A, B, nameOf, byHand, go }} />`
+        : html`<${Readings} ...${shared} words=${!pooled && attention.kind !== "cross" && attention.n_q === attention.n_k ? words : null} />`
+    }
+    <${WhatIf} ...${{ run, attention: attentionOf(A.l), h: A.h, i, keyWords: attention.n_k <= 512 ? keyWords : null, state, go, answers, transport, query: picked.range.tokens[picked.at(i)] ?? "" }} />
+    <h2 style=${{ margin: "38px 0 0" }}>All heads</h2>
+    <p class="lede">Each square is one head’s attention: rows are queries, columns are keys, bright is a large weight. Choose two heads to compare them.</p>
+    <div class="row" style=${{ margin: "18px 0 12px" }}>
       <span class="soft">click to choose</span>
       <span class="segments">${["a", "b"].map((which) => html`<button type="button" aria-pressed=${turn === which} onClick=${() => setTurn(which)}>head ${which.toUpperCase()}</button>`)}</span>
       <${Scale} />
-      ${pooled && html`<span class="soft">pooled to ${layers[0].rows} × ${layers[0].columns}${layers.every((one) => one.exact) ? "" : "; sampled, not exact"}</span>`}
+      ${pooled && html`<span class="soft">pooled to ${layers[0].rows} × ${layers[0].columns}${layers.every((one) => one.exact) || summary ? "" : "; sampled, not exact"}</span>`}
+      ${summary && html`<span class="soft">from the largest weights of each query: this recording kept summaries</span>`}
     </div>
     <div class="aisle"><div class="minis" style=${{ gridTemplateColumns: `max-content repeat(${wide}, minmax(24px, 84px))` }}>
       <span></span>${Array.from({ length: wide }, (_, h) => html`<span class="nr">${h}</span>`)}
       ${layers.map(
-        (layer) => html`<span class="layer">layer ${layerOf(attentionOf(layer.l))}</span>
+        (
+          layer,
+        ) => html`<span class="layer">${attentionOf(layer.l).title ?? `layer ${layerOf(attentionOf(layer.l))}`}</span>
         ${layer.maps.map((map) => html`<${Mini} key=${`${layer.l}/${map.h}`} map=${map} mark=${mark(layer.l, map.h)} name=${nameOf(layer.l, map.h)} masks=${attention.mask !== "everyone"} choose=${() => choose(layer.l, map.h)} />`)}
         ${Array.from({ length: wide - layer.maps.length }, () => html`<span></span>`)}`,
       )}
     </div></div>
-    <h2 style=${{ margin: "38px 0 0" }}>Two heads compared</h2>
-    <p class="lede">What each of the two chosen heads attends to from the same query.</p>
-    <div class="picker" style=${{ margin: "14px 0 16px" }}><h3>query</h3>
-      <${WordPicker} words=${words} at=${i} choose=${(i) => go({ i })} label="the query" /></div>
-    <${Readings} ...${shared} words=${!pooled && attention.kind !== "cross" && attention.n_q === attention.n_k ? words : null} />
+    ${run.kind === "recording" && html`<${LookedAt} ...${{ run, answers, attention, h: state.h, i, name: nameOf(attention.l, state.h) }} />`}
     <${Habits} ...${{ layers, mark, choose, nameOf }} />`;
 }
 
@@ -109,14 +131,15 @@ function Mini({ map, mark, name, masks, choose }) {
  */
 function Readings({ run, answers, A, B, i, nameOf, layers, words }) {
   const places = [A, B];
+  const whole = run.attentions[A.l]?.has?.trace !== false; // otherwise the largest weights alone are known
   const fromMaps = places.map(({ l, h }) => {
     const row = layers.find((layer) => layer.l === l)?.maps.find((map) => map.h === h)?.share[i];
-    if (!words || !row) return null;
+    if (!words || !row || !whole) return null;
     const steps = [{ name: "weights", numbers: row }];
     return { token: words.tokens[i], tokens: words.tokens, keys: [...row.keys()], n_k: row.length, steps };
   });
   const requests = places.map(({ l, h }, at) => ({
-    path: fromMaps[at] ? null : `runs/${run.run}/trace`,
+    path: fromMaps[at] ? null : `runs/${run.run}/${whole ? "trace" : "top"}`,
     query: { l, h, i },
   }));
   const fetched = useAnswers(answers, requests);
@@ -142,6 +165,20 @@ function Readings({ run, answers, A, B, i, nameOf, layers, words }) {
         : html`From <b class="q">${visible(traces[0].token)}</b>, A attends most to <b class="k">${visible(tops[0])}</b> (${percent(rows[0][best[0]])}), B to <b class="k">${visible(tops[1])}</b> (${percent(rows[1][best[1]])}).`
     }</p>`;
   }}<//>`;
+}
+
+/**
+ * The text of a recording; the more a token is attended to by all queries, the stronger its background.
+ * @param {{run: Run, answers: import("../answers.js").Answers, attention: Attention, h: number, i: number, name: string}} props
+ */
+function LookedAt({ run, answers, attention, h, i, name }) {
+  const start = attention.n_k <= 512 ? 0 : Math.max(0, Math.min(i - 256, attention.n_k - 512));
+  const query = { l: attention.l, h, start, stop: Math.min(attention.n_k, start + 512) };
+  const found = useAnswer(answers, `runs/${run.run}/received`, query);
+  if (found.error) return null;
+  return html`<h2 style=${{ margin: "38px 0 0" }}>The text, as it is looked at</h2>
+    <p class="lede">The weight that each token gets from all queries of ${name}, from none to ${short(found.value?.most ?? 0, 3)}.</p>
+    <${Answered} answer=${found}>${(/** @type {any} */ value) => html`<p class="looked-at">${value.tokens.map((/** @type {string} */ token, /** @type {number} */ at) => html`<span title=${full(value.received[at])} style=${{ background: `color-mix(in srgb, var(--bar) ${Math.round(62 * Math.sqrt(value.received[at] / (value.most || 1)))}%, transparent)` }}>${visible(token).replace(/^·/, "")}</span>${value.tokens[at + 1]?.startsWith("·") ? "" : " "}`)}</p>`}<//>`;
 }
 
 const LINES = 14;

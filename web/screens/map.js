@@ -55,7 +55,7 @@ function Viewer({ run, attention, info, state, go, answers, transport, root }) {
       colourAt: (t) => paletteColour(chosenPalette(state), t),
     };
   drawnScene.current = scene;
-  const effort = useEffort(quality, JSON.stringify([view, query]), transport.canRun);
+  const effort = useEffort(quality, JSON.stringify([view, query]), transport.canRun && !info.top);
   useTileRequests(scene, effort, redraw);
   const pointers = useGestures({ frame, scene, move, point });
 
@@ -90,13 +90,13 @@ function Viewer({ run, attention, info, state, go, answers, transport, root }) {
 
   const bin = view && size ? tileLevel(view, info, size.dense).bin : 1;
   return html`
-    <${Toolbar} ...${{ info, state, go, zoomBy, showAll, jump, queryField }} />
+    <${Toolbar} ...${{ run, l: attention.l, answers, info, state, go, zoomBy, showAll, jump, queryField }} />
     <div class="mapped"><div class="viewer" ref=${frame} role="application" tabindex="0" aria-roledescription="map" onKeyDown=${pressKey} ...${pointers}
         aria-label=${`map of ${count(info.n_q)} queries and ${count(info.n_k)} keys; arrows move it, plus and minus zoom, Shift and arrows go from cell to cell, Home shows all`}>
       <canvas ref=${canvas} data-picture="map"></canvas>
     </div>
     <div class="stack mapside">
-      <div><${QualityNote} quality=${quality} bin=${bin} /></div>
+      <div><${QualityNote} quality=${quality} bin=${bin} top=${info.top} /></div>
       <output class="readout" aria-live="polite"><${CellReadout} cell=${cell} bin=${bin} /></output>
       <${ColourScale} ...${{ state, go, info, bin, sampled: quality.sampled > 0 }} />
     <details class="map-table"><summary>the largest weights of ${cursor ? `query ${count(cursor.i)}` : "a query"}, as a table</summary>

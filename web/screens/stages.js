@@ -1,4 +1,5 @@
 /** The stage of each step of the walk: its tokens, vectors, scores or sums. */
+import { Cells } from "../parts/cells.js";
 import { css, signedColour } from "../parts/colour.js";
 import { Matrix } from "../parts/matrix.js";
 import { clamp, count, cosine, full, largest, percent, short, sum } from "../parts/numbers.js";
@@ -7,13 +8,13 @@ import { SignedScale, Vector } from "../parts/vector.js";
 import { html, useMemo } from "../preact.js";
 
 /** @param {StepProps} props */
-export function Tokens({ words, i, point }) {
+export function Tokens({ words, place, point }) {
   return html`<ol class="pieces">
     ${words.tokens.map(
       (
         token,
         at,
-      ) => html`<li class=${words.start + at === i ? "chosen" : ""} onPointerEnter=${() => point(words.start + at)}>
+      ) => html`<li class=${words.start + at === place ? "chosen" : ""} onPointerEnter=${() => point(words.start + at)}>
       <b>${visible(token)}</b><small>position ${count(words.start + at)}</small></li>`,
     )}
   </ol>`;
@@ -43,7 +44,8 @@ function Lines({ numbers, name, ...rest }) {
 }
 
 /** @param {StepProps} props */
-export function Embedding({ trace, m, point, theme }) {
+export function Embedding({ trace, m, point, theme, cells }) {
+  if (cells.run.example) return html`<${Cells} ...${cells} />`;
   const numbers = trace.stream.before;
   return html`<div class="stack">
     <${Lines} numbers=${numbers} name=${`x of ${visible(trace.token)}`} theme=${theme} marked=${m} point=${point} />
@@ -66,9 +68,9 @@ export function Projections({ trace, row, m, point, theme }) {
   );
   /** @param {string} name */
   const at = (name) => (m?.of === name ? m.at : null);
-  return html`<div class="stack">
+  return html`<div class="stack projections">
     <div><h3><span class="q">q</span>, the query of “${visible(trace.token)}”</h3>
-      <div style=${{ marginTop: "8px" }}><${Vector} numbers=${q} name=${`query of ${visible(trace.token)}`} theme=${theme} most=${most} marked=${at("q")} point=${(x) => point({ of: "q", at: x })} /></div></div>
+      <div class="above-keys"><span class="q">${visible(trace.token)}</span><${Vector} numbers=${q} name=${`query of ${visible(trace.token)}`} theme=${theme} most=${most} marked=${at("q")} point=${(x) => point({ of: "q", at: x })} /></div></div>
     <div><h3><span class="k">k</span>, the key of each token</h3>
       <div style=${{ marginTop: "8px" }}><${Matrix} rows=${k} labels=${row.tokens} name="keys" colour=${keyColour} cell=${rowHeight(k.length)} at=${at("k")} point=${(a, b) => point({ of: "k", at: [a, b] })} /></div></div>
     <${SignedScale} most=${most} theme=${theme} words="q and k on one scale" />
@@ -95,10 +97,9 @@ export function Ledger({ trace, row, step, j, m, point, pick, theme, usual, labe
     (name) => row.steps[name] && (name !== "mask" || row.masks || step === "mask"),
   );
   const numbers = row.steps[step];
-  const most = largest(numbers);
-  const top = Math.max(...row.steps.mask.filter(Number.isFinite));
-  const powers = row.steps.mask.map((x) => Math.exp(x - top));
+  const { powers } = row;
   const softmax = step === "softmax";
+  const most = softmax ? weightScale(row.weights) : Math.max(largest(row.steps.scores), 1e-12);
   const exponential = softmax && usual.softmax;
   return html`<div class="stack">
     <table class="ledger">
@@ -111,10 +112,10 @@ export function Ledger({ trace, row, step, j, m, point, pick, theme, usual, labe
           ) => html`<th scope="col" class=${name === step ? "now" : at < columns.length - 2 || softmax ? "before" : ""}>${headings[name]}</th>
           ${exponential && at === columns.length - 2 && html`<th scope="col">${headings.powers}</th>`}`,
         )}
-        <th scope="col" class="share"><span class="hidden">as a bar</span></th></tr></thead>
+        <th scope="col" class="share"><span class="hidden">as a bar, </span><span class="ends"><span>${softmax ? "0" : short(-most, 3)}</span>${softmax ? "" : html`<span>0</span>`}<span>${short(most, 3)}</span></span></th></tr></thead>
       <tbody>${row.tokens.map(
         (token, at) => html`<tr key=${row.keys[at]} class=${at === j ? "chosen" : ""} onPointerEnter=${() => pick(at)}>
-        <td><button type="button" class="pick" aria-pressed=${at === j} onClick=${() => pick(at)} onFocus=${() => pick(at)}>${visible(token)}</button></td>
+        <td><button type="button" class="pick" aria-pressed=${at === j} onClick=${() => pick(at)} onFocus=${() => pick(at)}>${visible(token)}</button>${row.members[at].length > 1 && html`<small class="soft"> ${row.members[at].length} pieces</small>`}</td>
         ${columns.map((name, place) => {
           const x = row.steps[name][at];
           const hidden = name === "mask" && x === -Infinity;
@@ -139,6 +140,15 @@ export function Ledger({ trace, row, step, j, m, point, pick, theme, usual, labe
     ${step === "scores" && html`<${Products} ...${{ trace, row, j, m, point, theme }} />`}
   </div>`;
 }
+
+/**
+ * Return the right end of the bars of weights: 1, or less where many keys share the weight; the table prints it.
+ * @param {number[]} weights
+ */
+const weightScale = (weights) => {
+  const top = Math.max(...weights);
+  return weights.length <= 64 || top > 0.5 ? 1 : ([0.01, 0.05, 0.1, 0.5].find((end) => end >= top) ?? 1);
+};
 
 /**
  * A number as a bar: from the left for shares, from the middle for signed numbers.

@@ -46,8 +46,8 @@ export function kernelTransport(model) {
       const bytes = view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength);
       return { buffer: bytes, exact: Boolean(reply.exact), samples: reply.samples ?? 0 };
     },
-    async file(run, { l, h, i }, format) {
-      const { reply, buffer } = await get(`runs/${run.run}/export`, { l, h, i, format });
+    async file(run, place, format) {
+      const { reply, buffer } = await get(`runs/${run.run}/export`, { ...place, format });
       return new Blob([/** @type {any} */ (buffer) ?? JSON.stringify(reply.body)]);
     },
     send: async (path, body) => (await request("POST", path, { body })).reply.body,

@@ -66,8 +66,8 @@ export const httpTransport = {
     };
   },
 
-  async file(run, { l, h, i }, format) {
-    return (await request(address(`runs/${run.run}/export`, { l, h, i, format }))).blob();
+  async file(run, place, format) {
+    return (await request(address(`runs/${run.run}/export`, { ...place, format }))).blob();
   },
 
   async send(path, body) {

@@ -22,6 +22,19 @@ export function answerKey(path, query) {
 const decodeBase64 = (base64) => Uint8Array.from(atob(base64), (character) => character.charCodeAt(0)).buffer;
 
 /**
+ * Return the rows of float32 numbers that the file holds as base64.
+ * @param {{base64: string, width: number} | null} packed
+ * @returns {number[][] | null}
+ */
+function rowsOf(packed) {
+  if (!packed) return null;
+  const numbers = new Float32Array(decodeBase64(packed.base64));
+  return Array.from({ length: numbers.length / packed.width }, (_, row) =>
+    Array.from(numbers.subarray(row * packed.width, (row + 1) * packed.width)),
+  );
+}
+
+/**
  * @param {Record<string, any>} answers
  * @returns {Transport}
  */
@@ -33,13 +46,35 @@ export const fileTransport = (answers) => {
     if (answer.error) throw new Failure(answer.error.message, answer.error.code);
     return answer;
   };
+  /** Put a trace together again: keys and values are stored once for a head, the stream once for a query. @type {(path: string, query?: Query) => Promise<any>} */
+  const inflate = async (path, query) => {
+    const trace = await find(path, query);
+    const { l, h, i } = trace;
+    const base = path.replace(/trace$/, "");
+    const shared = await find(`${base}shared`, { l, h, i: 0 });
+    const stream = await find(`${base}stream`, { l, h: 0, i }).catch(() => null);
+    const [key, value, [own]] = [rowsOf(shared.key), rowsOf(shared.value), rowsOf(trace.query) ?? []];
+    const dot = trace.terms === null;
+    return {
+      ...trace,
+      tokens: (await find(`${base}tokens`, { l, axis: "k" })).tokens,
+      query: own,
+      ...{ key, value },
+      stream: stream && { before: rowsOf(stream.before)?.[0], after: rowsOf(stream.after)?.[0] },
+      ...(dot && {
+        factors: { query: own, key },
+        terms: key?.map((row) => row.map((x, m) => x * own[m])),
+      }),
+    };
+  };
   /** @type {(path: string, query: any) => Promise<{trace: Trace, step: (name: string) => JsonNumber[] | undefined}>} */
   const findTrace = async (path, { l, h, i }) => {
-    const trace = await find(path.replace(/cells?$/, "trace"), { l, h, i });
+    const trace = await inflate(path.replace(/cells?$/, "trace"), { l, h, i });
     return { trace, step: (name) => trace.steps.find((/** @type {any} */ one) => one.name === name)?.numbers };
   };
   /** @type {Record<string, (path: string, query: any) => Promise<any>>} cells are read from the trace of their query */
   const fromTrace = {
+    trace: inflate,
     async cell(path, query) {
       const { trace, step } = await findTrace(path, query);
       const at = trace.keys.indexOf(query.j);

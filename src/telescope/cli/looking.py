@@ -27,13 +27,23 @@ from .common import (
 )
 from .writing import TRANSLATOR
 
+PAGE_LACKS = {
+    "summaries": "with --keep summaries the page will show heads, alignments and maps from the largest weights of each "
+    "query; --keep queries-keys adds every weight and the walk, --keep steps the geometry too",
+    "queries-keys": "with --keep queries-keys the page will lack context and geometry; --keep steps keeps them",
+}
+VARIANCE = "variance"  # an example that is a table, not an attention
+
 
 def explain(
     sentence: Annotated[
         list[str] | None, typer.Argument(help="A sentence, which the model translates; without one, an example.")
     ] = None,
     example: Annotated[
-        str | None, typer.Option(help="A worked example: journey, thinking-machines, lights, bank or telescope.")
+        str | None,
+        typer.Option(
+            help="A worked example: journey, thinking-machines, lights, bank, telescope, luong, synthesizer, variance."
+        ),
     ] = None,
     model: ModelName = TRANSLATOR,
     query: Annotated[str | None, typer.Option(help="The word whose row of weights is shown in detail.")] = None,
@@ -53,7 +63,9 @@ def explain(
     by_sum: Annotated[
         bool, typer.Option("--by-sum", help="In examples, divide scores by their sum instead of using softmax.")
     ] = False,
-    open_page: Annotated[bool, typer.Option("--open", help="Open the sentence in a browser instead.")] = False,
+    open_page: Annotated[
+        bool, typer.Option("--open", help="Open the sentence or the example in a browser instead.")
+    ] = False,
     port: Port = 0,
     mute: MuteOption = None,
     hide: HideOption = None,
@@ -72,9 +84,10 @@ def explain(
     if sentence and (example or by_sum):
         raise ValueError("a sentence of your own goes through a trained model; --example and --by-sum are without one")
     if open_page:
-        if not sentence:
-            raise ValueError('--open shows a sentence of your own: telescope explain "Good morning" --open')
-        _open_in_browser(model, " ".join(sentence), layer=layer, head=head, query=query, port=port)
+        if sentence:
+            _open_in_browser(model, " ".join(sentence), layer=layer, head=head, query=query, port=port)
+        else:
+            _open_example(example or "journey", by_sum=by_sum, query=query, port=port)
         return
     if sentence:
         from ..tasks.explaining.explain_sentence import draw
@@ -104,11 +117,14 @@ def explain(
         from .. import attention
         from ..tasks.explaining.examples import EXAMPLES, draw_example
 
-        name = example or "journey"
-        if name not in EXAMPLES:
-            raise ValueError(f'there is no example "{name}"; {hint(name, EXAMPLES)}')
-        chosen = EXAMPLES[name](attention.by_sum if by_sum else attention.softmax)
-        drawn, to_dict = draw_example(chosen, query), chosen.to_dict
+        name = _check_example(example or "journey")
+        if name == VARIANCE:
+            from ..tasks.explaining.variance import draw_table, table_to_dict
+
+            drawn, to_dict = draw_table(), table_to_dict
+        else:
+            chosen = EXAMPLES[name](attention.by_sum if by_sum else attention.softmax)
+            drawn, to_dict = draw_example(chosen, query), chosen.to_dict
     if as_json:
         print_json(to_dict(), indent=1)
     else:
@@ -151,6 +167,8 @@ def watch(
         raise ValueError(f"--text {text} cannot be read: {problem}") from None
     if out is not None:  # checked before the model runs, which may take long
         check_can_save(out, replace=replace, way="--replace replaces it")
+        if keep in PAGE_LACKS:
+            print(f"telescope: {PAGE_LACKS[keep]}", file=sys.stderr)
     chosen = int(layers) if layers is not None and layers.lstrip("-").isdecimal() else layers
     with Progress(console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("reading", total=None)
@@ -228,6 +246,30 @@ def doctor(
     else:
         print_all([draw(report)], plain)
     raise typer.Exit(0 if report.healthy else 1)
+
+
+def _check_example(name: str) -> str:
+    """Return the name if it is an example's, else raise a ValueError that suggests one."""
+    from ..tasks.explaining.examples import EXAMPLES
+
+    known = [*EXAMPLES, VARIANCE]
+    if name not in known:
+        raise ValueError(f'there is no example "{name}"; {hint(name, known)}')
+    return name
+
+
+def _open_example(name: str, *, by_sum: bool, query: str | None, port: int) -> None:
+    """Serve the explorer with a worked example, at the screen that shows most of it."""
+    _check_example(name)
+    explorer = _import_explorer()
+    library = explorer.Library()
+    if name == VARIANCE:
+        path = "/s/example-thinking-machines/variance"
+    else:
+        run = library.make_example({"example": name, "normalize": "by_sum" if by_sum else None})
+        screen = {"bank": "geometry", "telescope": "heads"}.get(name, "walk")
+        path = f"/s/{run.name}/{screen}" + ("" if query is None else f"?i={run.place(query)}")
+    explorer.serve(library, port=port, path=path, browse=True)
 
 
 def _open_in_browser(

@@ -7,17 +7,31 @@ model's precision. Both are sent with all digits. Tiles and tracks are binary an
     l   index of an attention in the run's list `attentions`             h   number of a head in the model
     b   sequence of the batch, 0 by default                              i, j   query and key, from 0
 
-GET  /models                    {"models": ["translator-en-de"], "default": "translator-en-de" | null, "longest": 4096}
+GET  /models                    {"models": ["translator-en-de"], "kinds": {"translator-en-de": "translator" | "gpt" |
+                                "encoder" | "other"}, "default": "translator-en-de" | null, "longest": 4096}
+GET  /variance                  ?d=64   {"d", "most": 512, "edge": 48.5, "dot": {"variance", "largest", "gradient",
+                                "histogram": [97 counts], "scores": [8], "weights": [8]}, "divided": {…}}: q·k of random
+                                vectors with d features, as it is and divided by √d; see tasks/explaining/variance.py
 GET  /runs                      {"runs": [RUN, …]}, the latest first
 POST /runs                      {"text": "…", "model": "…"?, "target": "…"?} → 201 RUN. `target` is the translation that
                                 the decoder is forced to write; without it the model decodes its own
-GET  /runs/{run}                RUN = {"run": "r1", "rev": "…", "kind": "sentence" | "recording", "title": "…",
-                                "model": "…", "text": "…" | null, "written": "…" | null, "keep": "steps",
-                                "attentions": [{"l": 0, "name": "encoder.0.self", "kind": "encoder" | "decoder" |
+                                {"example": "bank", "inputs": {"x": [[…]]}?, "normalize": "softmax" | "by_sum"?} → 201:
+                                a worked example, computed from these numbers. GET /runs/example-bank answers too
+GET  /runs/{run}                RUN = {"run": "r1", "rev": "…", "kind": "sentence" | "recording" | "example", "title":
+                                "…",
+                                "model": "…", "text": "…" | null, "written": "…" | null, "keep": "steps", "example":
+                                null | {"name", "origin", "normalize", "inputs": [{"name": "x", "rows": ["money", …] |
+                                null, "numbers": [[…]]}, …], "scenes": [{"title", "caption", "query": 1, "findings":
+                                […], "inputs": ["x"]}, …]}, one scene for each attention, "notice": "…" | null,
+                                "output": null |
+                                {"kind": "gpt" | "translator", "n": 6, "words": [{"name": "Bank", "i": 7, "word":
+                                6}, …]}: the query that wrote a word's last token, and the word's row in an alignment,
+                                "attentions": [{"l": 0, "name": "encoder.0.self", "title": "…" | null, "kind": "encoder"
+                                | "decoder" |
                                 "cross" | "self", "heads": [0, 1, 2, 3], "batch": 1, "n_q": 9, "n_k": 9, "d_k": 16,
                                 "d_v": 16 | null, "formula": "softmax(mask(q·k / √16)) v", "mask": "causal",
                                 "has": {"trace": true, "context": true, "map": true, "geometry": true,
-                                "alignment": true, "tokens": true}}, …]}
+                                "alignment": true, "tokens": true, "after": true, "tiles": true}}, …]}
                                 what `has` lacks answers 409; `why` gives the reason: {"why": {"map": "…"}}
 GET  /runs/{run}/tokens         ?l&axis=q|k&start&stop&b (at most 4,096)
                                 {"l", "axis", "start", "stop", "n": 9, "tokens": ["The", "·s", …], "words": [0, 0, …] |
@@ -38,20 +52,27 @@ GET  /runs/{run}/trace          ?l&h&i&b   every step of one query
                                 "rest": {"keys": 0, "weight": 0.0, "context": [d_v] | null}}
                                 All keys if there are at most 512; else the 64 with the largest weights, by position,
                                 and the sum over all others in `rest`. context = Σ weight · value + rest.context.
-GET  /runs/{run}/heads          ?l&b (&h: that head alone)
+GET  /runs/{run}/after          ?l&i&b   one query after its heads: {"l", "i", "token", "pre_norm": false, "stages":
+                                [{"name":
+                                "joined", "size": 256, "norm": 3.1, "heads": [norm, …]}, {"name": "projected", …},
+                                "before", "added", "normed" (post-norm only), "hidden" (with "active", the share of
+                                features that are not 0), "fed", "passed"], "difference": 1e-7, "follows":
+                                "feed-forward" | "cross", "moved": cosine}; `difference` is that from the model's own
+GET  /runs/{run}/heads          ?l&b&by=pieces|words (&h: that head alone)
                                 {"l", "rows": 9, "columns": 9, "exact": true, "samples": 9, "maps": [{"h": 0,
                                 "share": [[…]]}, …], "habits": [{"h": 0, "kind": "previous", "itself": 0.1, …,
                                 "spread": 3.1}, …] | null, "habit_keys": {"itself": "the query's own position", …},
                                 "clear": 0.4}: matrices of at most 48 x 48, pooled where there are more tokens; `habits`
                                 is null where it would need a pass over a long text. `habit_keys` names the habits and
                                 the keys whose share they are; a share of at least `clear` names a head's kind
-GET  /runs/{run}/geometry       ?l&b&start&stop (at most 512 tokens)
+GET  /runs/{run}/geometry       ?l&b&by=pieces|words&start&stop (at most 512 tokens)
                                 {"l", "start", "stop", "n", "tokens": […], "before": [[x, y], …], "after": [[x, y], …],
                                 "explained": [0.41, 0.22], "moved": [cos(before, after), …],
                                 "cosines": {"before": [[…]], "after": [[…]]} | null (of at most 64 tokens)}
 GET  /runs/{run}/alignment      ?l&h=3|mean&b   weights between words, or tokens where words are unknown; at most 512
                                 {"l", "h", "rows": ["Der", …], "columns": ["The", …], "weights": [[…]],
-                                "real_rows": [0, 1, …], "real_columns": […]}: indices of words of the text, without
+                                "known": 1.0, "real_rows": [0, 1, …], "real_columns": […]}: indices of words of the
+                                text, without
                                 special tokens
 GET  /runs/{run}/sharpest       ?b   the attention that aligns words most sharply, of the "cross" ones if there are any:
                                 {"l": 4, "mean": 0.71, "h": 2, "head": 0.93, "of": 2}. Sharpness is each word's largest
@@ -65,10 +86,39 @@ GET  /runs/{run}/sources        ?first&end&how=weights|carried|rollout|gradient&
                                 "tokens": ["The", …], "scores": […] | null, "rows": [{"name", "start", "stop", "tokens",
                                 "score", "share", "text"}, …], "more": 0}: `tokens` and `scores` are those from start
                                 to stop - 1, at most 4,096; `rows` the 200 largest, `more` how many others there are
+GET  /runs/{run}/start          ?b   where a reader should begin: {"l": 1, "h": 2, "i": 7}, the last word of the text
+                                and
+                                the head that attends most from there to another word, heads that attend by position
+                                (previous, itself, sink) left out
+GET  /runs/{run}/perspectives   ?l&i&b   the word of query i in all heads of the attentions of l's kind: {"l", "i",
+                                "word": 5,
+                                "names": ["The", …], "columns": ["The", …], "heads": [{"l": 1, "h": 2, "habit": null |
+                                "previous" | "itself" | "next" | "first" | "sink", "share": 0.1, "weights": [column]},
+                                …], "pair": [3, 7]}: `habit` names a head that attends by position, with its `share`
+                                over the text; `pair` are the two other heads that differ most in this word's weights
+GET  /runs/{run}/output         ?i&temperature=1&top_k=0&top_p=1   what the model writes after query i, the last by
+                                default:
+                                {"i", "n", "kind": "gpt" | "translator", "vocabulary": 6000, "chosen": "Bank" | null,
+                                "candidates": [{"id", "text", "append", "logit", "p"}, … ten, likeliest first], "kept":
+                                6000}
+                                `p` is after temperature, top_k (0 keeps all) and top_p; `chosen` is what was written
+GET  /runs/{run}/whatif         ?l&h&i&b&edits=scale,mask,sum,mute,t:0.5,hide:3   the same query with the attention
+                                changed: not divided by √d, not masked, by sum instead of softmax, head muted, at a
+                                temperature, the word of a key hidden. The model runs edited, by `ts.edit`:
+                                {"trace": as /trace, "before": [key], "after": [key], "changed": 3 | null, "output":
+                                null | {"kind", "kl": 0.1, "before": [{"text", "p"}, …], "after": […], "words":
+                                [{"name", "i", "word", "before": 0.9, "after": 0.2, "instead": "…" | null}, …]},
+                                "reaches": whether the model runs; without one, the attention is changed alone
+GET  /runs/{run}/received       ?l&h&b&start&stop (at most 512 tokens)
+                                {"l", "h", "start", "stop", "n", "tokens", "received": [weight from all queries],
+                                "most"}
+GET  /runs/{run}/top            ?l&h&i&b   the largest weights of a query, as in a trace: {"token", "n_k", "keys",
+                                "tokens", "steps": [{"name": "weights", …}], "rest"}; a summary holds them too
 GET  /runs/{run}/cell           ?l&h&i&j&b   {"l", "h", "i", "j", "b", "query": "saw", "key": "man", "visible": true,
                                 "dot", "scaled", "capped", "biased", "masked", "lse": … | null, "p"}
 GET  /runs/{run}/cells          ?l&h&i&j&b   the weights of query i on keys j to j + 31, or to the last key:
-                                {"l", "h", "i", "j", "b", "p": [… | null]}, null where the key is masked
+                                {"l", "h", "i", "j", "b", "p": [… | null]}, null where the key is masked, or
+                                not among the largest weights, where a recording kept summaries
 GET  /runs/{run}/map            ?l&h&b   {"l", "h", "n_q", "n_k", "tile": 256, "max_zoom": 9, "how": ["share", "max"],
                                 "value": "log2", "dtype": "f16", "known": 0.25}
                                 `known` is the share of queries whose softmax sum is known; every tile adds to it
@@ -83,7 +133,8 @@ GET  /runs/{run}/tiles/{z}/{x}/{y}   ?l&h&how=share|max&fmt=f16|u8&effort=1|4|16
 GET  /runs/{run}/tracks/{z}/{x}      ?l&h&kind=entropy|received&b   256 float32, little-endian; NaN outside. Entropy in
                                 nats, the mean over a pixel's queries; received is the share of all weight on a
                                 pixel's keys. X-Exact and X-Samples as above.
-GET  /runs/{run}/export         ?l&h&i&b&format=html|json   one file with all answers about an attention of a short run
+GET  /runs/{run}/export         ?l&h&i&b&start&format=html|json   the file opens at the address `start`, /s/{run}/…: one
+                                file with all answers about an attention of a short run
                                 and as many traces of the others as fit. Cells are part of the traces.
                                 json: {"version": 1, "start": "/s/r1/walk?…", "answers": {"/runs/r1": RUN,
                                 "/runs/r1/trace?h=0&i=0&l=0": …, "/runs/r1/tiles/0/0/0?h=0&how=share&l=0":
@@ -105,17 +156,28 @@ from time import perf_counter
 from typing import Any
 
 from ..models import LoadError
+from .after_head import after_head
 from .export import export_answers, html_page
 from .library import Library
 from .maps import Maps, Picture
+from .next_token import output
+from .perspectives import perspectives, start
 from .requests import Refusal, RequestParams
 from .run import AttentionView, Run
 from .sentences import LONGEST
 from .sources import SourcesOfRuns
-from .views import alignment, geometry, heads, sharpest, tokens
-from .walk import cell, cells, trace
+from .views import alignment, geometry, heads, largest_weights, received, sharpest, tokens
+from .walk import cell, cells, trace, variance
+from .what_if import what_if
 
 Resource = Callable[..., Any]
+ABOUT_RUNS: dict[str, Resource] = {
+    "sharpest": sharpest,
+    "start": start,
+    "perspectives": perspectives,
+    "output": output,
+    "whatif": what_if,
+}  # answers about a run as a whole, not about one of its attentions
 JSON, BINARY = "application/json", "application/octet-stream"
 
 
@@ -143,6 +205,9 @@ class Api:
             "cell": cell,
             "cells": cells,
             "map": self.maps.describe,
+            "after": after_head,
+            "received": received,
+            "top": largest_weights,
         }
 
     def answer(self, method: str, path: str, parameters: Mapping[str, str], body: bytes = b"") -> Answer:
@@ -170,6 +235,8 @@ class Api:
         match path.strip("/").split("/"):
             case ["models"]:
                 return Answer(200, _json(self.library.to_json(LONGEST)))
+            case ["variance"]:
+                return Answer(200, _json(variance(RequestParams(parameters))))
             case ["runs"]:
                 return Answer(200, _json({"runs": [run.to_json() for run in self.library.runs()]}))
             case ["runs", name]:
@@ -188,8 +255,8 @@ class Api:
 
     def _resource(self, run: Run, resource: str, place: list[str], parameters: Mapping[str, str]) -> Any:
         params = RequestParams(parameters)
-        if resource == "sharpest" and not place:
-            return sharpest(run, params)
+        if resource in ABOUT_RUNS and not place:
+            return ABOUT_RUNS[resource](run, params)
         if resource == "sources" and not place:
             return self.sources(run, params)
         pictures = {("tiles", 3): self.maps.tile, ("tracks", 2): self.maps.track}
@@ -207,11 +274,14 @@ class Api:
             request = json.loads(body)
         except (ValueError, RecursionError):
             raise Refusal(400, "bad-json", "the body is not JSON") from None
+        if isinstance(request, dict) and isinstance(request.get("example"), str):
+            if not set(request) <= {"example", "inputs", "normalize"}:
+                raise Refusal(400, "bad-json", 'an example takes "inputs" and "normalize", and nothing else')
+            return _created(self.library.make_example(request))
         fits = isinstance(request, dict) and isinstance(request.get("text"), str)
         fits = fits and set(request) <= {"text", "model", "target"}
         if fits and all(value is None or isinstance(value, str) for value in request.values()):
-            run = self.library.read(request["text"], request.get("model"), request.get("target"))
-            return Answer(201, _json(run.to_json()), headers={"Location": f"/api/v1/runs/{run.name}"})
+            return _created(self.library.read(request["text"], request.get("model"), request.get("target")))
         raise Refusal(
             400, "bad-json", 'the body must be {"text": "…"}, with "model" and "target" if wanted, all of them strings'
         )
@@ -223,6 +293,10 @@ class Api:
         if format == "json":
             return Answer(200, _json(file), headers=_as_attachment(run, "json"))
         return Answer(200, html_page(file), "text/html; charset=utf-8", _as_attachment(run, "html"))
+
+
+def _created(run: Run) -> Answer:
+    return Answer(201, _json(run.to_json()), headers={"Location": f"/api/v1/runs/{run.name}"})
 
 
 def _json(contents: object) -> bytes:

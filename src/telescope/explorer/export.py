@@ -4,6 +4,7 @@ The exported file opens from disk without a server.
 """
 
 import json
+import re
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -13,6 +14,8 @@ from importlib.resources import files as resources
 from typing import Any
 from urllib.parse import urlencode
 
+import torch
+
 from ..recording.row_in_float64 import row_in_float64
 from ..survey.cells import HOW
 from .maps import Picture
@@ -21,7 +24,8 @@ from .run import Run
 from .walk import head, sequence, trace_json
 
 LONGEST = 256  # tokens: one tile of the map, and one trace each
-LARGEST = 2_000_000  # characters of the traces of other attentions than the shown one
+LARGEST = 600_000  # characters of the traces of other attentions than the shown one
+HELD = "this file holds the attention that was shown when it was saved"
 DEFAULTS = {"b": "0", "fmt": "f16"}
 POLICY = (
     "default-src 'none'; script-src {scripts}; style-src {styles}; img-src data: blob:; "
@@ -82,38 +86,92 @@ def export_answers(ask: Callable[..., Any], run: Run, params: RequestParams) -> 
         answers[key(path, given)] = _as_json(found)
 
     put("sharpest", b=b)
+    put("start", b=b)
+    for at in range(0 if run.output is None else len(run.output.hidden)):
+        put("output", i=at, temperature=1, top_k=0, top_p=1)
+    if run.output is not None:
+        put("output")
+        put("output", temperature=1, top_k=0, top_p=1)
     for number, other in enumerate(run.views):
         for axis in "qk":
             put("tokens", l=number, axis=axis, b=b)
         for what in ("heads", "geometry"):
             put(what, l=number, b=b)
+            if other.words("q") is not None:
+                put(what, l=number, b=b, by="words")
+        if number == layer:
+            for at in range(other.size[0]):
+                put("perspectives", l=number, i=at, b=b)
+                put("after", l=number, i=at, b=b)
         for which in ("mean", *other.call.heads):
             put("alignment", l=number, h=which, b=b)
-    size = 0
+    left = LARGEST
     for number in sorted(range(len(run.views)), key=lambda number: number != layer):
-        for which in run.views[number].call.heads:
-            for path, found in _traces(run, number, which, b):
-                size += len(json.dumps(found)) if number != layer else 0
-                if size <= LARGEST:
-                    answers[path] = found
+        traces = dict(_traces(run, number, b)) if left > 0 else {}
+        size = 0 if number == layer else sum(len(json.dumps(found)) for found in traces.values())
+        left -= size
+        if left > 0:
+            answers |= traces
+        else:
+            _leave_out(answers, run, number, ("trace", "context"))
+        if number != layer:
+            _leave_out(answers, run, number, ("tiles", "after"))
     for how in HOW:
         put("tiles/0/0/0", l=layer, h=h, how=how, b=b)
     for kind in ("entropy", "received"):
         put("tracks/0/0", l=layer, h=h, kind=kind, b=b)
     put("map", l=layer, h=h, b=b)
-    start = f"/s/{run.name}/walk?{urlencode({'l': layer, 'h': h, 'i': i})}"
+    for described in (answers[f"/runs/{run.name}"], answers["/runs"]["runs"][0]):
+        described["held"] = {"l": layer, "h": h}
+    start = params.parameters.get("start", "")
+    if not re.fullmatch(rf"/s/{re.escape(run.name)}/[a-z]+(\?[\w=&.%-]*)?", start, re.ASCII):
+        start = f"/s/{run.name}/walk?{urlencode({'l': layer, 'h': h, 'i': i})}"
     return {"version": 1, "start": start, "answers": answers}
 
 
-def _traces(run: Run, layer: int, h: int, b: int) -> Iterator[tuple[str, Any]]:
-    """Yield the trace of every query of a head, with its key; the page reads cells from the traces."""
+def _traces(run: Run, layer: int, b: int) -> Iterator[tuple[str, Any]]:
+    """Yield the trace of every query of every head, with its key; the page reads cells from the traces.
+
+    What the traces of a head share, its keys and values, is yielded once, and so is the stream of each query; numbers
+    that were float32 are base64. `web/transport/inline.js` puts the traces together again.
+    """
     view = run.views[layer]
     if "trace" in view.missing or max(view.size) > LONGEST:
         return
-    one = view.head(h, b)
-    for i in range(view.size[0]):
-        place = {"l": layer, "h": h, "i": i, "b": b}
-        yield _key(run, "trace", place), trace_json(view, one, row_in_float64(one, i), place)
+    for h in view.call.heads:
+        one = view.head(h, b)
+        for i in range(view.size[0]):
+            place = {"l": layer, "h": h, "i": i, "b": b}
+            whole = trace_json(view, one, row_in_float64(one, i), place)
+            if i == 0:
+                shared = {"key": whole["key"], "value": whole["value"]}
+                yield _key(run, "shared", place), {name: _float32(rows) for name, rows in shared.items()}
+            if h == view.call.heads[0] and whole["stream"] is not None:
+                yield (
+                    _key(run, "stream", place | {"h": 0}),
+                    {name: _float32([x]) for name, x in whole["stream"].items()},
+                )
+            compact = {name: part for name, part in whole.items() if name not in ("key", "value", "stream", "tokens")}
+            if whole["factors"] is not None:  # a dot product: its terms are products, which the page computes
+                compact |= {"factors": None, "terms": None}
+            compact["query"] = _float32([whole["query"]])
+            yield _key(run, "trace", place), compact
+
+
+def _float32(rows: list[list[float]] | None) -> dict[str, Any] | None:
+    """Return rows of numbers that are exact in float32 as base64, with the length of a row."""
+    if rows is None:
+        return None
+    numbers = torch.tensor(rows, dtype=torch.float32)
+    return {"base64": b64encode(numbers.numpy().astype("<f4").tobytes()).decode(), "width": numbers.shape[-1]}
+
+
+def _leave_out(answers: dict[str, Any], run: Run, layer: int, what: tuple[str, ...]) -> None:
+    """Say in the run's JSON that the file does not hold some answers about an attention."""
+    for described in (answers[f"/runs/{run.name}"], answers["/runs"]["runs"][0]):
+        one = described["attentions"][layer]
+        one["has"] = one["has"] | dict.fromkeys(what, False)
+        one["why"] = {**one["why"], **dict.fromkeys(what, HELD)}
 
 
 def _key(run: Run, what: str, place: dict[str, int]) -> str:

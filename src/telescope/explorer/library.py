@@ -1,22 +1,25 @@
 """The runs that the explorer can show: opened recordings and sentences, and the models that can run more sentences."""
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
 import torch
 
 from ..models import LoadError, Model, load
-from ..models.shipped import shipped_models
+from ..models.shipped import find_shipped, shipped_models
 from ..recording.recording import Recording
 from ..recording.saved.open import open_recording
+from .examples import example_name, example_run
 from .lru_cache import LruCache
 from .requests import Refusal, unknown
 from .run import Run, run_of_recording
 from .sentences import read, run_name
 
+CARD_KINDS = ("translator", "gpt")  # of the models that the landing's cards need
 SENTENCES, MODELS = 32, 2  # how many are kept in memory
 
 
@@ -24,9 +27,11 @@ class Library:
     """Runs by name. `models` maps names to folders or models; the first runs sentences unless another is chosen."""
 
     def __init__(self, models: Mapping[str, str | Path | Model] | None = None) -> None:
-        self.models: dict[str, str | Path | Model] = dict(shipped_models() if models is None else models)
+        shipped = dict(sorted(shipped_models().items(), key=lambda model: not model[0].startswith("translator")))
+        self.models: dict[str, str | Path | Model] = dict(shipped if models is None else models)
         self.recordings: dict[str, Run] = {}
         self.sentences: LruCache[str, Run] = LruCache(SENTENCES)
+        self.examples: LruCache[str, Run] = LruCache(SENTENCES)
         self._loaded: LruCache[str, Model] = LruCache(MODELS)
         self._run_lock = Lock()
 
@@ -51,6 +56,8 @@ class Library:
     def run(self, name: str) -> Run:
         """Return a run by name, or raise Refusal 404."""
         run = self.recordings.get(name) or self.sentences.get(name)
+        if run is None and example_name(name) is not None:
+            run = self.examples.get_or_make(name, lambda: example_run(name))
         if run is None:
             raise Refusal(
                 404,
@@ -70,6 +77,27 @@ class Library:
         with self._run_lock:
             return self.sentences.get(name) or self.sentences.put(name, read(self._model(chosen), chosen, text, target))
 
+    def make_example(self, request: Mapping[str, Any]) -> Run:
+        """Return a worked example as a run: {"example": "bank", "inputs": {"x": [[…]]}?, "normalize": "by_sum"?}."""
+        run = example_run(request["example"], request.get("inputs"), request.get("normalize"))
+        return self.sentences.put(run.name, run)
+
+    def warm_up(self, stopped: Event) -> None:
+        """Load the models of the landing's cards, and run each once: the first sentence then takes no longer.
+
+        Ends early once `stopped` is set.
+        """
+        firsts = [next((n for n, m in self.models.items() if model_kind(m) == kind), None) for kind in CARD_KINDS]
+        for name in filter(None, firsts):
+            try:
+                if not stopped.wait(0.5):  # the page itself comes first
+                    self._model(name)
+                if not stopped.is_set():
+                    with self._run_lock:
+                        read(self._model(name), name, "Good morning.")
+            except (Refusal, LoadError):
+                continue
+
     def _model(self, name: str) -> Model:
         """Return a model by name, loaded in float32 if it is a folder; at most MODELS loaded ones are kept."""
         source = self.models[name]
@@ -86,4 +114,29 @@ class Library:
 
     def to_json(self, longest: int) -> dict[str, Any]:
         """Return the answer to GET /models; `longest` is the most tokens of a sentence."""
-        return {"models": list(self.models), "default": next(iter(self.models), None), "longest": longest}
+        kinds = {name: model_kind(source) for name, source in self.models.items()}
+        return {
+            "models": list(self.models),
+            "kinds": kinds,
+            "default": next(iter(self.models), None),
+            "longest": longest,
+        }
+
+
+KINDS = {"Transformer": "translator", "GPT": "gpt", "Encoder": "encoder"}
+
+
+def model_kind(source: str | Path | Model) -> str:
+    """Return "translator", "gpt", "encoder" or "other", from a model or from the config in its folder."""
+    if isinstance(source, Model):
+        return KINDS.get(type(source).__name__, "other")
+    folder = find_shipped(source) or Path(source)
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return "other"
+    kind = str(config.get("model") or config.get("model_type")) if isinstance(config, dict) else ""
+    return KINDS.get(kind, HUGGING_FACE.get(kind, "other"))
+
+
+HUGGING_FACE = {"marian": "translator", "bert": "encoder"} | dict.fromkeys(("gpt2", "llama", "mistral", "qwen2"), "gpt")

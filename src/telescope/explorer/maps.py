@@ -7,11 +7,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..recording.summaries_call import SummariesCall
 from ..survey.cells import HOW
 from ..tiles import BUDGET, TILE, Tile, Tiles, Track
 from .lru_cache import LruCache
 from .requests import Refusal, RequestParams, parse_int
 from .run import AttentionView
+from .summaries import TopTiles
 from .walk import head, sequence
 
 HEADS, TILES = 8, 512  # how many are cached; a tile takes half a megabyte
@@ -34,7 +36,7 @@ class Maps:
     """Answer requests for the map, its tiles and its tracks, with a cache of heads and one of exact tiles."""
 
     def __init__(self) -> None:
-        self.heads: LruCache[Key, Tiles] = LruCache(HEADS)
+        self.heads: LruCache[Key, Tiles | TopTiles] = LruCache(HEADS)
         self.tiles: LruCache[tuple[Key, int, int, int], Tile] = LruCache(TILES)
 
     def describe(self, view: AttentionView, params: RequestParams, layer: int) -> dict[str, Any]:
@@ -54,6 +56,7 @@ class Maps:
             "value": "log2",
             "dtype": "f16",
             "known": tiles.summed_fraction,
+            "top": isinstance(tiles, TopTiles),
         }
 
     def tile(self, view: AttentionView, params: RequestParams, *place: str) -> Picture:
@@ -78,8 +81,10 @@ class Maps:
             raise _no_tile(problem) from None
         return Picture(track.numbers.numpy().astype("<f4").tobytes(), track.exact, track.samples)
 
-    def _tiles(self, key: Key) -> Tiles:
+    def _tiles(self, key: Key) -> Tiles | TopTiles:
         view, h, b = key
+        if isinstance(view.call, SummariesCall):
+            return self.heads.get_or_make(key, lambda: TopTiles(view.call, h, b))
         return self.heads.get_or_make(key, lambda: Tiles(view.head(h, b)))
 
     def _tile(self, key: Key, z: int, x: int, y: int, effort: int) -> Tile:

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from ..models import Model
+from ..models import Model, load
 from ..recording.recording import Recording
+from ..trace.trace import Trace
 from ..words import check_index
 from .api import JSON, Api
+from .examples import run_of_trace
 from .export import export_answers, html_page, page_files
 from .library import Library
 from .requests import Refusal, RequestParams
@@ -19,17 +21,17 @@ from .run import Run
 
 
 def show(
-    what: Recording | Model | str | os.PathLike[str],
+    what: Recording | Model | Trace | str | os.PathLike[str],
     text: str | None = None,
     *,
     screen: str = "walk",
     layer: int = 0,
 ) -> Any:
-    """Return the explorer for a notebook cell: of a recording, of a saved one, or of a model that reads a text.
+    """Return the explorer for a notebook cell: of a recording, a trace, or a model that reads a text.
 
-    what      a `Recording`, the folder of a saved one, or a model with a tokenizer
+    what      a `Recording`, the folder of a saved one, a `Trace`, a model with a tokenizer, or its name or folder
     text      the text that the model reads; only with a model
-    screen    the first screen: "walk", "heads", "geometry", "alignment" or "map"
+    screen    the first screen: "walk", "heads", "geometry", "alignment", "map" or "output"
     layer     the first attention, by its index in the recording, from 0; -1 is the last
 
     Returns a widget that asks the kernel for what the reader opens. Without anywidget it returns a static page about
@@ -84,6 +86,8 @@ class StaticPage:
 
 def _add_run(library: Library, what: object, text: str | None) -> Run:
     """Add what `show` was given to the library and return its run."""
+    if text is not None and isinstance(what, str | os.PathLike):
+        what = load(what)
     if isinstance(what, Model):
         if text is None:
             raise ValueError('a model needs a text to read: show(model, "Good morning")')
@@ -97,9 +101,13 @@ def _add_run(library: Library, what: object, text: str | None) -> Run:
         raise ValueError("a recording has its text already; show(recording) takes no text")
     if isinstance(what, Recording):
         return library.add(what, what.model, uuid4().hex)
+    if isinstance(what, Trace):
+        run = run_of_trace(what)
+        return library.sentences.put(run.name, run)
     if isinstance(what, str | os.PathLike):
         return library.open(Path(what))
-    raise TypeError(f"show takes a recording, the folder of one, or a model and a text, not {type(what).__name__}")
+    kind = type(what).__name__
+    raise TypeError(f"show takes a recording, the folder of one, a trace, or a model and a text, not {kind}")
 
 
 def _reply(api: Api, widget: Any, message: Any) -> None:

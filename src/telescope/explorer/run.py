@@ -1,12 +1,12 @@
 """A run: every attention of a model on one text or recording, with the name and the facts that the page shows."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..attention import Pairs, softmax
 from ..recording.queries_keys_call import StepsCall, one_head
@@ -14,18 +14,29 @@ from ..recording.recorded_call import RecordedCall
 from ..recording.recording import Recording
 from ..recording.summaries_call import SummariesCall
 from ..tiles.head_scores import OneHead
-from ..trace.whole_words import Words
+from ..trace.whole_words import Span, Words
 from ..words import hint
+from .output import Output
 from .requests import not_kept
 
 ALIGNED = 512  # most words on each side of an alignment, and half of the most tokens
+LONGEST_WORD = 6  # tokens, on average: beyond, the text is not made of words
 UNREAD = "…"  # the last written token: no query reads it, so a recording does not hold its id
 Decode = Callable[[list[int]], str]
+STEPS = 'telescope watch --keep steps, or ts.watch(keep="steps"), keeps them'
+SUMMARY = (
+    "this recording kept summaries alone, and this screen shows every step of a query: "
+    'telescope watch --keep {0}, or ts.watch(keep="{0}"), keeps what it needs'
+)
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionView:
-    """One call of one attention. `rows` and `columns` are the words of queries and keys, where the text has words."""
+    """One call of one attention. `rows` and `columns` are the words of queries and keys, where the text has words.
+
+    `title` is a name for people, where the attention has one. `beside` are the views, this one included, whose vectors
+    share one picture of the geometry. `block` is the model's block around the attention, where the model is at hand.
+    """
 
     name: str
     call: RecordedCall
@@ -33,6 +44,9 @@ class AttentionView:
     rows: Words | None = None
     columns: Words | None = None
     token_name: Callable[[int], str | None] | None = None
+    title: str | None = None
+    beside: tuple["AttentionView", ...] = ()
+    block: nn.Module | None = None
 
     @property
     def kind(self) -> str:
@@ -57,8 +71,9 @@ class AttentionView:
         return one_head(self.call, number, sequence)
 
     def words(self, axis: str) -> Words | None:
-        """Return the words of an axis, "q" or "k", or None where they are unknown."""
-        return self.rows if axis == "q" else self.columns
+        """Return the words of an axis, "q" or "k"; None where they are unknown, or the recording has grown since."""
+        words = self.rows if axis == "q" else self.columns
+        return words if words is not None and len(words.word_ids) == self.size[0 if axis == "q" else 1] else None
 
     def tokens(self, axis: str, sequence: int, indices: range | list[int]) -> list[str]:
         """Return the texts of some queries ("q") or keys ("k"); a token without text has its name or its number.
@@ -98,6 +113,22 @@ class AttentionView:
         name = None if self.token_name is None else self.token_name(token)
         return self.decode([token]) or name or str(token)
 
+    def words_of_ids(self, axis: str) -> Words | None:
+        """Return the words of the recorded tokens of an axis; None where they have no text, or no words in it."""
+        ids, decode = self.ids(axis), self.decode
+        if ids is None or decode is None:
+            return None
+        text, read, spans = "", list[int](), list[Span | str]()
+        for token in self._token_ids(axis, 0, range(self.size[0 if axis == "q" else 1])):
+            if token is None or not decode([token]):
+                spans.append(self._label(token))
+                continue
+            read.append(token)
+            start, text = len(text), decode(read)
+            spans.append((min(start, len(text)), len(text)))
+        words = Words.from_spans(text, spans)
+        return words if LONGEST_WORD * len(words.names) >= len(spans) else None
+
     def ids(self, axis: str) -> Tensor | None:
         """Return the token ids of an axis, (batch, position), or None where the model was not given tokens."""
         return self.call.query_ids if axis == "q" else self.call.key_ids
@@ -112,18 +143,20 @@ class AttentionView:
         """Return the answers that this attention cannot give, each with the reason."""
         missing: dict[str, str] = {}
         everything = ("trace", "context", "map", "alignment")
-        if isinstance(self.call, SummariesCall):
-            reason = f'"{self.name}" was kept as a summary only; keep="queries-keys" or "steps" keeps more'
-            missing |= dict.fromkeys(everything, reason)
+        summary = isinstance(self.call, SummariesCall)
+        if summary:
+            missing |= {"trace": SUMMARY.format("queries-keys"), "context": SUMMARY.format("steps")}
+            if not self.call.survey().top.keys.shape[-1]:
+                missing |= dict.fromkeys(("map", "alignment"), SUMMARY.format("queries-keys"))
         elif (problem := _unusable_definition(self.call)) is not None:
             missing |= dict.fromkeys(everything, f'"{self.name}": {problem}')
         elif not isinstance(self.call, StepsCall):
-            missing["context"] = f'"{self.name}" was kept without values; keep="steps" keeps them'
-        if "map" not in missing and self.call.attention.normalize is not softmax:
+            missing["context"] = f'"{self.name}" was kept without values: {STEPS}'
+        if "map" not in missing and not summary and self.call.attention.normalize is not softmax:
             missing["map"] = "the map shows log weights of softmax, and this attention has another normaliser"
         rows, columns = (
             count if words is None else len(words.names)
-            for words, count in zip((self.rows, self.columns), self.size, strict=True)
+            for words, count in zip(map(self.words, "qk"), self.size, strict=True)
         )
         if max(self.size) > 2 * ALIGNED or max(rows, columns) > ALIGNED:
             missing.setdefault(
@@ -132,9 +165,11 @@ class AttentionView:
         stream = self.call.parts.get("before")
         if stream is None or stream.shape[1] != self.call.size[0]:
             missing["geometry"] = (
-                f'the residual stream around "{self.name}" was not kept; keep="steps" keeps it for models of Telescope'
+                f"this needs the vectors before and after attention, which were not kept: {STEPS} of Telescope's models"
             )
-        if self.ids("k") is None and self.columns is None:
+        if self.block is None or "geometry" in missing:
+            missing["after"] = "what follows the heads is shown for models of Telescope that run here"
+        if self.ids("k") is None and self.words("k") is None:
             missing["tokens"] = "the model was not given tokens, so positions are shown as numbers"
         return missing
 
@@ -146,10 +181,11 @@ class AttentionView:
     def to_json(self, number: int) -> dict[str, Any]:
         """Return an entry of the list "attentions" in a run's JSON."""
         facts, (queries, keys) = self.call.facts, self.size
-        has = ("trace", "context", "map", "geometry", "alignment", "tokens")
+        has = ("trace", "context", "map", "geometry", "alignment", "tokens", "after", "tiles")
         return {
             "l": number,
             "name": self.name,
+            "title": self.title,
             "kind": self.kind,
             "heads": list(self.call.heads),
             "batch": self.batch,
@@ -159,7 +195,7 @@ class AttentionView:
             "d_v": self.call.parts["values"].shape[-1] if isinstance(self.call, StepsCall) else None,
             "formula": self.call.attention.formula(facts.shape[3]),
             "mask": repr(self.call.attention.mask),
-            "has": {what: what not in self.missing for what in has},
+            "has": {what: ("map" if what == "tiles" else what) not in self.missing for what in has},
             "why": self.missing,
         }
 
@@ -177,6 +213,12 @@ class Run:
     views: tuple[AttentionView, ...]
     text: str | None = None
     written: str | None = None
+    example: dict[str, Any] | None = None
+    """A worked example: its captions, and the matrices that it is computed from."""
+    notice: str | None = None
+    """What a reader should know before believing the numbers."""
+    output: Output | None = None
+    """What the model made of the text: of a sentence that a GPT or a Transformer has read."""
 
     def place(self, word: str | None) -> int:
         """Return the query at which the walk starts: the last token of this word, or of the text's last word."""
@@ -199,6 +241,9 @@ class Run:
             "text": self.text,
             "written": self.written,
             "keep": self.keep,
+            "example": self.example,
+            "notice": self.notice,
+            "output": None if self.output is None else self.output.to_json(),
             "attentions": [view.to_json(number) for number, view in enumerate(self.views)],
         }
 
@@ -206,16 +251,26 @@ class Run:
 def run_of_recording(recording: Recording, name: str, rev: str) -> Run:
     """Return a recording as a run; an attention that was called several times has one view for each call."""
     views = [
-        AttentionView(
-            named if len(watched.calls) == 1 else f"{named} call {number}",
-            call,
-            recording.decode,
-            token_name=recording.token_name,
+        with_words(
+            AttentionView(
+                named if len(watched.calls) == 1 else f"{named} call {number}",
+                call,
+                recording.decode,
+                token_name=recording.token_name,
+            )
         )
         for named, watched in recording.items()
         for number, call in enumerate(watched.calls)
     ]
     return Run(name, rev, "recording", name, recording.model, recording.keep, tuple(views))
+
+
+def with_words(view: AttentionView) -> AttentionView:
+    """Return the view of a recording with its tokens joined into words, where the text is short and has words."""
+    if view.batch != 1 or view.decode is None or max(view.size) > ALIGNED or view.call.facts.rows is not None:
+        return view
+    rows, columns = (view.words_of_ids(axis) for axis in "qk")
+    return replace(view, rows=rows, columns=columns)
 
 
 def _unusable_definition(call: RecordedCall) -> str | None:

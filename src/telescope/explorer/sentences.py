@@ -20,8 +20,9 @@ from ..tasks.explaining.sentence_views import (
 from ..tasks.writing.rewrite import encode_text, max_source_tokens
 from ..trace.whole_words import Words
 from ..watch.watch import watch
+from .output import Output
 from .requests import Refusal
-from .run import AttentionView, Run
+from .run import AttentionView, Decode, Run
 
 LONGEST = 4096  # most tokens of a typed text; `telescope watch` takes longer ones
 
@@ -41,15 +42,30 @@ def read(model: Model, model_name: str, text: str, target: str | None = None) ->
         raise _unreadable(f"{model_name} has no tokenizer, so it cannot read text")
     try:
         with _no_padding_or_truncation(model.tokenizer):
-            views, written = _attention_views(model, text, target)
+            views, written, output = _attention_views(model, text, target)
     except ValueError as problem:
         raise _unreadable(str(problem)) from None
     name = run_name(model_name, text, target)
-    return Run(name, name, "sentence", text, model_name, "steps", tuple(views), text, written)
+    return Run(
+        name,
+        name,
+        "sentence",
+        text,
+        model_name,
+        "steps",
+        tuple(views),
+        text,
+        written,
+        notice=_notice(model, text),
+        output=output,
+    )
 
 
-def _attention_views(model: Model, text: str, target: str | None) -> tuple[list[AttentionView], str | None]:
-    """Return a view of each attention, and the text that was written, if any; ValueError for what cannot be run."""
+Seen = tuple[list[AttentionView], str | None, Output | None]
+
+
+def _attention_views(model: Model, text: str, target: str | None) -> Seen:
+    """Return a view of each attention, the text that was written, and the output; ValueError for what cannot be run."""
     assert model.tokenizer is not None
     ids = encode_text(model, text)
     if not text.strip() or not ids:
@@ -63,7 +79,8 @@ def _attention_views(model: Model, text: str, target: str | None) -> tuple[list[
             raise ValueError(f"the target has {len(wrote.ids):,} tokens; at most {most:,} can be written at once")
         decode = model.tokenizer.decode
         stacks = watch_translation(model, text, wrote)
-        return [view for stack in stacks for view in _views_of(stack, decode)], wrote.text
+        views = [view for stack in stacks for view in _views_of(stack, model, decode)]
+        return views, wrote.text, Output.of_translation(model, ids, wrote.ids, stacks.cross.rows)
     if target is not None:
         raise ValueError(f"a {type(model).__name__} does not write, so it takes no target")
     if not isinstance(model, GPT | Encoder):
@@ -71,7 +88,9 @@ def _attention_views(model: Model, text: str, target: str | None) -> tuple[list[
     with torch.no_grad(), watch(model, keep="steps", also="norms") as recording:
         model(torch.tensor([ids], device=next(model.parameters()).device))
     read_words: Words = source_words(model, text) if isinstance(model, Encoder) else written_words(model, ids)
-    return _views_of(SentenceAttention(read_words, read_words, tuple(recording.values())), model.tokenizer.decode), None
+    seen = SentenceAttention(read_words, read_words, tuple(recording.values()))
+    views = _views_of(seen, model, model.tokenizer.decode)
+    return views, None, Output.of_gpt(model, ids) if isinstance(model, GPT) else None
 
 
 @contextmanager
@@ -89,9 +108,12 @@ def _no_padding_or_truncation(tokenizer: Tokenizer) -> Iterator[None]:
             tokenizer.enable_truncation(**truncation)
 
 
-def _views_of(stack: SentenceAttention, decode: object) -> list[AttentionView]:
+def _views_of(stack: SentenceAttention, model: Model, decode: Decode) -> list[AttentionView]:
+    modules = dict(model.named_modules())
     return [
-        AttentionView(layer.name, layer.call, decode, stack.rows, stack.columns)  # type: ignore[arg-type]
+        AttentionView(
+            layer.name, layer.call, decode, stack.rows, stack.columns, block=modules.get(layer.name.rpartition(".")[0])
+        )
         for layer in stack.layers
     ]
 
@@ -103,6 +125,22 @@ def _forced(model: Transformer, target: str) -> Written:
     ids = encode_text(model, target)
     ends = bool(ids) and ids[-1] in model.special.end
     return Written(ids if ends else [*ids, *model.special.end[:1]], target, "end")
+
+
+def _notice(model: Model, text: str) -> str | None:
+    """Return a warning for a text in a script that the model has hardly read: it falls apart into single characters."""
+    letters = sum(character.isalpha() for character in text)
+    foreign = sum(character.isalpha() and ord(character) > LATIN for character in text)
+    pieces = len(encode_text(model, text))
+    if foreign * 2 <= letters or pieces * 5 < letters * 4:
+        return None
+    return (
+        f"This model has hardly read this script: {letters} letters became {pieces} pieces. What it writes about them, "
+        "and where it looks, means little."
+    )
+
+
+LATIN = 0x24F  # the last Latin letter
 
 
 def _longest(model: Model) -> int:

@@ -9,6 +9,7 @@ import webbrowser
 from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 from urllib.parse import quote
 
@@ -56,6 +57,9 @@ def serve(
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // at_once))  # so that parallel tiles do not oversubscribe cores
     config = uvicorn_config(app(Api(library), guard, at_once))
     say(link)
+    stopped = Event()
+    warming = Thread(target=library.warm_up, args=(stopped,))
+    warming.start()
     if browse:
         webbrowser.open(link)
     try:
@@ -64,6 +68,8 @@ def serve(
         pass
     finally:
         listener.close()
+        stopped.set()
+        warming.join()
 
 
 def uvicorn_config(application: ASGIApp) -> uvicorn.Config:

@@ -1,15 +1,18 @@
-"""Answers about one query of one head: every step and product (trace), and single weights (cell, cells)."""
+"""Answers about one query of one head: every step and product (trace), single weights (cell, cells), random scores."""
 
 from typing import Any
 
 import torch
 
 from ..recording.row_in_float64 import RowInFloat64, row_in_float64
+from ..recording.summaries_call import SummariesCall
+from ..tasks.explaining.variance import MOST, to_dict
 from ..tiles.head_scores import OneHead
 from ..trace.numbers import json_number, json_numbers
 from ..trace.trace import PAIR_STEPS
 from .requests import RequestParams, unknown
 from .run import AttentionView
+from .summaries import top_weights
 
 MOST_CELLS = 32  # weights in one answer to /cells
 
@@ -56,6 +59,11 @@ def trace_json(view: AttentionView, one: OneHead, seen: RowInFloat64, place: dic
 
 def cell(view: AttentionView, params: RequestParams, layer: int) -> dict[str, Any]:
     """Answer GET /runs/{run}/cell: every step of one query and one key."""
+    if isinstance(view.call, SummariesCall):
+        known = cells(view, params, layer)
+        j = known["j"]
+        names = {"query": view.tokens("q", known["b"], [known["i"]])[0], "key": view.tokens("k", known["b"], [j])[0]}
+        return known | names | {"visible": True, "dot": None, "scaled": None, "lse": None, "p": known["p"][0]}
     h, i, b, (j, *_) = _cell_params(view, params, 1)
     seen = row_in_float64(view.head(h, b), i, torch.tensor([j]))
     steps = {name: float(step) for name, step in seen.steps.items()}
@@ -74,15 +82,24 @@ def cell(view: AttentionView, params: RequestParams, layer: int) -> dict[str, An
 def cells(view: AttentionView, params: RequestParams, layer: int) -> dict[str, Any]:
     """Answer GET /runs/{run}/cells: weights of one query on adjacent keys. The row is summed once for all of them."""
     h, i, b, keys = _cell_params(view, params, MOST_CELLS)
+    if isinstance(view.call, SummariesCall):
+        weights, places = (part[view.call.heads.index(h), i].tolist() for part in top_weights(view.call, b))
+        known = {key: weight for key, weight in zip(places, weights, strict=True) if weight > 0}
+        return {"l": layer, "h": h, "i": i, "j": keys[0], "b": b, "p": [known.get(key) for key in keys]}
     seen = row_in_float64(view.head(h, b), i, torch.tensor(keys))
     weights, visible = json_numbers(seen.steps["weights"]), (seen.steps["masked"] != -torch.inf).tolist()
     shown = [p if seen else None for p, seen in zip(weights, visible, strict=True)]
     return {"l": layer, "h": h, "i": i, "j": keys[0], "b": b, "p": shown}
 
 
+def variance(params: RequestParams) -> dict[str, Any]:
+    """Answer GET /variance: the spread of random scores for d features."""
+    return to_dict(params.index("d", MOST + 1, "dimension", 64) or 1)
+
+
 def _cell_params(view: AttentionView, params: RequestParams, most: int) -> tuple[int, int, int, range]:
     """Return the head, the query, the sequence, and the range of at most `most` keys from j on."""
-    view.require("trace")
+    view.require("map" if isinstance(view.call, SummariesCall) else "trace")
     i, j = params.index("i", view.size[0], "query"), params.index("j", view.size[1], "key")
     return head(view, params), i, sequence(view, params), range(j, min(j + most, view.size[1]))
 

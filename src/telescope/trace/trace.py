@@ -291,6 +291,20 @@ class Row:
         """Each key's share of the context: its weight times its value."""
         return self.weights[:, None] * self.values
 
+    def strongest(self, most: int) -> "Row":
+        """Return the row with the `most` largest weights alone, in the order of the keys; itself if it has no more."""
+        if len(self.key_tokens) <= most:
+            return self
+        which = self.weights.topk(most).indices.sort().values
+        return replace(
+            self,
+            key_tokens=tuple(self.key_tokens[j] for j in which.tolist()),
+            terms=self.terms[which],
+            factors=None if self.factors is None else (self.factors[0], self.factors[1][which]),
+            steps={name: numbers[which] for name, numbers in self.steps.items()},
+            values=self.values[which],
+        )
+
     def table(self) -> RenderableType:
         """Return a table from scores to weights for a rich console, with a line for each step."""
         rows = [row for name, n in self.steps.items() for row in table_rows([name], n[None], largest_weight(name, n))]

@@ -1,10 +1,10 @@
-"""Five worked examples, as attentions that run: each scene holds a trace of real numbers and what to see in it.
+"""Worked examples, as attentions that run: each scene holds a trace of real numbers and what to see in it.
 
 The examples are those of lecture notes. Where the notes print numbers, the examples use those; where the notes only
 draw, the examples use small vectors constructed by hand, and their `origin` says so.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from ...trace.geometry import nearness
 from ...trace.render import render_table, table_rows
 from ...trace.trace import Trace, trace
 
+Inputs = Mapping[str, Tensor]  # matrices by name, in place of an example's own
 BOOK = "the numbers are those of Raschka, Build a Large Language Model, chapter 3"
 DRAWN = "the notes draw this without numbers: the vectors are constructed by hand, not learned"
 
@@ -32,6 +33,7 @@ class ExampleScene:
     query     the word whose row is written out, product by product
     findings  lines to print after the trace
     given     the matrices that queries, keys and values were made of, by name
+    moves     whether the context can be compared with the inputs: both have the same features
     """
 
     title: str
@@ -40,16 +42,23 @@ class ExampleScene:
     query: str
     findings: tuple[str, ...] = ()
     given: dict[str, Tensor] = field(default_factory=dict)
+    moves: bool = False
 
 
 @dataclass(frozen=True)
 class Example:
-    """A sentence, where its numbers come from, and the scenes that explain it."""
+    """A sentence, where its numbers come from, and the scenes that explain it.
+
+    inputs      the matrices that the example is computed from, by name; the example can be made again with others
+    input_rows  a label for each row of an input, where its rows are words
+    """
 
     name: str
     sentence: str
     origin: str
     scenes: tuple[ExampleScene, ...]
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    input_rows: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the example as data for JSON, with every step of every scene."""
@@ -67,11 +76,8 @@ class Example:
         return {"example": self.name, "sentence": self.sentence, "origin": self.origin, "scenes": scenes}
 
 
-def journey(normalize: Normalizer) -> Example:
-    """Notes 003 and 000: attention without weight matrices, with W_q, W_k, W_v, and with a causal mask."""
-    sentence = "Your journey starts with one step"
-    tokens = sentence.split()
-    x = _one_head(
+JOURNEY = {
+    "x": torch.tensor(
         [
             [0.43, 0.15, 0.89],
             [0.55, 0.87, 0.66],
@@ -80,10 +86,19 @@ def journey(normalize: Normalizer) -> Example:
             [0.77, 0.25, 0.10],
             [0.05, 0.80, 0.55],
         ]
-    )
-    W_q = torch.tensor([[0.29611194, 0.51656228], [0.25167072, 0.68855679], [0.07397246, 0.86652195]])
-    W_k = torch.tensor([[0.13657987, 0.10247904], [0.18405646, 0.72644675], [0.31525391, 0.68710667]])
-    W_v = torch.tensor([[0.07563531, 0.19663817], [0.31641197, 0.40174013], [0.11856830, 0.82739538]])
+    ),
+    "W_q": torch.tensor([[0.29611194, 0.51656228], [0.25167072, 0.68855679], [0.07397246, 0.86652195]]),
+    "W_k": torch.tensor([[0.13657987, 0.10247904], [0.18405646, 0.72644675], [0.31525391, 0.68710667]]),
+    "W_v": torch.tensor([[0.07563531, 0.19663817], [0.31641197, 0.40174013], [0.11856830, 0.82739538]]),
+}
+
+
+def journey(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
+    """Notes 003 and 000: attention without weight matrices, with W_q, W_k, W_v, and with a causal mask."""
+    sentence = "Your journey starts with one step"
+    tokens = sentence.split()
+    given = JOURNEY | dict(inputs or {})
+    x, W_q, W_k, W_v = given["x"][None, None], given["W_q"], given["W_k"], given["W_v"]
     q, k, v = x @ W_q, x @ W_k, x @ W_v
     free = trace(x, x, x, Attention(scale=1.0, normalize=normalize), tokens)
     scaled = trace(q, k, v, Attention(normalize=normalize), tokens)
@@ -93,7 +108,7 @@ def journey(normalize: Normalizer) -> Example:
         sentence,
         BOOK,
         (
-            ExampleScene("Without weights", "every word is query, key and value at once", free, "journey"),
+            ExampleScene("Without weights", "every word is query, key and value at once", free, "journey", moves=True),
             ExampleScene(
                 "With W_q, W_k and W_v",
                 "q = x W_q, k = x W_k, v = x W_v: the weights project x to queries, keys and values of width 2",
@@ -104,13 +119,16 @@ def journey(normalize: Normalizer) -> Example:
             ),
             ExampleScene("Looking back only", "the same, masked: no word sees the words after it", masked, "journey"),
         ),
+        given,
+        {"x": tuple(tokens)},
     )
 
 
-def thinking_machines(normalize: Normalizer) -> Example:
+def thinking_machines(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
     """Notes 002: 112 and 96, divided by 8: 14 and 12, softmax 0.88 and 0.12."""
     sentence = "Thinking Machines"
-    query, keys = torch.ones(1, 1, 1, 64), torch.tensor([1.75, 1.5])[:, None].expand(1, 1, 2, 64)
+    given = {"q": torch.ones(1, 1), "k": torch.tensor([[1.75], [1.5]])} | dict(inputs or {})
+    query, keys = given["q"].expand(1, 1, 1, 64), given["k"].expand(1, 1, 2, 64)  # the same number in all features
     steps = trace(
         query, keys, torch.eye(2)[None, None], Attention(normalize=normalize), (["Thinking"], sentence.split())
     )
@@ -127,16 +145,21 @@ def thinking_machines(normalize: Normalizer) -> Example:
                 (_variance(steps),),
             ),
         ),
+        given,
+        {"q": ("Thinking",), "k": tuple(sentence.split())},
     )
 
 
-def lights(normalize: Normalizer) -> Example:
+def lights(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
     """Notes 004: y_turn = w11·v_turn + w12·v_off + w13·v_the + w14·v_lights."""
     sentence = "Turn off the lights"
-    # W_q[i, j] is the score of word i with word j, since each word is a feature of its own
-    W_q = torch.tensor([[0.0, 3, 1, 2], [3, 1, 0, 2], [0, 0, 1, 3], [2, 1, 1, 1]])
-    W_v = torch.tensor([[2.0, 0], [1, 0], [0, 0], [0, 2]])  # (action, thing)
-    x = torch.eye(4)[None, None]
+    given = {
+        "x": torch.eye(4),
+        # W_q[i, j] is the score of word i with word j, since each word is a feature of its own
+        "W_q": torch.tensor([[0.0, 3, 1, 2], [3, 1, 0, 2], [0, 0, 1, 3], [2, 1, 1, 1]]),
+        "W_v": torch.tensor([[2.0, 0], [1, 0], [0, 0], [0, 2]]),  # (action, thing)
+    } | dict(inputs or {})
+    x, W_q, W_v = given["x"][None, None], given["W_q"], given["W_v"]
     steps = trace(x @ W_q, x, x @ W_v, Attention(normalize=normalize), sentence.split())
     return Example(
         "lights",
@@ -152,15 +175,19 @@ def lights(normalize: Normalizer) -> Example:
                 {"x": x[0, 0], "W_q": W_q, "W_v": W_v},
             ),
         ),
+        given,
+        {"x": tuple(sentence.split())},
     )
 
 
-def bank(normalize: Normalizer) -> Example:
+def bank(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
     """Notes 004, geometry: the context of a word moves towards its neighbour, so one word gets two vectors."""
-    vectors = {"money": [2.0, 0.0, 0.0], "river": [0.0, 2.0, 0.0], "bank": [0.7, 0.7, 1.0]}
+    names = ("money", "river", "bank")
+    given = {"x": torch.tensor([[2.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.7, 0.7, 1.0]])} | dict(inputs or {})
+    vectors = dict(zip(names, given["x"], strict=True))
 
     def scene_with(word: str) -> ExampleScene:
-        x = _one_head([vectors[word], vectors["bank"]])
+        x = torch.stack([vectors[word], vectors["bank"]])[None, None]
         steps = trace(x, x, x, Attention(normalize=normalize), [word, "bank"])
         before, after = nearness(*x[0, 0]), nearness(*steps.context[0, 0])
         moved = (
@@ -173,17 +200,18 @@ def bank(normalize: Normalizer) -> Example:
             steps,
             "bank",
             (*moved, _variance(steps)),
+            moves=True,
         )
 
-    return Example("bank", "money bank, river bank", DRAWN, (scene_with("money"), scene_with("river")))
+    scenes = (scene_with("money"), scene_with("river"))
+    return Example("bank", "money bank, river bank", DRAWN, scenes, given, {"x": names})
 
 
-def telescope(normalize: Normalizer) -> Example:
+def telescope(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
     """Notes 004: one head reads the sentence in one way; two heads read it in both ways."""
     sentence = "The man saw the astronomer with a telescope"
     features = {"article": 0, "subject": 1, "seeing": 2, "object": 3, "with": 4, "instrument": 5}
     words = ["article", "subject", "seeing", "article", "object", "with", "article", "instrument"]
-    x = torch.eye(len(features))[[features[word] for word in words]]
 
     def head(*pairs: tuple[str, str]) -> Tensor:
         """Return W_q of a head in which the query of each pair's first feature scores 8 with keys of the second."""
@@ -193,8 +221,12 @@ def telescope(normalize: Normalizer) -> Example:
         return W_q
 
     common = (("article", "object"), ("subject", "seeing"), ("seeing", "object"), ("object", "seeing"))
-    uses = head(*common, ("with", "seeing"), ("instrument", "subject"))
-    owns = head(*common, ("with", "object"), ("instrument", "object"))
+    given = {
+        "x": torch.eye(len(features))[[features[word] for word in words]],
+        "W_q of head 0": head(*common, ("with", "seeing"), ("instrument", "subject")),
+        "W_q of head 1": head(*common, ("with", "object"), ("instrument", "object")),
+    } | dict(inputs or {})
+    x, uses, owns = given.values()
     queries = torch.stack([x @ uses, x @ owns])[None]
     keys = x.expand(1, 2, *x.shape)
     steps = trace(queries, keys, keys, Attention(normalize=normalize), sentence.split())
@@ -216,24 +248,85 @@ def telescope(normalize: Normalizer) -> Example:
                 steps,
                 "telescope",
                 (*readings, _variance(steps)),
-                {"x": x, "W_q of head 0": uses, "W_q of head 1": owns},
+                given,
             ),
         ),
+        given,
+        {"x": tuple(sentence.split())},
     )
 
 
-EXAMPLES: dict[str, Callable[[Normalizer], Example]] = {
+def luong(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
+    """Notes 004, Luong: c_i = Σ_j α_ij h_j between two sequences; a decoder's state is the query, h both others."""
+    source, target = ("I", "love", "you"), ("Ich", "liebe", "dich")
+    given = {
+        "s": torch.tensor([[3.0, 0.5, 0.0], [0.0, 3.0, 0.5], [0.5, 0.0, 3.0]]),
+        "h": torch.tensor([[1.0, 0.1, 0.0], [0.0, 1.0, 0.2], [0.1, 0.0, 1.0]]),
+    } | dict(inputs or {})
+    s, h = given["s"][None, None], given["h"][None, None]
+    steps = trace(s, h, h, Attention(scale=1.0, normalize=normalize), (target, source))
+    return Example(
+        "luong",
+        "I love you → Ich liebe dich",
+        DRAWN,
+        (
+            ExampleScene(
+                "From one sequence to another",
+                "queries are the decoder's states s, keys and values the encoder's states h: Luong's score is s·h",
+                steps,
+                "liebe",
+                given=given,
+            ),
+        ),
+        given,
+        {"s": target, "h": source},
+    )
+
+
+def synthesizer(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
+    """Notes 002, assignment: softmax(ReLU(X A + b1) B + b2) X V, scores that no key takes part in."""
+    tokens = ("Where", "was", "Jane", "born")
+    given = {
+        "x": torch.eye(4),
+        "A": torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.5, 2.0]]),
+        "b1": torch.tensor([[0.0, -0.5]]),
+        "B": torch.tensor([[0.5, 0.0, 2.0, 0.0], [1.0, 0.5, 1.5, 0.0]]),
+        "b2": torch.tensor([[0.1, 0.0, 0.2, 0.0]]),
+        "V": torch.tensor([[1.0, 0.0], [0.5, 0.5], [0.0, 2.0], [1.0, 1.0]]),
+    } | dict(inputs or {})
+    x, A, b1, B, b2, V = given.values()
+    hidden = (x @ A + b1).relu()
+    queries = torch.cat([hidden, torch.ones(len(x), 1)], dim=1)[None, None]  # one more feature, for b2
+    keys = torch.cat([B, b2]).mT[None, None]
+    steps = trace(queries, keys, (x @ V)[None, None], Attention(scale=1.0, normalize=normalize, mask=causal), tokens)
+    return Example(
+        "synthesizer",
+        " ".join(tokens),
+        DRAWN,
+        (
+            ExampleScene(
+                "Scores without keys",
+                "q = [ReLU(x A + b1), 1], and column j of B with b2 below it stands for k: a score depends on where a "
+                "key is, not on what it is",
+                steps,
+                "born",
+                given=given,
+            ),
+        ),
+        given,
+        {"x": tokens},
+    )
+
+
+EXAMPLES: dict[str, Callable[..., Example]] = {
     "journey": journey,
     "thinking-machines": thinking_machines,
     "lights": lights,
     "bank": bank,
     "telescope": telescope,
+    "luong": luong,
+    "synthesizer": synthesizer,
 }
-
-
-def _one_head(rows: list[list[float]]) -> Tensor:
-    """Return the rows as a tensor of one sequence and one head."""
-    return torch.tensor(rows)[None, None]
 
 
 def _variance(steps: Trace) -> str:

@@ -6,8 +6,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ...trace.render import indent
-from .sentence import ExplainedSentence, SentenceScene
+from .sentence import ExplainedSentence, HeadReading, SentenceScene
 from .show import JOINED, draw_alignment, percent_table
+
+MOST_KEYS = 6  # of the table from scores to weights
 
 
 def draw(explained: ExplainedSentence, *, every_head: bool = False, steps: bool = False) -> RenderableType:
@@ -67,21 +69,44 @@ def _draw_heads(scene: SentenceScene, every_head: bool, steps: bool) -> list[Ren
         parts.append(percent_table(attention.rows.names, attention.columns.names, attention.weights[place]))
     trace = attention.trace(*chosen)
     row = trace.row(attention.rows.positions(scene.row)[-1])
-    title = f": from scores to weights, of the piece {row.token}; {trace.formula}"
-    parts += [Text.assemble("\n", (scene.head_name(*chosen), "bold"), title), row.table()]
+    largest = row.strongest(MOST_KEYS)
+    left_out = f"; the {MOST_KEYS} largest weights" if largest is not row else ""
+    title = f": from scores to weights, of the piece {row.token}; {trace.formula}{left_out}"
+    parts += [Text.assemble("\n", (scene.head_name(*chosen), "bold"), title), largest.table()]
     return [*parts, Text(), trace, Text(), row] if steps else parts
 
 
 def _draw_readings(explained: ExplainedSentence) -> RenderableType:
-    """Return which heads read which of the two words."""
+    """Return which heads look at which of the two words, with those that attend by position set apart."""
     scene, readings = explained.scenes[0], explained.readings
+    names = scene.attention.columns.names
     table = Table.grid(padding=(0, 2))
     for number, word in enumerate(explained.between):
         chosen = sorted((r for r in readings if r.reads == number), key=lambda r: -r.weights[number])
-        heads = ", ".join(f"{r.head} ({r.weights[number]:.4f})" for r in chosen) or "no head"
+        heads = ", ".join(_draw_reading(r, number) for r in chosen) or "no head"
         even = f"even: {explained.even[number]:.4f}"
-        table.add_row(Text(f"{scene.word} → {scene.attention.columns.names[word]}", "bold"), Text(even, "dim"), heads)
-    neither = sum(r.reads is None for r in readings)
+        table.add_row(Text(f"{scene.word} → {names[word]}", "bold"), Text(even, "dim"), heads)
+    by_position = [r for r in readings if r.habit is not None]
+    habits = sorted({str(r.habit) for r in by_position})
+    listed = ", ".join(f"{sum(r.habit == habit for r in by_position)} {habit}" for habit in habits)
+    table.add_row("by position", "", f"{len(by_position)} of {len(readings)} heads{f': {listed}' if listed else ''}")
+    neither = sum(r.reads is None and r.habit is None for r in readings)
     table.add_row("neither", "", f"{neither} of {len(readings)} heads")
-    caption = "\nwhich heads read which: give the word more than even weights would, and more so than the other word"
-    return Group(Text(caption), indent(table))
+    caption = (
+        f"\nwhich heads look where from {scene.word}: more weight than even weights would give, and more so than on "
+        "the other word.\nHeads that always attend to the word before, themselves or one token are no evidence."
+    )
+    parts: list[RenderableType] = [Text(caption), indent(table)]
+    if explained.control is not None:
+        control = (
+            f"after →: the weight in a control, in which another word stands before {scene.word}: "
+            f"“{explained.control.source}”.\nWhat is measured are perspectives, not a decision of the model."
+        )
+        parts.append(Text(control, style="dim"))
+    return Group(*parts)
+
+
+def _draw_reading(reading: HeadReading, number: int) -> str:
+    """Return "encoder.1.self head 2 (0.2455 → 0.2301)": a head's weight, and that in the control sentence."""
+    control = f" → {reading.control[number]:.4f}" if reading.control else ""
+    return f"{reading.head} ({reading.weights[number]:.4f}{control})"

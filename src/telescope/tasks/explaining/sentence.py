@@ -8,22 +8,27 @@ from ...decoding import Written
 from ...models import Model, Transformer
 from ...trace.whole_words import Words
 from ...words import check_index, hint
-from .sentence_views import SentenceAttention, translate_whole, watch_translation
+from .perspectives import head_perspectives
+from .sentence_views import SentenceAttention, translate_whole, watch_encoder, watch_translation
 
 NOTES = "The man saw the astronomer with a telescope"  # ambiguous: the man or the astronomer may have the telescope
-READINGS = ("telescope", ("man", "astronomer"))  # the query, and the two words it may belong to
+READINGS = ("with", ("saw", "astronomer"))  # the query, and the two words it may belong to
 
 
 class HeadReading(NamedTuple):
     """The weights of one head from the query to two words.
 
-    `reads` is 0 or 1 for the word that gets more than even attention would give it, and more so than the other word;
-    None where neither does.
+    reads    0 or 1 for the word that gets more than even attention would give it, and more so than the other word;
+             None where neither does, and where the head attends by position
+    habit    "previous", "itself", "next", "first" or "sink" where the head attends by position: no evidence for a word
+    control  the same weights in the control sentence, and the weight on the word that was inserted; or none
     """
 
     head: str
     weights: tuple[float, ...]
     reads: int | None
+    habit: str | None = None
+    control: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +59,7 @@ class ExplainedSentence:
     """A translated sentence and its three scenes: encoder, decoder and cross-attention.
 
     between  two words of the source, by number, whose weights are compared in every head of the encoder; or none
+    control  the source with a word inserted before the query, which a head that attends to the word before would see
     """
 
     model: str
@@ -62,6 +68,7 @@ class ExplainedSentence:
     written: Written
     scenes: tuple[SentenceScene, SentenceScene, SentenceScene]
     between: tuple[int, ...]
+    control: "ControlSentence | None" = None
 
     @property
     def translation(self) -> str:
@@ -77,11 +84,13 @@ class ExplainedSentence:
     def readings(self) -> list[HeadReading]:
         """The reading of every head of the encoder."""
         scene, found = self.scenes[0], list[HeadReading]()
-        for layer, heads in enumerate(scene.attention.weights[:, :, scene.row, list(self.between)].tolist()):
-            for head, weights in enumerate(heads):
-                ratios = [weight / even for weight, even in zip(weights, self.even, strict=True)]
-                reads = ratios.index(max(ratios)) if max(ratios) > 1.0 else None
-                found.append(HeadReading(scene.head_name(layer, head), tuple(weights), reads))
+        for one in head_perspectives(scene.attention.weights, scene.row):
+            weights = [float(one.weights[word]) for word in self.between]
+            ratios = [weight / even for weight, even in zip(weights, self.even, strict=True)]
+            reads = ratios.index(max(ratios)) if max(ratios) > 1.0 and one.habit is None else None
+            control = () if self.control is None else self.control.weights(one.layer, one.head)
+            name = scene.head_name(one.layer, one.head)
+            found.append(HeadReading(name, tuple(weights), reads, one.habit, control))
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -109,10 +118,49 @@ class ExplainedSentence:
                     "from": self.scenes[0].word,
                     "weights": {source[j]: w for j, w in zip(self.between, reading.weights, strict=True)},
                     "reads": None if reading.reads is None else source[self.between[reading.reads]],
+                    "habit": reading.habit,
+                    "control": list(reading.control),
                 }
                 for reading in (self.readings if self.between else [])
             ],
+            "control": None if self.control is None else self.control.source,
         }
+
+
+INSERTED = "yesterday"  # between the query and the word before it: it fits almost any sentence
+
+
+@dataclass(frozen=True, eq=False)
+class ControlSentence:
+    """A sentence with one more word before the query, read by the encoder.
+
+    A head that attends to the word before the query now attends to the inserted word; one that attends to a word for
+    what it is stays there.
+    """
+
+    source: str
+    attention: SentenceAttention
+    row: int
+    columns: tuple[int, ...]
+
+    def weights(self, layer: int, head: int) -> tuple[float, ...]:
+        """Return one head's weights from the query to the two words, and to the inserted word."""
+        row = self.attention.weights[layer, head, self.row]
+        return tuple(float(row[column]) for column in self.columns)
+
+
+def make_control(model: Transformer, source: str, words: Words, row: int, between: Sequence[int]) -> ControlSentence:
+    """Read the source again with a word inserted before word `row`."""
+    start = end = 0
+    for at in words.text_words:
+        if at <= row:
+            start = max(source.find(words.names[at], end), end)
+            end = start + len(words.names[at])
+    text = f"{source[:start]}{INSERTED} {source[start:]}"
+    attention = watch_encoder(model, text)
+    read = attention.columns
+    moved = [at + (at >= row) for at in (*between, row)]
+    return ControlSentence(text, attention, min(moved[-1], len(read.names) - 1), (*moved[:-1], row))
 
 
 def explain_sentence(
@@ -153,6 +201,8 @@ def explain_sentence(
     ) -> SentenceScene:
         return SentenceScene(title, caption, attention, row, *_choose_head(attention, row, columns, layer, head))
 
+    control = make_control(model, source, read, source_row, pair) if pair else None
+
     return ExplainedSentence(
         name,
         sum(parameter.numel() for parameter in model.parameters()),
@@ -182,6 +232,7 @@ def explain_sentence(
             ),
         ),
         pair,
+        control,
     )
 
 

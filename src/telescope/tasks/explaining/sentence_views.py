@@ -89,6 +89,14 @@ def watch_translation(model: Transformer, source: str, written: Written) -> Tran
     )
 
 
+def watch_encoder(model: Transformer, source: str) -> SentenceAttention:
+    """Record the self-attention of the encoder while it reads a source."""
+    with torch.no_grad(), watch(model, layers="encoder.*", keep="queries-keys") as recording:
+        model.encode(torch.tensor([encode_text(model, source)], device=next(model.parameters()).device))
+    read = source_words(model, source)
+    return SentenceAttention(read, read, _select(recording, "encoder.*.self"))
+
+
 def watch_alignment(model: Model, source: str, written: Written) -> SentenceAttention:
     """Record what each written word attended to: the source in a translator, in a GPT all words before it."""
     if isinstance(model, GPT):

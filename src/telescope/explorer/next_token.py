@@ -1,0 +1,68 @@
+"""The answer about what a model writes next: the likeliest tokens, after temperature, top-k and top-p."""
+
+import re
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..decoding.sampling import Choices, largest, temperature, top_k, top_p
+from .requests import RequestParams, bad_parameter, not_kept
+from .run import Run
+
+SHOWN = 10  # candidates in one answer
+DECIMAL = re.compile(r"[0-9]{1,4}(\.[0-9]{1,6})?", re.ASCII)
+
+
+def output(run: Run, params: RequestParams) -> dict[str, Any]:
+    """Answer GET /runs/{run}/output: the ten likeliest next tokens after a query."""
+    made = run.output
+    if made is None:
+        raise not_kept("this run has no output: a recording keeps attentions, not what the model wrote")
+    i = params.index("i", len(made.hidden), "query", len(made.hidden) - 1)
+    logits = made.logits(i).double()
+    kept, ids = _filtered(logits, params)
+    found, tokens = largest(logits[None], SHOWN)
+    p = torch.zeros_like(logits)
+    probabilities = kept.softmax(-1)[0]
+    p = probabilities if ids is None else p.scatter(0, ids[0], probabilities)
+    return {
+        "i": i,
+        "n": len(made.hidden),
+        "kind": made.kind,
+        "vocabulary": len(logits),
+        "chosen": made.name_of(i, made.written[i]) if made.written else None,
+        "candidates": [
+            {
+                "id": token,
+                "text": made.name_of(i, token),
+                "append": made.text_of(i, token),
+                "logit": logit,
+                "p": float(p[token]),
+            }
+            for token, logit in zip(tokens[0].tolist(), found[0].tolist(), strict=True)
+        ],
+        "kept": int((p > 0).sum()),
+    }
+
+
+def _filtered(logits: Float[Tensor, " vocabulary"], params: RequestParams) -> Choices:
+    """Return the logits that temperature, top_k and top_p leave."""
+    heat, share = _decimal(params, "temperature", 1.0), _decimal(params, "top_p", 1.0)
+    most = params.number("top_k", 0)
+    if not 0.01 <= heat <= 100 or not 0 < share <= 1 or most < 0:
+        raise bad_parameter("temperature is from 0.01 to 100, top_p above 0 and at most 1, top_k at least 0")
+    choices: Choices = (logits[None], None)
+    for apply in (temperature(heat), *([top_k(most)] if most else []), *([top_p(share)] if share < 1 else [])):
+        choices = apply(choices)
+    return choices
+
+
+def _decimal(params: RequestParams, name: str, default: float) -> float:
+    text = params.parameters.get(name)
+    if text is None:
+        return default
+    if not DECIMAL.fullmatch(text):
+        raise bad_parameter(f'{name}="{text[:40]}" is not a number such as 0.8')
+    return float(text)

@@ -1,0 +1,87 @@
+"""What a model makes of a text: the words it wrote, and the likeliest next tokens after each position."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..decoding.writers import start_token
+from ..models import GPT, Transformer
+from ..trace.whole_words import Words
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """The hidden states before the head, of a GPT or of a Transformer's decoder; logits are computed on request.
+
+    ids    the tokens that the queries read; `source` those that the encoder read
+    words  what a translator wrote; None for a GPT
+    """
+
+    model: GPT | Transformer
+    hidden: Float[Tensor, "n d_model"]
+    ids: Sequence[int]
+    written: Sequence[int]
+    words: Words | None
+    source: Sequence[int] = ()
+
+    @classmethod
+    @torch.no_grad()
+    def of_gpt(cls, model: GPT, ids: Sequence[int]) -> "Output":
+        """Run a GPT on token ids."""
+        return cls(model, model.hidden(_batch(model, ids))[0], ids, (), None)
+
+    @classmethod
+    @torch.no_grad()
+    def of_translation(
+        cls, model: Transformer, source: Sequence[int], written: Sequence[int], words: Words
+    ) -> "Output":
+        """Run a Transformer on a source and on what it has written."""
+        read = [start_token(model), *written[:-1]]
+        hidden = model.hidden(_batch(model, source), _batch(model, read))[0]
+        return cls(model, hidden, read, written, words, source)
+
+    @torch.no_grad()
+    def run_again(self) -> Float[Tensor, "n d_model"]:
+        """Run the model on the same tokens, edited if it is, and return its hidden states."""
+        read = _batch(self.model, self.ids)
+        if isinstance(self.model, GPT):
+            return self.model.hidden(read)[0]
+        return self.model.hidden(_batch(self.model, self.source), read)[0]
+
+    @property
+    def kind(self) -> str:
+        return "gpt" if self.words is None else "translator"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the field "output" of a run's JSON: each written word, with the query that wrote its last token."""
+        names = [] if self.words is None else [self.words.names[at] for at in self.words.text_words]
+        places = [] if self.words is None else [self.words.positions(at)[-1] for at in self.words.text_words]
+        numbers = () if self.words is None else self.words.text_words
+        words = [{"name": name, "i": i, "word": at} for name, i, at in zip(names, places, numbers, strict=True)]
+        return {"kind": self.kind, "n": len(self.hidden), "words": words}
+
+    @torch.no_grad()
+    def logits(self, i: int) -> Float[Tensor, " vocabulary"]:
+        """Return the logits of the token after query i."""
+        return self.model.logits(self.hidden[None, i : i + 1])[0, 0]
+
+    def text_of(self, i: int, token: int) -> str:
+        """Return the characters that a token adds after query i, with the space before it, if any."""
+        tokenizer = self.model.tokenizer
+        assert tokenizer is not None
+        before = list(self.written[:i]) if self.written else list(self.ids[: i + 1])
+        text, longer = tokenizer.decode(before), tokenizer.decode([*before, token])
+        return longer[len(text) :] if longer.startswith(text) else tokenizer.decode([token])
+
+    def name_of(self, i: int, token: int) -> str:
+        """Return a token as it is shown: its text, or its name if it has none."""
+        assert self.model.tokenizer is not None
+        return self.text_of(i, token).strip(" ") or self.model.tokenizer.id_to_token(token) or str(token)
+
+
+def _batch(model: GPT | Transformer, ids: Sequence[int]) -> Tensor:
+    return torch.tensor([list(ids)], device=next(model.parameters()).device)
