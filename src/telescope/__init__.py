@@ -14,6 +14,8 @@ from importlib import import_module
 from typing import Any
 
 from . import decoding, layers, models
+from .atlas import Atlas, Comparison, atlas, compare
+from .atlas import open as open  # not in __all__: `from telescope import *` leaves the builtin alone
 from .attention import (
     Attention,
     Bias,
@@ -42,7 +44,6 @@ from .attention import (
 from .engines import Plan, attend
 from .models import LoadError, export, load
 from .recording import Recording
-from .recording import open as open  # not in __all__: `from telescope import *` leaves the builtin alone
 from .survey import Survey, plan, survey
 from .trace import Row, Trace, trace
 from .watch import watch
@@ -50,8 +51,10 @@ from .watch import watch
 __version__ = "0.1.0"
 
 __all__ = [
+    "Atlas",
     "Attention",
     "Bias",
+    "Comparison",
     "LoadError",
     "Mask",
     "Pairs",
@@ -63,9 +66,11 @@ __all__ = [
     "Trace",
     "additive",
     "alibi",
+    "atlas",
     "attend",
     "by_sum",
     "causal",
+    "compare",
     "decoding",
     "documents",
     "dot",

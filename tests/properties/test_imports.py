@@ -21,6 +21,7 @@ HOUSE = [
     ["models", "tiles"],
     ["recording", "decoding", "text"],
     ["watch"],
+    ["atlas"],
     ["training"],
     ["tasks"],
     ["explorer"],
@@ -30,6 +31,7 @@ HOUSE = [
 EXCEPTIONS = {
     ("tasks/doctor.py", "__init__"),  # telescope.__version__
     ("training/processes.py", "__init__"),  # imports by a name that it is given: packages of the train extra
+    ("files/optional.py", "__init__"),  # likewise, packages of all extras
 }
 FLOOR = {room: floor for floor, rooms in enumerate(HOUSE) for room in rooms}
 

@@ -245,10 +245,10 @@ def _head(layer: str, number: int, place: int, parts: list["Measures"]) -> Head:
         sums = [(float(part.sums[name][place]), float(part.counts[name][place])) for part in parts]
         known = [(total, count) for total, count in sums if not isnan(total) and count > 0]
         measures[name] = sum(total for total, _ in known) / sum(count for _, count in known) if known else nan
-    return Head(layer, number, _kind(measures), **measures)
+    return Head(layer, number, kind_of(measures), **measures)
 
 
-def _kind(shares: dict[str, float]) -> str:
+def kind_of(shares: dict[str, float]) -> str:
     """Return the habit with the largest share, if at least CLEAR, else "mixed"; "far" only if no other is clear."""
     habits = {name: shares[name] for name in HABITS if not isnan(shares[name])}
     near = {name: share for name, share in habits.items() if name != "far"}

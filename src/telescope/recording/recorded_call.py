@@ -38,6 +38,8 @@ class KeepOptions:
     map: MapSize | None = None
     queries: QuerySelection = all_queries
     store: Store = on_device
+    sample: bool = False
+    """Whether to keep the pooled rows of a few queries of each sequence, with "summaries"; see row_sample.py."""
 
 
 @dataclass

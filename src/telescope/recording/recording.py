@@ -163,7 +163,7 @@ class Recording(Mapping[str, Watched]):
         self.on_call: Callable[[str], object] | None = None
         """Called with the name of each attention after it ran, for a progress display."""
         self._options = KeepOptions() if options is None else options
-        self._queue = SurveyQueue(self._options.top, self._options.map)
+        self._queue = SurveyQueue(self._options.top, self._options.map, sample=self._options.sample)
         self._watched = {name: Watched(name, self.unwatched_threads) for name in names}
         self._last: str | None = None
         self._run = 0

@@ -100,6 +100,21 @@ def watch(
     if not isinstance(model, nn.Module):
         raise TypeError(f"watch takes a model, a torch.nn.Module, not {type(model).__name__}")
     options = _keep_options(keep, top, map, query_selection(queries), store)
+    with record_calls(model, options, keep=keep, layers=layers, heads=heads, tokenizer=tokenizer) as recording:
+        yield recording
+
+
+@contextmanager
+def record_calls(
+    model: nn.Module,
+    options: KeepOptions,
+    *,
+    keep: str = SummariesCall.keep,
+    layers: Layers = None,
+    heads: SupportsIndex | Sequence[SupportsIndex] | None = None,
+    tokenizer: Any = None,
+) -> Iterator[Recording]:
+    """Record every attention call while the block runs, with options that are checked already; see `watch`."""
     modules = modules_by_path(model)
     _check_not_compiled(modules)
     backend = huggingface if huggingface.owns(modules) else telescope_models
@@ -112,7 +127,7 @@ def watch(
     unwatched = unwatched_attentions(modules, attentions.values())
     names, numbers = select_layers(list(attentions), layers, unwatched), _head_numbers(heads)
     if unwatched and layers is None:
-        warnings.warn(f"{type(model).__name__}: {describe_unwatched(unwatched)}", stacklevel=3)
+        warnings.warn(f"{type(model).__name__}: {describe_unwatched(unwatched)}", stacklevel=5)
     tokenizer = tokenizer or getattr(model, "tokenizer", None)
     decode = getattr(tokenizer, "decode", None)
     token_name = getattr(tokenizer, "id_to_token", None) or getattr(tokenizer, "convert_ids_to_tokens", None)
