@@ -42,6 +42,7 @@ from .attention import (
     window,
 )
 from .engines import Plan, attend
+from .health import Health, HealthReport, qk_clip
 from .models import LoadError, export, load
 from .recording import Recording
 from .survey import Survey, plan, survey
@@ -55,6 +56,8 @@ __all__ = [
     "Attention",
     "Bias",
     "Comparison",
+    "Health",
+    "HealthReport",
     "LoadError",
     "Mask",
     "Pairs",
@@ -86,6 +89,7 @@ __all__ = [
     "padding",
     "plan",
     "prefix",
+    "qk_clip",
     "relative",
     "rotary",
     "sinusoidal",
@@ -96,7 +100,13 @@ __all__ = [
     "window",
 ]
 
-LAZY = ("explorer", "tasks", "text", "training")  # imported at first use, so that `import telescope` stays fast
+LAZY = (
+    "callbacks",
+    "explorer",
+    "tasks",
+    "text",
+    "training",
+)  # imported at first use, so that `import telescope` stays fast
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ DEFAULT_LENGTH = 2048  # tokens of a sequence, where the model would take more
 Encode = Callable[[str], list[int]]
 
 
-class Sequence(NamedTuple):
+class TokenSequence(NamedTuple):
     """A stretch of a text: the number of the text, its first token within the text, and the tokens."""
 
     text: int
@@ -70,7 +70,7 @@ def default_length(model: Any) -> int:
     return min([limit for limit in limits if isinstance(limit, int)] + [DEFAULT_LENGTH])
 
 
-def sequences_of(texts: Iterable[tuple[Text, list[int]]], length: int, *, packed: bool) -> Iterator[Sequence]:
+def sequences_of(texts: Iterable[tuple[Text, list[int]]], length: int, *, packed: bool) -> Iterator[TokenSequence]:
     """Yield stretches of at most `length` tokens, at least two: of one text each or, if packed, of several in a row.
 
     A packed sequence has the number of the text that it begins in.
@@ -79,7 +79,7 @@ def sequences_of(texts: Iterable[tuple[Text, list[int]]], length: int, *, packed
         for text, ids in texts:
             for first in range(0, len(ids), length):
                 if len(ids) - first > 1:
-                    yield Sequence(text.number, first, ids[first : first + length])
+                    yield TokenSequence(text.number, first, ids[first : first + length])
         return
     stretch: list[int] = []
     place = (0, 0)
@@ -91,19 +91,19 @@ def sequences_of(texts: Iterable[tuple[Text, list[int]]], length: int, *, packed
             stretch = stretch + taken
             start += len(taken)
             if len(stretch) == length:
-                yield Sequence(*place, stretch)
+                yield TokenSequence(*place, stretch)
                 stretch = []
     if len(stretch) > 1:
-        yield Sequence(*place, stretch)
+        yield TokenSequence(*place, stretch)
 
 
-def batches_of(sequences: Iterable[Sequence], size: int, pad: int) -> Iterator[TokenBatch]:
+def batches_of(sequences: Iterable[TokenSequence], size: int, pad: int) -> Iterator[TokenBatch]:
     """Yield batches of at most `size` sequences, the shortest first, so that little is padded.
 
     A batch holds no sequence of less than three quarters of its longest one.
     """
     ordered = sorted(sequences, key=lambda sequence: (len(sequence.ids), sequence.text, sequence.first))
-    batch: list[Sequence] = []
+    batch: list[TokenSequence] = []
     for sequence in ordered:
         if batch and (len(batch) == size or 4 * len(batch[0].ids) < 3 * len(sequence.ids)):
             yield _padded(batch, pad)
@@ -113,7 +113,7 @@ def batches_of(sequences: Iterable[Sequence], size: int, pad: int) -> Iterator[T
         yield _padded(batch, pad)
 
 
-def _padded(batch: list[Sequence], pad: int) -> TokenBatch:
+def _padded(batch: list[TokenSequence], pad: int) -> TokenBatch:
     longest = max(len(sequence.ids) for sequence in batch)
     ids = torch.full((len(batch), longest), pad, dtype=torch.long)
     for i, sequence in enumerate(batch):

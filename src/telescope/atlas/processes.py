@@ -7,6 +7,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
+from ..watch.tensor_parallel import tensor_parallel_size
 from .measure import LayerHeads
 from .sums import AtlasSums
 
@@ -27,9 +28,9 @@ class Share:
         """Return the place of this process; of a process group if there is one, else of the environment."""
         if distributed.is_available() and distributed.is_initialized():
             rank, count = distributed.get_rank(), distributed.get_world_size()
-            together = count > 1 and any(isinstance(parameter, DTensor) for parameter in model.parameters())
-            together = together or (count > 1 and runs_tensor_parallel(model))
-            return cls(rank, count, together=together, splits_heads=together and runs_tensor_parallel(model))
+            divided = tensor_parallel_size(model) > 1
+            together = divided or any(isinstance(parameter, DTensor) for parameter in model.parameters())
+            return cls(rank, count, together=together and count > 1, splits_heads=divided and count > 1)
         rank, count = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
         return cls(rank, count)
 
@@ -63,11 +64,13 @@ class Share:
         distributed.gather_object(sums.to("cpu"), gathered, 0)
         return sums if gathered is None else join_heads(gathered)
 
-
-def runs_tensor_parallel(model: nn.Module) -> bool:
-    """Return whether a model's heads are divided among processes, as transformers does with a tp_plan."""
-    size = getattr(model, "_tp_size", None) or getattr(model, "tp_size", None)
-    return isinstance(size, int) and size > 1
+    def gather(self, items: list[Any]) -> list[Any]:
+        """Return, in the first process, the items of all processes that divide the heads; elsewhere its own."""
+        if not self.splits_heads:
+            return items
+        gathered: list[Any] | None = [None] * self.count if self.rank == 0 else None
+        distributed.gather_object(items, gathered, 0)
+        return items if gathered is None else [item for part in gathered for item in part]
 
 
 def join_heads(parts: list[AtlasSums]) -> AtlasSums:
@@ -76,16 +79,13 @@ def join_heads(parts: list[AtlasSums]) -> AtlasSums:
     All processes read the same texts.
     """
     first = parts[0]
-    layers, order, place = [], [], 0
+    layers, order = [], []
     for i, (layer, _, across) in enumerate(first.layers):
         sizes = [len(part.layers[i].heads) for part in parts]
         layers.append(LayerHeads(layer, tuple(range(sum(sizes))), across))
-        offset = 0
-        for part_number, size in enumerate(sizes):
-            before = sum(len(own.heads) for own in parts[part_number].layers[:i])
-            order += [(part_number, before + head) for head in range(size)]
-            offset += size
-        place += offset
+        for number, size in enumerate(sizes):
+            before = sum(len(own.heads) for own in parts[number].layers[:i])
+            order += [(number, before + head) for head in range(size)]
     joined = AtlasSums(layers)
     base = [sum(len(own.heads) for part in parts[:number] for own in part.layers) for number in range(len(parts))]
     index = torch.tensor([base[part] + head for part, head in order])

@@ -137,7 +137,7 @@ def atlas(
     model.eval()
     try:
         done = share.broadcast(progress.finished() if progress is not None else set())
-        clock = Clock(corpus.size, report)
+        clock = Stopwatch(corpus.size, report)
         saved, count = perf_counter(), 0
         for count, texts_of_shard in enumerate(shards(corpus, shard), 1):
             number = count - 1
@@ -265,7 +265,7 @@ class Work:
         return {"skipped": self.skipped.to_json(), "evidence": self.evidence.to_json(), "read_texts": self.read_texts}
 
 
-class Clock:
+class Stopwatch:
     """Measure the speed of a run, and estimate the time left from the characters that remain."""
 
     def __init__(self, size: int, report: Report | None) -> None:
@@ -293,9 +293,10 @@ class Clock:
 
 def _save(work: Work, progress: Progress | None, share: Share) -> None:
     """Write what is done; the processes of a tensor-parallel model first join their heads."""
-    sums = share.join_heads(work.sums)
+    sums, rest = share.join_heads(work.sums), work.rest()
+    rest["evidence"] = share.gather(rest["evidence"])
     if progress is not None:
-        progress.save(sums, work.rest())
+        progress.save(sums, rest)
 
 
 def _merge(
@@ -311,7 +312,8 @@ def _merge(
     """Return the atlas of all processes; process 0 writes it, and the others wait for it."""
     about = _about(settings)
     if out is None:
-        atlas = Atlas(share.join_heads(work.sums), about, work.rest())
+        sums, rest = share.join_heads(work.sums), work.rest()
+        atlas = Atlas(sums, about, {**rest, "evidence": share.gather(rest["evidence"])})
         atlas.check_not_empty()
         return atlas
     place = Path(out)

@@ -39,6 +39,7 @@ from ..recording.summaries_call import SummariesCall
 from ..words import hint, whole_number
 from . import huggingface, telescope_models
 from .observer import Observer
+from .tensor_parallel import join_recording, tensor_parallel_size
 
 
 @contextmanager
@@ -61,7 +62,8 @@ def watch(
     are empty, with entropy 0 and top key -1; only `trace()` shows them as they ran. Generating token by token is one
     call that grows. Only the thread that enters the block is watched. A layer that a model runs several times in one
     forward pass is recorded once for each pass: its name, then name.2, name.3. Attentions that cannot be watched are
-    named in a warning.
+    named in a warning. Of a model whose heads are divided among processes (tensor parallelism), the recording of the
+    first process has the heads of all when the block is left; all processes must leave it.
 
     Args:
         model: a model of Telescope, or a Hugging Face model that uses transformers' attention interface.
@@ -100,8 +102,13 @@ def watch(
     if not isinstance(model, nn.Module):
         raise TypeError(f"watch takes a model, a torch.nn.Module, not {type(model).__name__}")
     options = _keep_options(keep, top, map, query_selection(queries), store)
+    divided = tensor_parallel_size(model) > 1
+    if divided and heads is not None:
+        raise ValueError("heads= cannot select heads that are divided among processes; leave it out, and select later")
     with record_calls(model, options, keep=keep, layers=layers, heads=heads, tokenizer=tokenizer) as recording:
         yield recording
+    if divided:
+        join_recording(recording)
 
 
 @contextmanager
