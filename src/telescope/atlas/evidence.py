@@ -20,10 +20,9 @@ class EvidenceTexts:
         self.found: dict[Place, dict[str, Any]] = {}
 
     def update(
-        self, sums: AtlasSums, sources: Mapping[int, Text], ids: Mapping[Place, list[int]], tokenizer: Any
+        self, needed: set[Place], sources: Mapping[int, Text], ids: Mapping[Place, list[int]], tokenizer: Any
     ) -> None:
-        """Keep the texts of a shard that have become evidence, and forget those that are evidence no more."""
-        needed = places_of(sums)
+        """Keep the texts of a shard that are needed, and forget those that are no more."""
         self.found = {place: text for place, text in self.found.items() if place in needed}
         for place in needed & ids.keys():
             text, tokens = sources[place[0]], ids[place]
@@ -48,17 +47,17 @@ class Skipped:
     def __init__(self) -> None:
         self.named: dict[int, str] = {}
         self.count = 0
-        self._in_shard: set[int] = set()
+        self._counted: set[int] = set()
 
-    def begin_shard(self) -> None:
-        """Forget which texts were counted: a text is in one shard alone."""
-        self._in_shard = set()
+    def forget(self) -> None:
+        """Forget which texts were counted, once nothing more can be found out about them."""
+        self._counted = set()
 
     def add(self, text: Text, reason: str) -> None:
         """Count a text that could not be read, once however many of its sequences break; name the first texts."""
-        if text.number in self._in_shard:
+        if text.number in self._counted:
             return
-        self._in_shard.add(text.number)
+        self._counted.add(text.number)
         self.count += 1
         self.named[text.number] = f"{text.where}: {reason}"
         if len(self.named) > NAMED:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import torch
@@ -26,7 +26,7 @@ from ..recording.recorded_call import KeepOptions
 from ..watch.watch import record_calls
 from .atlas import Atlas
 from .batches import TokenBatch, batches_of, default_length, encoder_of, longest_input, sequences_of
-from .evidence import EvidenceTexts, Skipped
+from .evidence import EvidenceTexts, Skipped, places_of
 from .folder import check_can_save, is_atlas
 from .measure import layers_of, measure_batch
 from .processes import Share
@@ -36,7 +36,8 @@ from .sums import CLASSES, AtlasSums
 from .texts import Corpus, Text, Texts, shards
 from .token_classes import TokenClasses
 
-SHARD = 1 << 17  # characters of the texts that are one shard
+SHARD = 1 << 16  # characters of the texts that are one shard
+PENDING = 16  # shards whose evidence is looked up together: a GPU waits for each look
 ALL_BROKEN = 8  # texts: if the first of them all break, the fault is not theirs
 
 
@@ -165,6 +166,15 @@ def atlas(
     return found
 
 
+class Pending(NamedTuple):
+    """A shard that was read, and that `Work.settle` is still to look at."""
+
+    sources: dict[int, Text]
+    ids: dict[tuple[int, int], list[int]]
+    """The tokens of each sequence, by its text and its first token."""
+    finite: list[tuple[TokenBatch, Tensor]]
+
+
 class Work:
     """The sums of this process so far, and everything that adds a shard to them."""
 
@@ -179,24 +189,33 @@ class Work:
         self.skipped = Skipped()
         self.evidence = EvidenceTexts()
         self.read_texts = self.broken = 0
+        self.pending: list[Pending] = []
 
     def read(self, texts: list[Text]) -> Iterator[int]:
         """Add a shard; yield the tokens of each batch after it was added."""
-        self.skipped.begin_shard()
         sources = {text.number: text for text in texts}
         sequences = [*sequences_of(self._encoded(texts), self.length, packed=self.packed)]
-        longest = {(sequence.text, sequence.first): sequence.ids for sequence in sequences}
         size = self.batch if self.reader.takes_padding else 1
-        flags: list[tuple[TokenBatch, Tensor]] = []
+        found = Pending(sources, {(sequence.text, sequence.first): sequence.ids for sequence in sequences}, [])
         for batch in batches_of(sequences, size, pad=0):
-            for part, finite in self._add(batch, sources):
-                flags.append((part, finite))
+            found.finite.extend(self._add(batch, sources))
             yield sum(batch.lengths)
-        for batch, finite in flags:  # read once a shard, so that a GPU need not wait after each batch
-            for i in (~finite).nonzero()[:, 0].tolist():
-                self.skipped.add(sources[int(batch.places[i, 0])], "an attention in it is not finite")
-                self.sums.count_out(batch.lengths[i], self._count_classes(batch.only(i)))
-        self.evidence.update(self.sums, sources, longest, self.tokenizer)
+        self.pending.append(found)
+        if len(self.pending) == PENDING:
+            self.settle()
+
+    def settle(self) -> None:
+        """Look up which of the latest texts were not finite, and which are evidence."""
+        for found in self.pending:
+            for batch, finite in found.finite:
+                for i in (~finite).nonzero()[:, 0].tolist():
+                    self.skipped.add(found.sources[int(batch.places[i, 0])], "an attention in it is not finite")
+                    self.sums.count_out(batch.lengths[i], self._count_classes(batch.only(i)))
+        needed = places_of(self.sums)
+        for found in self.pending:
+            self.evidence.update(needed, found.sources, found.ids, self.tokenizer)
+        self.pending = []
+        self.skipped.forget()
 
     def _encoded(self, texts: list[Text]) -> Iterator[tuple[Text, list[int]]]:
         for text in texts:
@@ -242,7 +261,7 @@ class Work:
             device = next(iter(recording.values())).calls[0].facts.device if len(recording) else self.device
             self.sums = self.sums.to(device)
         table = self.classes.of(batch.ids)
-        for watched in recording.values():
+        for watched in recording.values() if self.reader.writes else ():  # its decoder reads other tokens
             if watched.calls and watched.calls[0].key_ids is not None:
                 table = self.classes.of(watched.calls[0].key_ids)
         marks = [self.classes.known and name in ("punctuation", "space") for name in CLASSES]
@@ -293,6 +312,7 @@ class Stopwatch:
 
 def _save(work: Work, progress: Progress | None, share: Share) -> None:
     """Write what is done; the processes of a tensor-parallel model first join their heads."""
+    work.settle()
     sums, rest = share.join_heads(work.sums), work.rest()
     rest["evidence"] = share.gather(rest["evidence"])
     if progress is not None:

@@ -18,7 +18,7 @@ from ..survey.summary import compute_dtype
 ROWS = 32  # queries of a sequence whose rows are formed; also the rows and columns of its map
 BACK = 20  # buckets of distances: 0, 1, 2, 3 to 4, 5 to 8, ..., 131,073 and more
 BUCKETS = BACK + 1  # the last bucket has the keys after the query
-SCORES = {"cpu": 2**22, "cuda": 2**26}  # numbers in memory at a time
+SCORES = {"cpu": 2**22, "cuda": 2**24}  # numbers in memory at a time
 
 
 class RowSample(NamedTuple):
@@ -59,12 +59,8 @@ def sample_rows(
     key_lengths = _last((summary.received > 0).any(1)) if across else lengths
     per_sequence = queries.shape[1] * ROWS * keys.shape[-2]
     at_once = max(1, SCORES.get(queries.device.type, SCORES["cuda"]) // max(per_sequence, 1))
-    parts = [
-        _sample(
-            queries, keys, attention, lengths, key_lengths, range(start, min(start + at_once, len(queries))), across
-        )
-        for start in range(0, len(queries), at_once)
-    ]
+    stretches = [range(start, min(start + at_once, len(queries))) for start in range(0, len(queries), at_once)]
+    parts = [_sample(queries, keys, attention, summary.lse, lengths, key_lengths, some, across) for some in stretches]
     return RowSample(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 
@@ -72,6 +68,7 @@ def _sample(
     queries: Tensor,
     keys: Tensor,
     attention: Attention,
+    lse: Float[Tensor, "batch heads query"] | None,
     lengths: Int[Tensor, " batch"],
     key_lengths: Int[Tensor, " batch"],
     batch: range,
@@ -92,8 +89,14 @@ def _sample(
     at = replace(at, row=rows[:, None, :, None], query=rows[:, None, :, None] + offset)
     own = queries[some].gather(2, rows[:, None, :, None].expand(-1, heads, -1, width)).to(compute_dtype(queries))
     scaled = attention.scaled(attention.score(own, keys[some].to(own.dtype)), keys)
-    weights = attention.weights(attention.masked(attention.biased(attention.capped(scaled), at), at))
-    running = torch.nn.functional.pad(weights.double().cumsum(-1), (1, 0))  # the weight before each key
+    masked = attention.masked(attention.biased(attention.capped(scaled), at), at)
+    if lse is None:
+        weights = attention.weights(masked)
+    else:
+        own_lse = lse[some].gather(2, rows[:, None].expand(-1, heads, -1))
+        weights = masked.sub_(own_lse.masked_fill(own_lse == -torch.inf, 0.0)[..., None].to(masked.dtype)).exp_()
+    running = masked.new_zeros(*masked.shape[:3], columns + 1, dtype=torch.float64)  # the weight before each key
+    torch.cumsum(weights, -1, dtype=torch.float64, out=running[..., 1:])
 
     def before(edges: Tensor) -> Tensor:
         """Return the weight of all keys before these, (size, row, edge), for each head."""
