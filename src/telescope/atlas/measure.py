@@ -78,7 +78,8 @@ def measure_batch(
     for layer in layers:
         (call,) = recording[layer.layer].calls
         assert isinstance(call, SummariesCall)
-        own = (call.across, call.facts.device, [tuple(part.shape) for part in _parts(call).values()])
+        tokens = 0 if call.key_ids is None else call.key_ids.data_ptr()  # an encoder reads others than its decoder
+        own = (call.across, call.facts.device, tokens, [tuple(part.shape) for part in _parts(call).values()])
         if group and own != shape:
             found.append(_measure(first, group, token_classes, marks))
             first += sum(len(each.heads) for each in group)

@@ -10,7 +10,7 @@ from .. import decoding
 from ..attention import Mask, padding
 from ..models import GPT, Encoder
 from ..models.translator import Translator
-from .batches import TokenBatch
+from .batches import TokenBatch, longest_input
 
 MAX_WRITTEN = 128  # tokens that an encoder-decoder writes for a text
 
@@ -29,6 +29,7 @@ class ModelReader:
         self.writes = isinstance(model, Translator) or (
             self.is_huggingface and bool(getattr(config, "is_encoder_decoder", False))
         )
+        self.most_written = min(MAX_WRITTEN, (longest_input(model) or MAX_WRITTEN + 1) - 1)
         self.takes_padding = self.is_huggingface or isinstance(model, GPT | Encoder | Translator)
         """Whether the model can be told which tokens are padding; else batches have texts of one length."""
 
@@ -56,7 +57,7 @@ class ModelReader:
     def _translate(self, batch: TokenBatch) -> TokenBatch:
         """Return what a translator of Telescope writes for a batch, each text behind its start token."""
         prompts = [row[:length].tolist() for row, length in zip(batch.ids, batch.lengths, strict=True)]
-        written = decoding.generate(self.model, prompts, max_new_tokens=MAX_WRITTEN, temperature=0.0)
+        written = decoding.generate(self.model, prompts, max_new_tokens=self.most_written, temperature=0.0)
         start = self.model.special.start
         lines = [torch.tensor([0 if start is None else start, *line.ids]) for line in written]
         ids = torch.nn.utils.rnn.pad_sequence(lines, batch_first=True).to(batch.ids.device)
@@ -66,7 +67,7 @@ class ModelReader:
         """Return what an encoder-decoder of transformers writes for a batch."""
         model = self.model
         ids = model.generate(
-            batch.ids, attention_mask=_present(batch), max_new_tokens=MAX_WRITTEN, do_sample=False, num_beams=1
+            batch.ids, attention_mask=_present(batch), max_new_tokens=self.most_written, do_sample=False, num_beams=1
         )
         end = model.generation_config.eos_token_id
         ends = torch.isin(ids, torch.as_tensor([] if end is None else end, device=ids.device).reshape(-1).long())
