@@ -111,7 +111,7 @@ def _measure(first: int, calls: list[SummariesCall], token_classes: Tensor, mark
     numbers["punctuation"] = torch.full_like(given, torch.nan)
     if class_of is not None and any(marks):
         by_class = received @ torch.nn.functional.one_hot(class_of, len(marks)).double()
-        numbers["punctuation"] = sum(by_class[..., i] for i, is_mark in enumerate(marks) if is_mark)
+        numbers["punctuation"] = by_class[..., [i for i, is_mark in enumerate(marks) if is_mark]].sum(-1)
     choosing = counted.sum(2).double()
     below = dict.fromkeys(MEASURES, choosing)
     below |= {"same": numbers["repeated"], "induction": numbers["repeated"], "sink": given, "punctuation": given}
