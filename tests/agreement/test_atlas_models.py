@@ -22,7 +22,7 @@ class Words:
         return " ".join(f"w{token}" if token % 5 else "," for token in ids)
 
 
-TEXTS = [text for text in mapping.corpus(9, seed=4) if len(text.split()) > 3]
+TEXTS = [text for text in mapping.corpus(6, seed=4) if len(text.split()) > 3]
 
 
 def model_of(kind, options, name):
@@ -53,7 +53,7 @@ MODELS = {
 
 @pytest.fixture(autouse=True)
 def few_written(monkeypatch):
-    monkeypatch.setattr(reading, "MAX_WRITTEN", 10)
+    monkeypatch.setattr(reading, "MAX_WRITTEN", 6)
 
 
 @torch.no_grad()

@@ -43,7 +43,7 @@ class BatchMeasures:
     distances: Float[Tensor, "text heads bucket"] | None
     sampled: Float[Tensor, " text"]
     """The weight at each distance of the sampled queries, and how many queries were sampled; see row_sample.py."""
-    positions: Float[Tensor, "text heads bucket"]
+    positions: Float[Tensor, "text heads place"]
     """The weight that keys receive, by their position, in the buckets of the distances."""
     classes: Float[Tensor, "text heads class"]
     """The weight that keys receive, by the class of their token."""
@@ -154,7 +154,7 @@ def _only(finite: Bool[Tensor, " text"], numbers: Tensor) -> Tensor:
     return torch.where(finite.reshape(-1, *[1] * (numbers.ndim - 1)), numbers, 0.0)
 
 
-def _by_position(received: Float[Tensor, "text heads key"]) -> Float[Tensor, "text heads bucket"]:
+def _by_position(received: Float[Tensor, "text heads key"]) -> Float[Tensor, "text heads place"]:
     """Return the weight received in each bucket of positions: 0, 1, 2, 3 to 4, 5 to 8, ..."""
     keys = received.shape[2]
     running = torch.nn.functional.pad(received.cumsum(2), (1, 0))

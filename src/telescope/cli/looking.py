@@ -165,10 +165,9 @@ def serve(
 
     explorer = _import_explorer()
     library = explorer.Library(None if model is None else {name: name for name in model})
-    for path in runs or ():
-        if is_atlas(path):
-            library.open_atlas(path)
-    folders = [folder for path in runs or () if not is_atlas(path) for folder in explorer.recordings(path)]
+    for place in filter(is_atlas, runs or ()):
+        library.open_atlas(place)
+    folders = [folder for place in runs or () if not is_atlas(place) for folder in explorer.recordings(place)]
     opened, problems = [], []
     for folder in folders:
         try:

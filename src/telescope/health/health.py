@@ -5,10 +5,11 @@ from typing import Any
 from warnings import warn
 
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from ..recording.recorded_call import KeepOptions
 from ..recording.recording import Recording
+from ..watch.tensor_parallel import tensor_parallel_size
 from ..watch.watch import record_calls
 from .eager import eager_modules, evaluating, first_sequences, unwrapped
 from .key_bias import drifted_key_biases
@@ -32,7 +33,8 @@ class Health:
         rules: when to give an alert; by default a logit above 100, or a head of a mean entropy below 0.001 nats.
         log: called with the numbers by name, and the step: lambda numbers, step: wandb.log(numbers, step=step).
         on_alert: called with the `HealthReport` where it has alerts.
-        tau: after each measurement, `qk_clip` keeps the largest logit of every head at this limit; None does nothing.
+        tau: after each measurement, `qk_clip` keeps the largest logit of every head at this limit, over the batches of
+            all processes; None does nothing.
         run: called with the module and the inputs, to run the forward pass; by default module(*inputs, **named), or
             module(**inputs) where the one input is a dict.
 
@@ -98,7 +100,7 @@ class Health:
             self.log(report.scalars(), self.steps)
         self._tell(report)
         if self.tau is not None:
-            self.clipped = qk_clip(module, self.tau, report.logits)
+            self.clipped = qk_clip(module, self.tau, _largest_of_all_processes(module, report.logits))
         return report
 
     def _tell(self, report: HealthReport) -> None:
@@ -140,6 +142,19 @@ def _numbers(summary: Any, across: bool) -> tuple[torch.Tensor, torch.Tensor, to
         logit = torch.where(seen, logits, -torch.inf).amax((0, 2))
     sink = (summary.received.amax(2) / summary.received.sum(2).clamp(min=1e-9)).mean(0)
     return logit, entropy, sink
+
+
+def _largest_of_all_processes(module: nn.Module, logits: dict[str, tuple[float, ...]]) -> dict[str, tuple[float, ...]]:
+    """Return the largest logits over the batches of all processes, so that all of them scale their weights alike."""
+    if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
+        return logits
+    if tensor_parallel_size(module) > 1:
+        raise ValueError("tau= cannot clip a model whose heads are divided among processes; leave it out")
+    device = next(module.parameters()).device
+    joined = torch.tensor([logit for layer in logits.values() for logit in layer], device=device)
+    distributed.all_reduce(joined, distributed.ReduceOp.MAX)
+    numbers = iter(joined.tolist())
+    return {name: tuple(next(numbers) for _ in layer) for name, layer in logits.items()}
 
 
 def _drift_alerts(module: nn.Module) -> list[str]:

@@ -16,7 +16,7 @@ def qk_clip(model: nn.Module, tau: float, logits: Mapping[str, Sequence[float]])
     As in Kimi K2 (arXiv:2507.20534, MuonClip): with γ = tau / largest logit, W_q and W_k of the head, and their biases,
     are multiplied by √γ, after the optimiser's step. Where several heads share one key head, that is multiplied by the
     √γ of the head that needs it least, and each W_q by the rest. Rotary positions are kept: the scores stay linear in
-    both. A model sharded by FSDP is scaled in all processes, which must call this with the same logits.
+    both. The processes of DDP or FSDP must all call this, with the same logits: `Health(tau=...)` sees to that.
 
     Args:
         model: a model of Telescope, or one of transformers with q_proj and k_proj, query and key, or GPT-2's c_attn.
