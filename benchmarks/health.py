@@ -53,4 +53,6 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
     for name, own in times.items():
         yield Row("training step", name, 1e3 * median(own) / EVERY, note=f"{median(own) / plain - 1:+.2%}")
     single = [seconds(lambda: health.measure(ids[:, :-1]), device) for _ in range(5)]
-    yield Row("training step", "one measurement", 1e3 * median(single), note=f"{health.sequences} sequences")
+    share = median(single) / plain
+    note = f"{health.sequences} sequences; {share:+.2%} of {EVERY} steps"
+    yield Row("training step", "one measurement", 1e3 * median(single), note=note)

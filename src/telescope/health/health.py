@@ -118,14 +118,19 @@ class Health:
 
 def health_of(recording: Recording) -> dict[str, HeadHealth]:
     """Return the health of each attention that was called, over all sequences of the recording."""
-    found: dict[str, HeadHealth] = {}
+    measured: dict[str, torch.Tensor] = {}
     for name, watched in recording.items():
         numbers = [_numbers(call.survey().summary, call.across) for call in watched.calls]
         if numbers:
             logit = torch.stack([part[0] for part in numbers]).amax(0)
             entropy, sink = (torch.stack([part[i] for part in numbers]).mean(0) for i in (1, 2))
-            found[name] = HeadHealth(*(tuple(part.tolist()) for part in (logit, entropy, sink)))
-    return found
+            measured[name] = torch.stack([logit, entropy, sink]).float()
+    if not measured:
+        return {}
+    device = next(iter(measured.values())).device
+    together = torch.cat([numbers.to(device) for numbers in measured.values()], 1).cpu()  # a GPU is waited for once
+    each = torch.split(together, [numbers.shape[1] for numbers in measured.values()], dim=1)
+    return {name: HeadHealth(*map(tuple, numbers.tolist())) for name, numbers in zip(measured, each, strict=True)}
 
 
 def _numbers(summary: Any, across: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

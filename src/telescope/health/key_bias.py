@@ -20,14 +20,17 @@ def drifted_key_biases(model: nn.Module) -> dict[str, tuple[float, float]]:
 
     That is: a key bias without influence, whose standard deviation is at least 0.5 and 4 times that of the query bias.
     """
-    found = {}
-    for name, own in projections_of(unwrapped(model)).items():
-        if own.key_bias is None or own.query_bias is None or own.key_bias_matters:
-            continue
-        keys, queries = (float(rows.values().float().std(correction=0)) for rows in (own.key_bias, own.query_bias))
-        if keys >= LEAST and keys > DRIFT * queries:
-            found[name] = (keys, queries)
-    return found
+    measured = {
+        name: [rows.values().float().std(correction=0) for rows in (own.key_bias, own.query_bias)]
+        for name, own in projections_of(unwrapped(model)).items()
+        if own.key_bias is not None and own.query_bias is not None and not own.key_bias_matters
+    }
+    if not measured:
+        return {}
+    device = next(iter(measured.values()))[0].device
+    deviations = torch.stack([part.to(device) for pair in measured.values() for part in pair]).view(-1, 2).tolist()
+    pairs = zip(measured, deviations, strict=True)
+    return {name: (keys, queries) for name, (keys, queries) in pairs if keys >= LEAST and keys > DRIFT * queries}
 
 
 @torch.no_grad()
