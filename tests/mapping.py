@@ -1,10 +1,11 @@
 """A tiny model, a tokenizer and a corpus for atlases; and processes that make one: python mapping.py JOBS.
 
 JOBS is JSON, a list of {"out", "world", "kills", "missing"}: for each job, `world` processes make an atlas, all but the
-`missing` one. "kills" are times, as shares of what the fastest job so far took: after each, all processes are killed,
-and then started again. Printed are the exit codes of the last, their seconds, and how many kills hit unfinished work.
+`missing` one. "kills" are seconds: after each, all processes are killed, and then started again. Printed are the exit
+codes of the last, their seconds, and how many kills hit unfinished work.
 """
 
+import glob
 import json
 import os
 import random
@@ -54,12 +55,16 @@ def corpus(count=60, seed=1, least=20, most=150):
 
 
 def make(texts, **options):
-    return ts.atlas(tiny_gpt(), texts, tokenizer=Letters(), shard=600, batch=4, **options)
+    return ts.atlas(tiny_gpt(), texts, tokenizer=Letters(), shard=300, batch=4, **options)
 
 
 def run(job, rank, world):
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
     make(corpus(), out=job["out"], save_every=0.0)
+
+
+def parts(job):
+    return {*glob.glob(f"{job['out']}.progress/part-*")}
 
 
 def start(job, rank, world):
@@ -78,12 +83,14 @@ def start(job, rank, world):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     make(corpus(2))  # compiles, once for all processes
-    whole = None
     for job in json.loads(sys.argv[1]):
         world, hits = job.get("world", 1), 0
-        for share in job.get("kills", []):
+        for number, seconds in enumerate(job.get("kills", [])):
+            known = parts(job)
             children = [start(job, rank, world) for rank in range(world)]
-            time.sleep(share * whole)
+            while number % 2 and not parts(job) - known and not os.path.exists(job["out"]):
+                time.sleep(0.002)  # every second kill comes after a shard is saved
+            time.sleep(seconds)
             hits += not os.path.exists(job["out"])
             for child in children:
                 os.kill(child, signal.SIGKILL)
@@ -92,5 +99,4 @@ if __name__ == "__main__":
         alive = [rank for rank in range(world) if rank != job.get("missing")]
         children = [start(job, rank, world) for rank in alive]
         codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-        whole = min(whole or 1e9, time.monotonic() - began)
         print(json.dumps({"codes": codes, "seconds": time.monotonic() - began, "hits": hits}), flush=True)

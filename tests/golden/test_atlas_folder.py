@@ -3,9 +3,7 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +12,7 @@ import mapping
 import telescope as ts
 from mapping import Letters, tiny_gpt
 from telescope.atlas import folder
+from telescope.cli import main
 
 pytestmark = pytest.mark.filterwarnings("ignore:the Parquet tables")
 
@@ -125,31 +124,31 @@ def test_an_atlas_goes_to_the_hub_and_comes_back(made, tmp_path, monkeypatch):
     assert repr(ts.Atlas.from_hub("someone/atlas")) == repr(atlas)
 
 
-def command(*arguments, **environment):
-    settled = {"PYTHONPATH": str(Path(ts.__file__).parents[1]), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    return subprocess.run(
-        [sys.executable, "-m", "telescope.cli", *map(str, arguments)],
-        env=os.environ | settled | environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Return a function that runs a command in this process: its exit code, and what it printed."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["telescope", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, *capsys.readouterr()
+
+    return run
 
 
-def test_the_commands_make_and_compare_atlases(tmp_path):
+def test_the_commands_make_and_compare_atlases(tmp_path, command):
     texts = tmp_path / "texts.jsonl"
     lines = ["To be, or not to be, that is the question.", "What's in a name? that which we call a rose", "not a #"]
     texts.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines) + "{broken\n")
     out = tmp_path / "atlas"
-    done = command("atlas", "--model", "shakespeare", "--texts", texts, "--out", out, "--length", 32)
-    assert done.returncode == 0, done.stderr
-    assert "GPT: 16 heads over 3 texts" in done.stdout
-    assert f"skipped {texts}, line 4: is not JSON" in done.stderr
-    compared = command("compare", out, out, "--json")
-    assert [head["change"] for head in json.loads(compared.stdout)] == [0.0] * 16
-    wrong = command("atlas", "--model", "shakespeare", "--texts", tmp_path / "none.txt", "--out", tmp_path / "other")
-    assert wrong.returncode == 2
-    assert wrong.stderr.startswith("telescope: ")
-    assert "does not exist" in wrong.stderr
-    assert wrong.stderr.count("\n") == 1
+    code, printed, errors = command("atlas", "--model", "shakespeare", "--texts", texts, "--out", out, "--length", 32)
+    assert code == 0, errors
+    assert "GPT: 16 heads over 3 texts" in printed
+    assert f"skipped {texts}, line 4: is not JSON" in errors
+    _, printed, _ = command("compare", out, out, "--json")
+    assert [head["change"] for head in json.loads(printed)] == [0.0] * 16
+    code, _, errors = command("atlas", "--model", "shakespeare", "--texts", "none.txt", "--out", tmp_path / "other")
+    assert code == 2
+    assert errors.startswith("telescope: none.txt does not exist")
+    assert errors.count("\n") == 1
