@@ -1,4 +1,5 @@
-"""python -m benchmarks attend | survey | watch | edit | sources | train_step | decode | explore | fixed_costs | fuzz
+"""python -m benchmarks attend | survey | watch | edit | sources | atlas | health | train_step | decode | explore
+    | fixed_costs | fuzz
 
     [--quick] [--json PATH] [--device cpu | cuda]        fuzz: [--minutes 10] [--seed 0]
 
@@ -16,7 +17,10 @@ import torch
 from .measure import Row, machine, save
 
 parser = ArgumentParser(prog="python -m benchmarks", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-NAMES = ("attend", "survey", "watch", "edit", "sources", "train_step", "decode", "explore", "fixed_costs", "fuzz")
+NAMES = (
+    "attend", "survey", "watch", "edit", "sources", "atlas", "health", "train_step", "decode", "explore", "fixed_costs",
+    "fuzz",
+)  # fmt: skip
 parser.add_argument("benchmark", choices=NAMES)
 parser.add_argument("--quick", action="store_true", help="small sizes: does it run?")
 parser.add_argument("--json", type=Path, metavar="PATH", help="every figure with all its digits")

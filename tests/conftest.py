@@ -48,6 +48,7 @@ RECORDING = [
         "recorded_call",
         "recording",
         "row_in_float64",
+        "row_sample",
         "saved",
         "storage",
         "summaries_call",
@@ -56,6 +57,7 @@ RECORDING = [
     )
 ]
 LOOKING = ["telescope.tiles", "telescope.watch.huggingface"]
+ATLAS = [f"telescope.atlas.{name}" for name in ("atlas", "batches", "exact", "measure", "sums", "token_classes")]
 MODELS = [
     f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong_translator", "transformer", "translator")
 ]
@@ -69,6 +71,7 @@ HOOKED = (
     *TRACE,
     *RECORDING,
     *LOOKING,
+    *ATLAS,
     "telescope.layers",
     *MODELS,
     *DECODING,

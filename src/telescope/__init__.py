@@ -14,6 +14,8 @@ from importlib import import_module
 from typing import Any
 
 from . import decoding, layers, models
+from .atlas import Atlas, Comparison, atlas, compare
+from .atlas import open as open  # not in __all__: `from telescope import *` leaves the builtin alone
 from .attention import (
     Attention,
     Bias,
@@ -41,9 +43,9 @@ from .attention import (
 )
 from .edit import Effects, boost, edit, effect, frozen, hide, mute, redefine, tokens
 from .engines import Plan, attend
+from .health import Health, HealthReport, qk_clip
 from .models import LoadError, export, load
 from .recording import Recording
-from .recording import open as open  # not in __all__: `from telescope import *` leaves the builtin alone
 from .survey import Survey, plan, survey
 from .trace import Row, Trace, trace
 from .watch import watch
@@ -51,9 +53,13 @@ from .watch import watch
 __version__ = "0.1.0"
 
 __all__ = [
+    "Atlas",
     "Attention",
     "Bias",
+    "Comparison",
     "Effects",
+    "Health",
+    "HealthReport",
     "LoadError",
     "Mask",
     "Pairs",
@@ -65,10 +71,12 @@ __all__ = [
     "Trace",
     "additive",
     "alibi",
+    "atlas",
     "attend",
     "boost",
     "by_sum",
     "causal",
+    "compare",
     "decoding",
     "documents",
     "dot",
@@ -90,6 +98,7 @@ __all__ = [
     "plan",
     "prefix",
     "press",
+    "qk_clip",
     "redefine",
     "relative",
     "rotary",
@@ -102,7 +111,13 @@ __all__ = [
     "window",
 ]
 
-LAZY = ("explorer", "tasks", "text", "training")  # imported at first use, so that `import telescope` stays fast
+LAZY = (
+    "callbacks",
+    "explorer",
+    "tasks",
+    "text",
+    "training",
+)  # imported at first use, so that `import telescope` stays fast
 
 
 def __getattr__(name: str) -> Any:

@@ -22,6 +22,8 @@ HOUSE = [
     ["recording", "decoding", "text"],
     ["watch"],
     ["edit"],
+    ["atlas", "health"],
+    ["callbacks"],
     ["training"],
     ["tasks"],
     ["explorer"],
@@ -31,6 +33,7 @@ HOUSE = [
 EXCEPTIONS = {
     ("tasks/doctor.py", "__init__"),  # telescope.__version__
     ("training/processes.py", "__init__"),  # imports by a name that it is given: packages of the train extra
+    ("files/optional.py", "__init__"),  # likewise, packages of all extras
 }
 FLOOR = {room: floor for floor, rooms in enumerate(HOUSE) for room in rooms}
 

@@ -10,12 +10,13 @@ from io import TextIOWrapper
 
 import typer
 
+from .atlas import atlas, compare
 from .learning import evaluate, train
 from .looking import doctor, explain, serve, watch
 from .writing import generate, recall, summarize, translate
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-for command in (explain, translate, summarize, generate, recall, train, evaluate, watch, serve, doctor):
+for command in (explain, translate, summarize, generate, recall, train, evaluate, watch, atlas, compare, serve, doctor):
     app.command()(command)
 
 

@@ -198,7 +198,8 @@ def watch(
 
 def serve(
     runs: Annotated[
-        list[Path] | None, typer.Argument(help="Recordings, or folders that hold recordings.", show_default=False)
+        list[Path] | None,
+        typer.Argument(help="Recordings, atlases, or folders that hold recordings.", show_default=False),
     ] = None,
     model: Annotated[
         list[str] | None,
@@ -211,11 +212,14 @@ def serve(
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Serve the explorer, a web page, to this machine. It shows recordings and typed sentences; Ctrl-C stops it."""
+    from ..atlas.folder import is_atlas
     from ..models import LoadError
 
     explorer = _import_explorer()
     library = explorer.Library(None if model is None else {name: name for name in model})
-    folders = [folder for path in runs or () for folder in explorer.recordings(path)]
+    for place in filter(is_atlas, runs or ()):
+        library.open_atlas(place)
+    folders = [folder for place in runs or () if not is_atlas(place) for folder in explorer.recordings(place)]
     opened, problems = [], []
     for folder in folders:
         try:

@@ -141,11 +141,23 @@ GET  /runs/{run}/export         ?l&h&i&b&start&format=html|json   the file opens
                                 {"base64": "…", "exact": 1, "samples": 1}}}: paths without /api/v1, parameters sorted,
                                 b=0 and fmt=f16 left out. tokens and geometry are complete, without start and stop.
                                 html: the same in <script type="application/json" id="telescope-answers">
+GET  /atlases                   {"atlases": [ATLAS, …]}, ATLAS = {"atlas": "name", "model": "GPT", "texts", "tokens",
+                                "skipped", "layers": ["blocks.0.self", …], "columns": ["itself", …, "logit"],
+                                "habit_keys", "clear", "maps": {"256": 160}: the longest text of each averaged map, and
+                                how many texts it has}
+GET  /atlases/{name}            ATLAS with "heads": [{"layer", "head", "kind", "itself": 0.1 | null, …, "logit"}, …]
+GET  /atlases/{name}/head       ?l&h   {"layer", "head", "kind", "entropy": 1.2, "entropy.std", "entropy.low",
+                                "entropy.q5%", …, "entropy.high", "entropy.count", … of every column, "profiles":
+                                {"distance" | "position" | "class": {"labels": […], "shares": […]}}, "evidence":
+                                {"previous": [{"share", "text", "first", "source", "line", "tokens", "excerpt"}, …], …},
+                                "maps": {"256": [[32 numbers] x 32]}}
+GET  /atlases/{name}/compare/{other}   {"heads": [{"layer", "number", "kind_before", "kind_after", "habit", "before",
+                                "after", "change", "errors", "moved"}, …]}, those that changed the most first
 
 Errors are {"error": {"code": "unknown-run", "message": "one sentence"}}:
     400 bad-parameter, bad-json     401 no-token     403 bad-host, bad-origin     404 unknown-run, unknown, no-tile
-    405 method     408 slow     409 not-kept, too-long, damaged     413 too-large    415 not-json     422 text
-    503 busy (with Retry-After)
+    405 method     408 slow     409 not-kept, too-long, damaged, other-shape     413 too-large    415 not-json
+    422 text     503 busy (with Retry-After)
 """
 
 import json
@@ -237,6 +249,8 @@ class Api:
                 return Answer(200, _json(self.library.to_json(LONGEST)))
             case ["variance"]:
                 return Answer(200, _json(variance(RequestParams(parameters))))
+            case ["atlases", *place]:
+                return Answer(200, _json(self.library.atlases.answer(place, parameters)))
             case ["runs"]:
                 return Answer(200, _json({"runs": [run.to_json() for run in self.library.runs()]}))
             case ["runs", name]:

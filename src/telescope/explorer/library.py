@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
+from ..atlas import Atlas
 from ..models import LoadError, Model, load
 from ..models.shipped import find_shipped, shipped_models
 from ..recording.recording import Recording
 from ..recording.saved.open import open_recording
+from .atlases import Atlases
 from .examples import example_name, example_run
 from .lru_cache import LruCache
 from .requests import Refusal, unknown
@@ -33,6 +35,7 @@ class Library:
         self.sentences: LruCache[str, Run] = LruCache(SENTENCES)
         self.examples: LruCache[str, Run] = LruCache(SENTENCES)
         self._loaded: LruCache[str, Model] = LruCache(MODELS)
+        self.atlases = Atlases()
         self._run_lock = Lock()
 
     def add(self, recording: Recording, title: str, rev: str) -> Run:
@@ -48,6 +51,11 @@ class Library:
         recording = open_recording(folder)
         stamp = (folder / "recording.json").stat()
         return self.add(recording, folder.name.removesuffix(".telescope"), f"{stamp.st_mtime_ns:x}{stamp.st_ino:x}")
+
+    def open_atlas(self, folder: Path) -> str:
+        """Open a saved atlas, add it, and return its name."""
+        name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.name).strip("-")[:40] or "atlas"
+        return self.atlases.add(name, Atlas.open(folder))
 
     def runs(self) -> Iterable[Run]:
         """Return all runs: sentences first, the most recently used of them first, then recordings."""

@@ -95,7 +95,7 @@ def _put_in_place(new: Path, place: Path) -> None:
             if not place.exists():
                 old.rename(place)
             raise
-    _sync(place.parent)
+    sync_file(place.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -222,11 +222,11 @@ def _sync_folder(folder: Path) -> None:
     permissions = folder.stat().st_mode & 0o666
     for file in folder.iterdir():
         file.chmod(permissions)
-        _sync(file)
-    _sync(folder)
+        sync_file(file)
+    sync_file(folder)
 
 
-def _sync(path: Path) -> None:
+def sync_file(path: Path) -> None:
     """Flush a file or a folder to disk; on Windows, which can flush neither a folder nor a file open for reading, do
     nothing."""
     if os.name == "nt":

@@ -291,10 +291,10 @@ def _head(layer: str, number: int, place: int, parts: list[Measures], segments: 
         name: sum(float(part.segments[i, place]) for part in parts) / given if given else nan
         for i, name in enumerate(segments)
     }
-    return Head(layer, number, _kind(measures), **measures, largest_logit=logit, segments=shares)
+    return Head(layer, number, kind_of(measures), **measures, largest_logit=logit, segments=shares)
 
 
-def _kind(shares: dict[str, float]) -> str:
+def kind_of(shares: dict[str, float]) -> str:
     """Return the habit with the largest share, if at least CLEAR, else "mixed"; "far" only if no other is clear."""
     habits = {name: shares[name] for name in HABITS if not isnan(shares[name])}
     near = {name: share for name, share in habits.items() if name != "far"}

@@ -44,6 +44,8 @@ class KeepOptions:
     store: Store = on_device
     also: frozenset[str] = frozenset()
     """Of ALSO."""
+    sample: bool = False
+    """Whether to keep the pooled rows of a few queries of each sequence, with "summaries"; see row_sample.py."""
 
 
 @dataclass
@@ -113,6 +115,8 @@ class RecordedCall(ABC):
         if call.attention.mask.same_for_all_queries:
             self._first_query = call.queries[:, :, :1].detach().clone()
         identifying = call.identifying_tensors[1:] if self.fingerprints_of_keys_come_late else call.identifying_tensors
+        if options.sample:  # each text is one call, which nothing continues
+            identifying = ()
         self._fingerprints = [GrowingTensor(fingerprints(tensor), 2, owned=True) for tensor in identifying]
         self._store_first(self._select_queries(call, 0), queue)
         if call.key_ids is not None:

@@ -85,8 +85,8 @@ class Recording(Mapping[str, Watched]):
         self.edits: tuple[Any, ...] = ()
         """The edits of `ts.edit` that changed a recorded call, each once, in the order of their first use."""
         self._options = KeepOptions() if options is None else options
-        streaming = "streaming" in self._options.also
-        self._queue = SurveyQueue(self._options.top, self._options.map, streaming=streaming)
+        streaming, sample = "streaming" in self._options.also, self._options.sample
+        self._queue = SurveyQueue(self._options.top, self._options.map, streaming=streaming, sample=sample)
         self._watched = {name: Watched(name, self.unwatched_threads) for name in names}
         self._last: str | None = None
         self._run = 0

@@ -235,6 +235,9 @@ class SummaryDestination(SurveyDestination):
         self.parts.grow("shares", result.shares)
         if summary.map is not None:
             self.parts.grow("map", summary.map, owned=True)
+        if result.sample is not None:
+            for name, part in result.sample._asdict().items():
+                self.parts.grow(f"sample.{name}", part, 0, owned=True)
         store_rows(self.parts, summary, 0)
 
 

@@ -24,6 +24,7 @@ from ..survey.extend import Size
 from .attention_call import AttentionCall
 from .continuation import continues, fingerprints
 from .head_shares import BatchTokens, Places, shares, streaming_share
+from .row_sample import RowSample, sample_rows
 
 MAX_CALLS = {"cpu": 8, "cuda": 32}  # surveyed in one launch
 STAGING_BYTES = {"cpu": 2**22, "cuda": 2**28}  # of one staging buffer; a larger call takes longer than its launch
@@ -38,12 +39,16 @@ class SurveyResult(NamedTuple):
     """Of the keys; see `continuation.fingerprints`."""
     shares: Float[Tensor, "batch heads sum"]
     """The share of each habit of each head, summed over the queries; see `head_shares.shares`."""
+    sample: RowSample | None = None
 
     def split(self, count: int) -> "list[SurveyResult]":
         """Return the results of the `count` calls that are stacked in this one."""
         parts = ([None] * count if part is None else part.chunk(count) for part in vars(self.summary).values())
-        each = zip(zip(*parts, strict=True), self.fingerprints.chunk(count), self.shares.chunk(count), strict=True)
-        return [SurveyResult(self.engine, Summary(*own), prints, shares) for own, prints, shares in each]
+        samples = [None] * count if self.sample is None else self.sample.split(count)
+        each = zip(
+            zip(*parts, strict=True), self.fingerprints.chunk(count), self.shares.chunk(count), samples, strict=True
+        )
+        return [SurveyResult(self.engine, Summary(*own), prints, shares, rows) for own, prints, shares, rows in each]
 
 
 class SurveyDestination(ABC):
@@ -77,8 +82,10 @@ class SurveyQueue:
     one staging buffer is read while the other is filled.
     """
 
-    def __init__(self, top: int, map: tuple[int, int] | None, *, streaming: bool = False) -> None:
-        self.top, self.map, self.streaming = top, map, streaming
+    def __init__(
+        self, top: int, map: tuple[int, int] | None, *, streaming: bool = False, sample: bool = False
+    ) -> None:
+        self.top, self.map, self.streaming, self.sample = top, map, streaming, sample
         self.queued: list[QueuedSurvey] = []
         self.kind: Any = None  # calls of one kind are surveyed together
         self.original: Attention | None = None  # kept alive, so that no other definition gets its identity
@@ -258,8 +265,16 @@ class SurveyQueue:
             share = streaming_share(seen.engine, *inputs, attention, seen.lse, places.evicted)
             summary = replace(summary, within=share)
         return SurveyResult(
-            seen.engine, summary, fingerprints(inputs.keys), shares(*inputs, attention, summary, places)
+            seen.engine,
+            summary,
+            self._fingerprints(inputs.keys),
+            shares(*inputs, attention, summary, places),
+            sample_rows(*inputs, attention, summary, across=places.across) if self.sample else None,
         )
+
+    def _fingerprints(self, keys: Tensor) -> Int[Tensor, "batch key_heads key"]:
+        """Return the fingerprints of the keys; zeros while rows are sampled, when each text is one call."""
+        return keys.new_zeros(keys.shape[:3], dtype=torch.int64) if self.sample else fingerprints(keys)
 
 
 class QueuedSurvey(NamedTuple):

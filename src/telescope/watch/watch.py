@@ -33,6 +33,7 @@ from ..words import hint, whole_number
 from .find_attentions import find_attentions
 from .observer import Observer
 from .output_projection import carriers
+from .tensor_parallel import join_recording, tensor_parallel_size
 
 
 @contextmanager
@@ -56,7 +57,8 @@ def watch(
     are empty, with entropy 0 and top key -1; only `trace()` shows them as they ran. Generating token by token is one
     call that grows. Only the thread that enters the block is watched. A layer that a model runs several times in one
     forward pass is recorded once for each pass: its name, then name.2, name.3. Attentions that cannot be watched are
-    named in a warning.
+    named in a warning. Of a model whose heads are divided among processes (tensor parallelism), the recording of the
+    first process has the heads of all when the block is left; all processes must leave it.
 
     Args:
         model: a model of Telescope, or a Hugging Face model that uses transformers' attention interface.
@@ -100,10 +102,30 @@ def watch(
     if not isinstance(model, nn.Module):
         raise TypeError(f"watch takes a model, a torch.nn.Module, not {type(model).__name__}")
     options = _keep_options(keep, top, map, query_selection(queries), store, also)
+    divided = tensor_parallel_size(model) > 1
+    if divided and heads is not None:
+        raise ValueError("heads= cannot select heads that are divided among processes; leave it out, and select later")
+    with record_calls(model, options, keep=keep, layers=layers, heads=heads, tokenizer=tokenizer) as recording:
+        yield recording
+    if divided:
+        join_recording(recording)
+
+
+@contextmanager
+def record_calls(
+    model: nn.Module,
+    options: KeepOptions,
+    *,
+    keep: str = SummariesCall.keep,
+    layers: Layers = None,
+    heads: SupportsIndex | Sequence[SupportsIndex] | None = None,
+    tokenizer: Any = None,
+) -> Iterator[Recording]:
+    """Record every attention call while the block runs, with options that are checked already; see `watch`."""
     modules, backend, attentions, unwatched = find_attentions(model, "watch")
     names, numbers = select_layers(list(attentions), layers, unwatched), _head_numbers(heads)
     if unwatched and layers is None:
-        warnings.warn(f"{type(model).__name__}: {describe_unwatched(unwatched)}", stacklevel=3)
+        warnings.warn(f"{type(model).__name__}: {describe_unwatched(unwatched)}", stacklevel=5)
     tokenizer = tokenizer or getattr(model, "tokenizer", None)
     decode = getattr(tokenizer, "decode", None)
     token_name = getattr(tokenizer, "id_to_token", None) or getattr(tokenizer, "convert_ids_to_tokens", None)

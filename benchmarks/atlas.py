@@ -1,0 +1,172 @@
+"""atlas: a model reads a corpus plainly, and while every head is measured; processes that share it; memory.
+
+On a CPU the shipped GPT reads tiny Shakespeare (TELESCOPE_DATA, or --data of the recipes); elsewhere a text of random
+tokens. On a GPU, Qwen2 1.5B's shape with random weights reads texts of 2,048 random tokens in batches of 8.
+"""
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import torch
+
+import telescope as ts
+from telescope.text.corpus_files import data_folder
+
+from .measure import Row, seconds
+from .watch import _model, qwen2
+
+TOKENS = 2_048
+BATCH = 8
+
+
+class RandomTexts:
+    """A tokenizer for which a number is a text of random tokens."""
+
+    def __init__(self, vocabulary: int, length: int = TOKENS) -> None:
+        self.vocabulary, self.length = vocabulary, length
+
+    def encode(self, text: str) -> list[int]:
+        generator = torch.Generator().manual_seed(int(text))
+        return torch.randint(self.vocabulary, (self.length,), generator=generator).tolist()
+
+    def decode(self, ids: list[int]) -> str:
+        return " ".join(f"w{token}" for token in ids)
+
+
+def about(device: torch.device, quick: bool) -> str:
+    if device.type == "cuda":
+        return (
+            f"Qwen2 1.5B's shape, bfloat16, batches of {BATCH} x {TOKENS:,} tokens, all heads; % of the plain tokens/s"
+        )
+    return "the shipped GPT on tiny Shakespeare, float32; % of the plain forward pass's tokens/s"
+
+
+def run(device: torch.device, quick: bool) -> Iterator[Row]:
+    if device.type == "cuda":
+        yield from _on_gpu(device, quick)
+        return
+    yield from _on_cpu(quick)
+    yield from _processes(quick)
+    yield from _memory(quick)
+
+
+def _on_gpu(device: torch.device, quick: bool) -> Iterator[Row]:
+    model = _model("qwen2", qwen2(quick), "sdpa", device, torch.bfloat16).eval()
+    vocabulary, rounds = model.config.vocab_size, 2 if quick else 8
+    tokenizer, texts = RandomTexts(vocabulary), [str(i) for i in range(BATCH * rounds)]
+    ids = torch.tensor([tokenizer.encode(text) for text in texts[:BATCH]], device=device)
+
+    def plain(*, head: bool) -> None:
+        with torch.no_grad():
+            for _ in range(rounds):
+                (model if head else model.base_model)(input_ids=ids, use_cache=False)
+
+    def mapped() -> None:
+        ts.atlas(model, texts, tokenizer=tokenizer, length=TOKENS, batch=BATCH, shard=16 * BATCH * rounds)
+
+    runners = {"plain, with logits": partial(plain, head=True), "plain, hidden": partial(plain, head=False)}
+    runners["atlas"] = mapped
+    yield from _compared(f"{rounds} batches", runners, rounds * BATCH * TOKENS, device, 3)
+
+
+def _on_cpu(quick: bool) -> Iterator[Row]:
+    model = ts.load("shakespeare", dtype=torch.float32).eval()
+    text = _shakespeare()[: 20_000 if quick else 200_000]
+    ids = torch.tensor(model.tokenizer.encode(text).ids)
+    ids = ids[: len(ids) // (BATCH * 256) * BATCH * 256].view(-1, BATCH, 256)
+
+    def plain() -> None:
+        with torch.no_grad():
+            for batch in ids:
+                model(batch)
+
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "text.txt"
+        file.write_text(model.tokenizer.decode(ids.flatten().tolist()))
+        runners = {"plain": plain, "atlas": lambda: ts.atlas(model, file, batch=BATCH)}
+        yield from _compared("one process", runners, ids.numel(), torch.device("cpu"), 1 if quick else 5)
+
+
+def _compared(case: str, runners: dict[str, Any], tokens: int, device: torch.device, rounds: int) -> Iterator[Row]:
+    """Run each once to warm up, then in turns; note the tokens per second, and their share of the first runner's."""
+    times: dict[str, list[float]] = {name: [] for name in runners}
+    for run_once in runners.values():
+        run_once()
+    for _ in range(rounds):
+        for name, run_once in runners.items():
+            times[name].append(seconds(run_once, device))
+    first = median(next(iter(times.values())))
+    for name, own in times.items():
+        note = f"{tokens / median(own):,.0f} tokens/s, {first / median(own):.0%}"
+        yield Row(case, name, 1e3 * median(own), note=note)
+
+
+def _processes(quick: bool) -> Iterator[Row]:
+    """Yield the time of one process of one thread, and of two, on the same text: from the first batch to the end."""
+    text, times = _shakespeare()[: 30_000 if quick else 400_000], {}
+    for count in (1, 2):
+        with TemporaryDirectory() as folder:
+            file = Path(folder) / "text.txt"
+            file.write_text(text)
+            settled = {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(count), "PYTHONWARNINGS": "ignore"}
+            command = [sys.executable, "-m", "benchmarks.atlas", "map", str(file), f"{folder}/out"]
+            started = [
+                subprocess.Popen(command, env=os.environ | settled | {"RANK": str(rank)}, stdout=subprocess.PIPE)
+                for rank in range(count)
+            ]
+            times[count] = max(float(process.communicate()[0]) for process in started)
+        yield Row("processes", f"{count} of one thread", 1e3 * times[count], note=f"{times[1] / times[count]:.2f} x")
+
+
+def _memory(quick: bool) -> Iterator[Row]:
+    """Yield the most memory of a process that reads corpora of three sizes with a small model."""
+    for tokens in (20_000, 40_000, 80_000) if quick else (250_000, 500_000, 1_000_000):
+        command = [sys.executable, "-m", "benchmarks.atlas", "memory", str(tokens)]
+        seconds_taken, mib = map(float, subprocess.run(command, capture_output=True, check=True).stdout.split())
+        yield Row(f"{tokens:,} tokens", "atlas of a small GPT", 1e3 * seconds_taken, mib, "peak of the whole process")
+
+
+def _shakespeare() -> str:
+    file = data_folder() / "tiny_shakespeare" / "input.txt"
+    if file.exists():
+        return file.read_text(encoding="utf-8")
+    return "\n".join(f"Line {i}: a text that stands in for Shakespeare's {i * i}." for i in range(20_000))
+
+
+def _map(file: Path, out: str) -> None:
+    """Map a text, and print the seconds of reading it, without those of starting."""
+    model = ts.load("shakespeare", dtype=torch.float32).eval()
+    rank = os.environ.pop("RANK"), os.environ.pop("WORLD_SIZE")
+    ts.atlas(model, ["Warm up, that the kernels are loaded. " * 12])
+    os.environ["RANK"], os.environ["WORLD_SIZE"] = rank
+    began = perf_counter()
+    ts.atlas(model, file, out=out)
+    print(perf_counter() - began)
+
+
+def _print_memory(tokens: int) -> None:
+    config = ts.models.GPTConfig(vocabulary=512, max_positions=256, d_model=32, blocks=2, heads=2)
+    model, began = ts.models.GPT(config).eval(), perf_counter()
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "numbers.jsonl"
+        with file.open("w") as opened:
+            for i in range(tokens // 256):
+                opened.write(f'{{"text": "{i}"}}\n')
+        ts.atlas(model, file, tokenizer=RandomTexts(512, 256), out=f"{folder}/out", batch=32)
+    print(perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "map":
+        _map(Path(sys.argv[2]), sys.argv[3])
+    else:
+        _print_memory(int(sys.argv[2]))

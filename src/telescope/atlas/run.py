@@ -1,0 +1,389 @@
+"""`atlas`: read a corpus with a model, and add up every head's statistics.
+
+texts.py          Corpus, shards        read texts, and cut the corpus into shards
+batches.py        sequences_of, ...     cut a shard into sequences of tokens, and pad them into batches
+reading.py        ModelReader           run the model on a batch, while it is recorded
+measure.py        measure_batch         measure every head, text by text
+sums.py           AtlasSums.add         add the numbers to exact sums
+shared_work.py    Progress              write the sums of finished shards to a file
+atlas.py          Atlas                 the tables, profiles, maps and evidence that the sums amount to
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+
+from ..recording.names import Layers
+from ..recording.recorded_call import KeepOptions
+from ..watch.watch import record_calls
+from .atlas import Atlas
+from .batches import TokenBatch, batches_of, default_length, encoder_of, longest_input, sequences_of
+from .evidence import EvidenceTexts, Skipped, places_of
+from .folder import check_can_save, is_atlas
+from .measure import layers_of, measure_batch
+from .processes import Share
+from .reading import ModelReader
+from .shared_work import Heartbeat, Progress
+from .sums import CLASSES, AtlasSums
+from .texts import Corpus, Text, Texts, shards
+from .token_classes import TokenClasses
+
+SHARD = 1 << 16  # characters of the texts that are one shard
+PENDING = 16  # shards whose evidence is looked up together: a GPU waits for each look
+ALL_BROKEN = 8  # texts: if the first of them all break, the fault is not theirs
+
+
+@dataclass(frozen=True)
+class AtlasProgress:
+    """How far a run of `atlas` is: the texts and tokens this process has read, and estimates for all of its share."""
+
+    texts: int
+    tokens: int
+    skipped: int
+    done: float
+    """The share of the corpus that is read, from 0 to 1."""
+    tokens_per_second: float
+    seconds_left: float
+
+
+Report = Callable[[AtlasProgress], object]
+
+
+@torch.no_grad()
+def atlas(
+    model: nn.Module,
+    texts: Texts,
+    *,
+    tokenizer: Any = None,
+    out: str | os.PathLike[str] | None = None,
+    layers: Layers = None,
+    length: int | None = None,
+    batch: int = 8,
+    packed: bool = False,
+    column: str = "text",
+    replace: bool = False,
+    save_every: float = 20.0,
+    shard: int = SHARD,
+    report: Report | None = None,
+) -> Atlas:
+    """Measure every head of a model over a corpus, in memory that does not grow with the corpus.
+
+    Under `torchrun` or `accelerate launch` the processes share the texts and write one atlas, which is the same for any
+    number of processes: `out` is then a folder that all of them see. A run that was stopped, even by kill -9, goes on
+    when it is called again with the same settings; one that is finished is opened. A text that cannot be read, or
+    breaks the model, is named in `atlas.skipped` and counted, and left out.
+
+    Args:
+        model: a model of Telescope, or of transformers. An encoder-decoder reads each text and writes its own.
+        texts: a file or folder (.txt, .jsonl, .parquet), several of them as `Path`s, or a list of texts.
+        tokenizer: an object with `encode` and `decode`; Telescope's models have their own.
+        out: the folder to write the atlas to; None keeps it in memory, and cannot go on after a stop.
+        layers: the attentions to measure, as in `ts.watch`; None is all.
+        length: longest sequence in tokens; a longer text is cut. None: what the model was trained on, at most 2,048.
+        batch: how many sequences the model reads at once.
+        packed: whether to join texts to sequences of exactly `length` tokens, as in pretraining.
+        column: the field of a .jsonl line, or the column of a .parquet file, that holds the text.
+        replace: whether to replace an atlas that `out` holds.
+        save_every: seconds between two savings of what is done.
+        shard: characters of the texts that are one unit of work.
+        report: called with an `AtlasProgress` after each batch.
+
+    Returns:
+        The `Atlas`.
+
+    Raises:
+        ValueError: if an argument does not fit, the corpus is empty, every text breaks, or the disk is full.
+        RuntimeError: if another process of the run has died.
+
+    Example:
+        >>> import telescope as ts
+        >>> model = ts.load("shakespeare")
+        >>> atlas = ts.atlas(model, ["To be, or not to be, that is the question.", "What is in a name? That is all."])
+        >>> atlas.texts, len(atlas.heads())
+        (2, 16)
+    """
+    corpus, tokenizer = Corpus(texts, column=column), tokenizer or getattr(model, "tokenizer", None)
+    encode, length = encoder_of(tokenizer), _check_length(model, length)
+    if batch < 1:
+        raise ValueError(f"batch={batch} is how many sequences the model reads at once; it takes 1 or more")
+    share = Share.of(model)
+    if out is None and share.count > 1 and not share.together:
+        raise ValueError("several processes join their results in a folder that all of them see; pass it as out=")
+    settings = {
+        "model": _fingerprint(model),
+        "texts": corpus.describe(),
+        "layers": repr(layers),
+        "length": length,
+        "batch": batch,
+        "packed": packed,
+        "column": column,
+        "shard": shard,
+    }
+    if out is not None:
+        if not replace and is_atlas(out) and (finished := Atlas.open(out)).about == _about(settings):
+            return finished  # the same command again; perhaps it was killed at its very end
+        check_can_save(out, replace=replace)
+    work = Work(model, tokenizer, layers, length, batch, packed, encode)
+    progress = Progress(out, settings, share.rank) if out is not None and share.writes else None
+    heart = None if progress is None else Heartbeat(progress.folder, share.rank, 1 if share.together else share.count)
+    was_training = model.training
+    model.eval()
+    try:
+        done = share.broadcast(progress.finished() if progress is not None else set())
+        clock = Stopwatch(corpus.size, report)
+        saved, count = perf_counter(), 0
+        for count, texts_of_shard in enumerate(shards(corpus, shard), 1):
+            number = count - 1
+            if number in done or not share.has(number):
+                clock.skip(texts_of_shard)
+                continue
+            for tokens in work.read(texts_of_shard):
+                clock.read(tokens, work)
+                if heart is not None:
+                    heart.check()
+            clock.finish(texts_of_shard)
+            if progress is not None:
+                progress.done.numbers.add(number)
+            if share.broadcast(perf_counter() - saved >= save_every):
+                _save(work, progress, share)
+                saved = perf_counter()
+        _save(work, progress, share)
+        found = _merge(work, progress, heart, share, count, out, replace, settings)
+    finally:
+        model.train(was_training)
+        if heart is not None:
+            heart.stop()
+        if progress is not None:
+            progress.release()
+    return found
+
+
+class Pending(NamedTuple):
+    """A shard that was read, and that `Work.settle` is still to look at."""
+
+    sources: dict[int, Text]
+    ids: dict[tuple[int, int], list[int]]
+    """The tokens of each sequence, by its text and its first token."""
+    finite: list[tuple[TokenBatch, Tensor]]
+
+
+class Work:
+    """The sums of this process so far, and everything that adds a shard to them."""
+
+    def __init__(
+        self, model: nn.Module, tokenizer: Any, layers: Layers, length: int, batch: int, packed: bool, encode: Any
+    ) -> None:
+        self.model, self.layers, self.tokenizer = model, layers, tokenizer
+        self.length, self.batch, self.packed, self.encode = length, batch, packed, encode
+        self.reader, self.classes = ModelReader(model), TokenClasses(tokenizer)
+        self.device = _input_device(model)
+        self.sums = AtlasSums([])
+        self.skipped = Skipped()
+        self.evidence = EvidenceTexts()
+        self.read_texts = self.broken = 0
+        self.pending: list[Pending] = []
+
+    def read(self, texts: list[Text]) -> Iterator[int]:
+        """Add a shard; yield the tokens of each batch after it was added."""
+        sources = {text.number: text for text in texts}
+        sequences = [*sequences_of(self._encoded(texts), self.length, packed=self.packed)]
+        size = self.batch if self.reader.takes_padding else 1
+        found = Pending(sources, {(sequence.text, sequence.first): sequence.ids for sequence in sequences}, [])
+        for batch in batches_of(sequences, size, pad=0):
+            found.finite.extend(self._add(batch, sources))
+            yield sum(batch.lengths)
+        self.pending.append(found)
+        if len(self.pending) == PENDING:
+            self.settle()
+
+    def settle(self) -> None:
+        """Look up which of the latest texts were not finite, and which are evidence."""
+        for found in self.pending:
+            for batch, finite in found.finite:
+                for i in (~finite).nonzero()[:, 0].tolist():
+                    self.skipped.add(found.sources[int(batch.places[i, 0])], "an attention in it is not finite")
+                    self.sums.count_out(batch.lengths[i], self._count_classes(batch.only(i)))
+        needed = places_of(self.sums)
+        for found in self.pending:
+            self.evidence.update(needed, found.sources, found.ids, self.tokenizer)
+        self.pending = []
+        self.skipped.forget()
+
+    def _encoded(self, texts: list[Text]) -> Iterator[tuple[Text, list[int]]]:
+        for text in texts:
+            if text.broken:
+                self.skipped.add(text, text.broken)
+                continue
+            try:
+                ids = self.encode(text.text)
+            except Exception as problem:  # whatever a tokenizer raises, the other texts can be read
+                self.skipped.add(text, f"the tokenizer fails: {_first_line(problem)}")
+                continue
+            if len(ids) < 2:
+                self.skipped.add(text, "has fewer than two tokens")
+                continue
+            self.read_texts += 1
+            yield text, ids
+
+    def _add(self, batch: TokenBatch, sources: dict[int, Text]) -> Iterator[tuple[TokenBatch, Tensor]]:
+        """Add a batch; if it breaks the model, its texts one by one. Yield which texts are finite."""
+        try:
+            yield batch, self._measure(batch)
+        except (torch.OutOfMemoryError, RuntimeError, ValueError, IndexError) as problem:
+            if isinstance(problem, torch.OutOfMemoryError) and len(batch.lengths) == 1:
+                raise
+            if len(batch.lengths) > 1:
+                for i in range(len(batch.lengths)):
+                    yield from self._add(batch.only(i), sources)
+                return
+            self.skipped.add(sources[int(batch.places[0, 0])], _first_line(problem))
+            self.broken += 1
+            if not self.sums.texts and self.broken == ALL_BROKEN:
+                raise ValueError(f"each of the first {ALL_BROKEN} texts breaks the model: {problem}") from problem
+
+    def _measure(self, batch: TokenBatch) -> Tensor:
+        """Run the model on a batch and add its numbers; nothing is added if the model raises."""
+        moved = batch._replace(ids=batch.ids.to(self.device))
+        forward = self.reader.prepare(moved)
+        options = KeepOptions(top=1, sample=True)
+        with record_calls(self.model, options, layers=self.layers, tokenizer=self.tokenizer) as recording:
+            forward()
+        if not self.sums.layers:
+            self.sums = AtlasSums(layers_of(recording))
+            device = next(iter(recording.values())).calls[0].facts.device if len(recording) else self.device
+            self.sums = self.sums.to(device)
+        table = self.classes.of(batch.ids)
+        for watched in recording.values() if self.reader.writes else ():  # its decoder reads other tokens
+            if watched.calls and watched.calls[0].key_ids is not None:
+                table = self.classes.of(watched.calls[0].key_ids)
+        marks = [self.classes.known and name in ("punctuation", "space") for name in CLASSES]
+        measures = measure_batch(recording, self.sums.layers, table, marks)
+        self.sums.add(measures, batch.places, batch.lengths, self._count_classes(batch))
+        finite = torch.ones(len(batch.lengths), dtype=torch.bool, device=self.sums.class_tokens.device)
+        for part in measures:
+            finite &= part.finite.to(finite.device)
+        return finite
+
+    def _count_classes(self, batch: TokenBatch) -> Tensor:
+        """Return how many tokens of each class a batch has, without its padding."""
+        table, counts = self.classes.of(batch.ids), torch.zeros(len(CLASSES), dtype=torch.int64)
+        for row, length in zip(batch.ids, batch.lengths, strict=True):
+            counts += torch.bincount(table[row[:length]], minlength=len(CLASSES))
+        return counts
+
+    def rest(self) -> dict[str, Any]:
+        """Return what belongs to the sums and is no tensor, for JSON."""
+        return {"skipped": self.skipped.to_json(), "evidence": self.evidence.to_json(), "read_texts": self.read_texts}
+
+
+class Stopwatch:
+    """Measure the speed of a run, and estimate the time left from the characters that remain."""
+
+    def __init__(self, size: int, report: Report | None) -> None:
+        self.size, self.report, self.began = max(size, 1), report, perf_counter()
+        self.passed = self.own = self.tokens = 0
+
+    def skip(self, texts: list[Text]) -> None:
+        """Count the characters of a shard that is done, or another process's."""
+        self.passed += sum(len(text.text) for text in texts)
+
+    def read(self, tokens: int, work: Work) -> None:
+        """Count a batch, and report."""
+        self.tokens += tokens
+        if self.report is not None:
+            seconds, done = max(perf_counter() - self.began, 1e-9), min(1.0, self.passed / self.size)
+            left = seconds * (1 - done) / done if self.own and done > 0 else float("nan")
+            figures = (work.read_texts, self.tokens, work.skipped.count, done, self.tokens / seconds, left)
+            self.report(AtlasProgress(*figures))
+
+    def finish(self, texts: list[Text]) -> None:
+        """Count the characters of a shard that this process has read."""
+        self.own += sum(len(text.text) for text in texts)
+        self.passed += sum(len(text.text) for text in texts)
+
+
+def _save(work: Work, progress: Progress | None, share: Share) -> None:
+    """Write what is done; the processes of a tensor-parallel model first join their heads."""
+    work.settle()
+    sums, rest = share.join_heads(work.sums), work.rest()
+    rest["evidence"] = share.gather(rest["evidence"])
+    if progress is not None:
+        progress.save(sums, rest)
+
+
+def _merge(
+    work: Work,
+    progress: Progress | None,
+    heart: Heartbeat | None,
+    share: Share,
+    count: int,
+    out: Any,
+    replace: bool,
+    settings: dict[str, Any],
+) -> Atlas:
+    """Return the atlas of all processes; process 0 writes it, and the others wait for it."""
+    about = _about(settings)
+    if out is None:
+        sums, rest = share.join_heads(work.sums), work.rest()
+        atlas = Atlas(sums, about, {**rest, "evidence": share.gather(rest["evidence"])})
+        atlas.check_not_empty()
+        return atlas
+    place = Path(out)
+    if progress is None or heart is None:  # of a model that all processes run together, another than the first
+        share.barrier()
+        return Atlas.open(place)
+    if share.rank == 0:
+        heart.wait(lambda: len(progress.finished()) == count)
+        sums, headers = progress.merged()
+        atlas = Atlas(sums, about, *headers)
+        atlas.check_not_empty()
+        atlas.save(place, replace=replace)
+        progress.remove()
+        share.barrier()
+        return atlas
+    heart.wait(lambda: not progress.folder.exists() or not (progress.folder / "settings.json").exists())
+    return Atlas.open(place)
+
+
+def _about(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that an atlas keeps, as JSON gives them back."""
+    about: dict[str, Any] = json.loads(json.dumps({name: settings[name] for name in settings if name != "shard"}))
+    return about
+
+
+def _check_length(model: nn.Module, length: int | None) -> int:
+    longest = longest_input(model)
+    length = default_length(model) if length is None else length
+    if length < 2 or (longest is not None and length > longest):
+        limit = "2 or more" if longest is None else f"2 to {longest:,}"
+        raise ValueError(f"length={length:,} does not fit the model, which reads {limit} tokens at once; texts are cut")
+    return length
+
+
+def _fingerprint(model: nn.Module) -> dict[str, Any]:
+    """Return the class of a model, its number of parameters, and a checksum of some of its weights."""
+    checksum, count = 0, 0
+    for name, parameter in model.named_parameters():
+        count += parameter.numel()
+        local = getattr(parameter, "_local_tensor", parameter).detach()
+        some = local.reshape(-1)[:64].float().cpu() if not local.is_meta else torch.zeros(0)
+        checksum = crc32(name.encode() + some.numpy().tobytes(), checksum)
+    return {"class": type(model).__name__, "parameters": count, "checksum": checksum}
+
+
+def _input_device(model: nn.Module) -> torch.device:
+    """Return the device that token ids are put on: that of the first parameter, also of a model on several devices."""
+    parameter = next((each for each in model.parameters() if not each.is_meta), None)
+    return torch.device("cpu") if parameter is None else parameter.device
+
+
+def _first_line(problem: Exception) -> str:
+    return (str(problem).strip().split("\n")[0] or type(problem).__name__)[:200]

@@ -1,0 +1,213 @@
+"""`AtlasSums`: everything that an atlas adds up over a corpus, in memory that does not grow with the corpus."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..recording.heads import HABITS, MEASURES
+from ..recording.row_sample import BUCKETS, ROWS
+from .exact import Distribution, ExactSum, edges_table, linear_edges, log_edges, signed_log_edges
+from .measure import POSITION_BUCKETS, QUERY_STATISTICS, BatchMeasures, LayerHeads
+
+STATISTICS = (*MEASURES, *QUERY_STATISTICS)
+"""The measures of `recording.heads()`, distributed over the texts, and those of each query, over all queries."""
+EVIDENCE = 5  # texts that are kept for each head and habit
+LEAST_QUERIES = {"same": 4, "induction": 4}  # that must count in a text, for it to be evidence
+LEAST = 8  # of all other habits
+MAP_BITS = 32  # of the fraction of a map's cell
+CLASSES = ("word", "part of a word", "number", "punctuation", "space", "special", "other")
+EDGES = edges_table(
+    [
+        *[linear_edges(0.0, 1.0)] * len(HABITS),
+        log_edges(1.0, 2.0**20),  # spread
+        linear_edges(0.0, 16.0),  # entropy
+        linear_edges(0.0, 1.0),  # peak
+        signed_log_edges(0.01, 1e6),  # logit
+    ]
+)
+
+
+class AtlasSums:
+    """Sums over the texts read so far, of every head of a model. Two of them merge exactly; see exact.py."""
+
+    def __init__(self, layers: Sequence[LayerHeads]) -> None:
+        self.layers = [*layers]
+        heads = sum(len(layer.heads) for layer in self.layers)
+        self.distribution = Distribution(EDGES, heads)
+        self.numerator = ExactSum.zeros(len(MEASURES), heads)
+        self.denominator = ExactSum.zeros(len(MEASURES), heads)
+        self.distances, self.sampled = ExactSum.zeros(heads, BUCKETS), ExactSum.zeros(heads)
+        self.positions = ExactSum.zeros(heads, POSITION_BUCKETS)
+        self.classes = ExactSum.zeros(heads, len(CLASSES))
+        self.maps: dict[int, Int[Tensor, "heads row column"]] = {}
+        """The sum of the maps of the texts of 2^(k - 1) + 1 to 2^k tokens, by k, in units of 2^-32."""
+        self.map_texts: dict[int, Int[Tensor, " heads"]] = {}
+        self.evidence_share = torch.full((len(HABITS), heads, EVIDENCE), -1.0, dtype=torch.float64)
+        self.evidence_text = torch.full((len(HABITS), heads, EVIDENCE, 2), -1, dtype=torch.int64)
+        """The number of the text, and its first token within the text."""
+        self.class_tokens = torch.zeros(len(CLASSES), dtype=torch.int64)
+        self.texts = self.tokens = 0
+
+    def add(
+        self,
+        measures: Sequence[BatchMeasures],
+        places: Int[Tensor, "text 2"],
+        lengths: Sequence[int],
+        class_tokens: Int[Tensor, " class"],
+    ) -> None:
+        """Add a batch: its measures, the place of each text in the corpus, its tokens, and how many of each class."""
+        device = self.evidence_share.device
+        for part in measures:
+            own = part.heads
+            self._add_measures(part)
+            for i, name in enumerate(QUERY_STATISTICS):
+                numbers, counted = part.queries[name].to(device), part.counted.to(device)
+                self.distribution.add(len(MEASURES) + i, own, numbers, counted)
+            sampled = part.sampled.to(device)
+            if part.distances is not None:
+                _part(self.distances, own).add(part.distances.to(device))
+                _part(self.sampled, own).add(sampled[:, None].expand(-1, own.stop - own.start))
+            _part(self.positions, own).add(part.positions.to(device))
+            _part(self.classes, own).add(part.classes.to(device))
+            self._add_maps(own, part.map.to(device), lengths)
+            self._add_evidence(part, places.to(device))
+        self.class_tokens += class_tokens.to(device)
+        self.texts += len(lengths)
+        self.tokens += sum(lengths)
+
+    def count_out(self, tokens: int, class_tokens: Int[Tensor, " class"]) -> None:
+        """Uncount a text that turned out not to be finite; its measures were zeros."""
+        self.texts -= 1
+        self.tokens -= tokens
+        self.class_tokens -= class_tokens.to(self.class_tokens.device)
+
+    def _add_measures(self, part: BatchMeasures) -> None:
+        device, own = self.evidence_share.device, part.heads
+        numerator, denominator, known = (
+            numbers.to(device) for numbers in (part.numerator, part.denominator, part.known)
+        )
+        for sums, numbers in ((self.numerator, numerator), (self.denominator, denominator)):
+            view = ExactSum(sums.whole[:, own], sums.fraction[:, own])
+            view.add(numbers)
+        share = torch.where(known, numerator / denominator, torch.nan)
+        for i in range(len(MEASURES)):
+            self.distribution.add(i, own, share[:, i, :, None])
+
+    def _add_maps(self, own: slice, maps: Float[Tensor, "text heads row column"], lengths: Sequence[int]) -> None:
+        heads = self.evidence_share.shape[1]
+        for k in sorted({_length_class(length) for length in lengths if length >= ROWS}):
+            which = [i for i, length in enumerate(lengths) if length >= ROWS and _length_class(length) == k]
+            if k not in self.maps:
+                empty = torch.zeros(heads, ROWS, ROWS, dtype=torch.int64, device=maps.device)
+                self.maps[k], self.map_texts[k] = empty, empty[:, 0, 0].clone()
+            chosen = maps if len(which) == len(maps) else maps[which]
+            self.maps[k][own] += (chosen * 2**MAP_BITS).round().long().sum(0)
+            self.map_texts[k][own] += (chosen.sum((2, 3)) > 0).sum(0)  # a decoder's texts differ from the encoder's
+
+    def _add_evidence(self, part: BatchMeasures, places: Int[Tensor, "text 2"]) -> None:
+        device, own = self.evidence_share.device, part.heads
+        numerator, denominator = part.numerator.to(device), part.denominator.to(device)
+        habits = len(HABITS)
+        least = torch.tensor([LEAST_QUERIES.get(name, LEAST) for name in HABITS], device=device)[:, None]
+        enough = part.known.to(device)[:, :habits] & (denominator[:, :habits] >= least)
+        share = torch.where(enough, numerator[:, :habits] / denominator[:, :habits], -1.0).permute(1, 2, 0)
+        where = places[None, None].expand(habits, share.shape[1], -1, -1)
+        self.evidence_share[:, own], self.evidence_text[:, own] = _strongest(
+            torch.cat([self.evidence_share[:, own], share], 2), torch.cat([self.evidence_text[:, own], where], 2)
+        )
+
+    def merge(self, other: "AtlasSums") -> None:
+        """Add the sums of other texts of the same model."""
+        if self.layers != other.layers:
+            raise ValueError("these sums are of models with other attentions, and cannot be merged")
+        self.distribution.merge(other.distribution)
+        for mine, its in zip(self._sums().values(), other._sums().values(), strict=True):
+            mine.merge(its)
+        for k, cells in other.maps.items():
+            self.maps[k] = self.maps[k] + cells if k in self.maps else cells.clone()
+            more = other.map_texts[k]
+            self.map_texts[k] = self.map_texts[k] + more if k in self.map_texts else more.clone()
+        self.evidence_share, self.evidence_text = _strongest(
+            torch.cat([self.evidence_share, other.evidence_share], 2),
+            torch.cat([self.evidence_text, other.evidence_text], 2),
+        )
+        self.class_tokens = self.class_tokens + other.class_tokens
+        self.texts += other.texts
+        self.tokens += other.tokens
+
+    def _sums(self) -> dict[str, ExactSum]:
+        names = ("numerator", "denominator", "distances", "sampled", "positions", "classes")
+        return {name: getattr(self, name) for name in names}
+
+    def to(self, device: torch.device | str) -> "AtlasSums":
+        """Return the sums on a device; ints are copied as they are."""
+        moved = AtlasSums.__new__(AtlasSums)
+        moved.__dict__ = {
+            name: value.to(device) if isinstance(value, Tensor | ExactSum | Distribution) else value
+            for name, value in vars(self).items()
+        }
+        moved.maps = {k: cells.to(device) for k, cells in self.maps.items()}
+        moved.map_texts = {k: count.to(device) for k, count in self.map_texts.items()}
+        moved.layers = [*self.layers]
+        return moved
+
+    # ---------------------------------------------------------------------------------------------------- as files
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return everything as tensors, for a safetensors file; `description` has the rest."""
+        found = {f"distribution.{name}": part for name, part in self.distribution.tensors().items()}
+        for name, sums in self._sums().items():
+            found |= {f"{name}.{part}": tensor for part, tensor in sums.tensors().items()}
+        found |= {f"map.{k}": cells for k, cells in self.maps.items()}
+        found |= {f"map_texts.{k}": count for k, count in self.map_texts.items()}
+        found |= {"evidence.share": self.evidence_share, "evidence.text": self.evidence_text}
+        found["class_tokens"] = self.class_tokens
+        return {name: tensor.cpu().contiguous() for name, tensor in found.items()}
+
+    def description(self) -> dict[str, Any]:
+        """Return what is no tensor, for JSON."""
+        layers = [[layer, [*heads], across] for layer, heads, across in self.layers]
+        return {"layers": layers, "texts": self.texts, "tokens": self.tokens}
+
+    @classmethod
+    def load(cls, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> "AtlasSums":
+        """Return the sums of a file; a KeyError, ValueError or RuntimeError where tensors do not fit."""
+        sums = cls([LayerHeads(layer, tuple(heads), across) for layer, heads, across in description["layers"]])
+        sums.distribution.load({name[13:]: part for name, part in tensors.items() if name.startswith("distribution.")})
+        for name, own in sums._sums().items():
+            own.whole.copy_(tensors[f"{name}.whole"])
+            own.fraction.copy_(tensors[f"{name}.fraction"])
+        sums.maps = {int(name[4:]): cells for name, cells in tensors.items() if name.startswith("map.")}
+        sums.map_texts = {int(name[10:]): count for name, count in tensors.items() if name.startswith("map_texts.")}
+        sums.evidence_share.copy_(tensors["evidence.share"])
+        sums.evidence_text.copy_(tensors["evidence.text"])
+        sums.class_tokens.copy_(tensors["class_tokens"])
+        sums.texts, sums.tokens = int(description["texts"]), int(description["tokens"])
+        return sums
+
+
+def _part(sums: ExactSum, heads: slice) -> ExactSum:
+    """Return a view of the sums of some heads."""
+    return ExactSum(sums.whole[heads], sums.fraction[heads])
+
+
+def _length_class(length: int) -> int:
+    """Return k for a text of 2^(k - 1) + 1 to 2^k tokens."""
+    return max(length - 1, 0).bit_length()
+
+
+def _strongest(
+    share: Float[Tensor, "habit heads candidate"], text: Int[Tensor, "habit heads candidate 2"]
+) -> tuple[Tensor, Tensor]:
+    """Return the EVIDENCE candidates with the largest shares; of equal ones, the first in the corpus.
+
+    A text that is there twice, which merging a corpus with itself brings about, stays twice.
+    """
+    for axis in (1, 0):
+        order = text[..., axis].sort(dim=2, stable=True).indices
+        share, text = share.gather(2, order), text.gather(2, order[..., None].expand_as(text))
+    order = share.sort(dim=2, descending=True, stable=True).indices[..., :EVIDENCE]
+    return share.gather(2, order), text.gather(2, order[..., None].expand(*order.shape, 2))

@@ -1,0 +1,170 @@
+"""`Health`: measure every layer's attention while a model trains, in any loop."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from warnings import warn
+
+import torch
+from torch import distributed, nn
+
+from ..recording.recorded_call import KeepOptions
+from ..recording.recording import Recording
+from ..watch.tensor_parallel import tensor_parallel_size
+from ..watch.watch import record_calls
+from .eager import eager_modules, evaluating, first_sequences, unwrapped
+from .key_bias import drifted_key_biases
+from .qk_clip import qk_clip
+from .report import DEFAULT_RULES, HeadHealth, HealthReport, Rule, alerts_of
+
+Log = Callable[[dict[str, float], int], object]
+
+
+class Health:
+    """The health of a model's attention while it trains: every N steps, one forward pass of a few sequences is watched.
+
+    The pass runs on the module inside torch.compile and DDP, in eval mode and without gradients, so that neither
+    gradients nor random numbers of the training change. Of a model sharded by FSDP, or run by several processes
+    together, every process must call `step`. An alert is a warning, unless `on_alert` is given.
+
+    Args:
+        model: the model that trains, wrapped or not.
+        every: measure at each `every`-th call of `step`.
+        sequences: how many sequences of a batch are watched.
+        rules: when to give an alert; by default a logit above 100, or a head of a mean entropy below 0.001 nats.
+        log: called with the numbers by name, and the step: lambda numbers, step: wandb.log(numbers, step=step).
+        on_alert: called with the `HealthReport` where it has alerts.
+        tau: after each measurement, `qk_clip` keeps the largest logit of every head at this limit, over the batches of
+            all processes; None does nothing.
+        run: called with the module and the inputs, to run the forward pass; by default module(*inputs, **named), or
+            module(**inputs) where the one input is a dict.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=10, d_model=8, heads=2, blocks=1))
+        >>> health = ts.Health(model, every=2)
+        >>> reports = [health.step(torch.tensor([[1, 2, 3, 4]])) for _ in range(4)]
+        >>> [None if report is None else report.step for report in reports]
+        [None, 2, None, 4]
+        >>> len(reports[-1].layers["blocks.0.self"].entropy)
+        2
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        every: int = 50,
+        *,
+        sequences: int = 4,
+        rules: Sequence[Rule] = DEFAULT_RULES,
+        log: Log | None = None,
+        on_alert: Callable[[HealthReport], object] | None = None,
+        tau: float | None = None,
+        run: Callable[..., object] | None = None,
+    ) -> None:
+        if every < 1 or sequences < 1:
+            raise ValueError(f"every={every} and sequences={sequences} are counts; both take 1 or more")
+        self.model, self.every, self.sequences, self.rules = model, every, sequences, tuple(rules)
+        self.log, self.on_alert, self.tau, self.run = log, on_alert, tau, run
+        self.steps = 0
+        self.clipped: dict[str, dict[int, float]] = {}
+        """What `qk_clip` scaled at the last measurement."""
+        self._told: set[str] = set()
+
+    def step(self, *inputs: Any, **named: Any) -> HealthReport | None:
+        """Count a training step; every N steps, measure its batch, log the numbers and return the report.
+
+        `inputs` are those of the model. Call this after the optimiser's step.
+        """
+        self.steps += 1
+        return self.measure(*inputs, **named) if self.steps % self.every == 0 else None
+
+    def measure(self, *inputs: Any, **named: Any) -> HealthReport:
+        """Measure a batch now; then log, warn and clip as told."""
+        module = unwrapped(self.model)
+        inputs, named = first_sequences((inputs, named), self.sequences)
+        with eager_modules(module), evaluating(module), record_calls(module, KeepOptions(top=1)) as recording:
+            if self.run is not None:
+                self.run(module, *inputs, **named)
+            elif len(inputs) == 1 and not named and isinstance(inputs[0], dict):
+                module(**inputs[0])
+            else:
+                module(*inputs, **named)
+        layers = health_of(recording)
+        if not layers:
+            raise ValueError(
+                f"{type(module).__name__} called no attention for this batch, so there is nothing to measure"
+            )
+        alerts = [*alerts_of(layers, self.rules), *_drift_alerts(module)]
+        report = HealthReport(self.steps, layers, tuple(alerts))
+        if self.log is not None:
+            self.log(report.scalars(), self.steps)
+        self._tell(report)
+        if self.tau is not None:
+            self.clipped = qk_clip(module, self.tau, _largest_of_all_processes(module, report.logits))
+        return report
+
+    def _tell(self, report: HealthReport) -> None:
+        """Hand alerts on, or warn about each layer once."""
+        if not report.alerts:
+            return
+        if self.on_alert is not None:
+            self.on_alert(report)
+            return
+        new = [alert for alert in report.alerts if alert.partition(" ")[0] not in self._told]
+        self._told |= {alert.partition(" ")[0] for alert in new}
+        for alert in new:
+            warn(f"step {report.step:,}: {alert}", stacklevel=4)
+
+
+def health_of(recording: Recording) -> dict[str, HeadHealth]:
+    """Return the health of each attention that was called, over all sequences of the recording."""
+    measured: dict[str, torch.Tensor] = {}
+    for name, watched in recording.items():
+        numbers = [_numbers(call.survey().summary, call.across) for call in watched.calls]
+        if numbers:
+            logit = torch.stack([part[0] for part in numbers]).amax(0)
+            entropy, sink = (torch.stack([part[i] for part in numbers]).mean(0) for i in (1, 2))
+            measured[name] = torch.stack([logit, entropy, sink]).float()
+    if not measured:
+        return {}
+    device = next(iter(measured.values())).device
+    together = torch.cat([numbers.to(device) for numbers in measured.values()], 1).cpu()  # a GPU is waited for once
+    each = torch.split(together, [numbers.shape[1] for numbers in measured.values()], dim=1)
+    return {name: HeadHealth(*map(tuple, numbers.tolist())) for name, numbers in zip(measured, each, strict=True)}
+
+
+def _numbers(summary: Any, across: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the largest logit of each head, its mean entropy, and its largest share on one key of a sequence."""
+    seen = summary.top_keys[..., 0] >= 0
+    chooses = seen.clone()
+    if not across:
+        chooses[:, :, :1] = False  # the first token has no choice
+    entropy = torch.where(chooses, summary.entropy, 0.0).sum((0, 2)) / chooses.sum((0, 2)).clamp(min=1)
+    if summary.lse is None:
+        logit = torch.full_like(entropy, torch.nan)
+    else:
+        logits = summary.lse + summary.top_weights[..., 0].log()
+        logit = torch.where(seen, logits, -torch.inf).amax((0, 2))
+    sink = (summary.received.amax(2) / summary.received.sum(2).clamp(min=1e-9)).mean(0)
+    return logit, entropy, sink
+
+
+def _largest_of_all_processes(module: nn.Module, logits: dict[str, tuple[float, ...]]) -> dict[str, tuple[float, ...]]:
+    """Return the largest logits over the batches of all processes, so that all of them scale their weights alike."""
+    if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
+        return logits
+    if tensor_parallel_size(module) > 1:
+        raise ValueError("tau= cannot clip a model whose heads are divided among processes; leave it out")
+    device = next(module.parameters()).device
+    joined = torch.tensor([logit for layer in logits.values() for logit in layer], device=device)
+    distributed.all_reduce(joined, distributed.ReduceOp.MAX)
+    numbers = iter(joined.tolist())
+    return {name: tuple(next(numbers) for _ in layer) for name, layer in logits.items()}
+
+
+def _drift_alerts(module: nn.Module) -> list[str]:
+    return [
+        f"{name}: key bias drift, its standard deviation is {keys:.2g} where the queries' is {queries:.2g}; it changes "
+        "nothing but the size of the scores, and ts.health.remove_key_bias(model) removes it"
+        for name, (keys, queries) in drifted_key_biases(module).items()
+    ]

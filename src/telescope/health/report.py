@@ -1,0 +1,137 @@
+"""What a measurement of attention health says, and the rules by which it gives an alert."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isnan
+
+from rich.table import Table
+
+from ..trace.render import render_text
+from ..words import hint
+
+COLLAPSED = 0.05  # nats: mean entropy of a head whose queries attend to one key each
+DEAD = 0.98  # share of the weight on one key, the same for all queries, of a head that transports nothing
+MEASURES = ("logit", "entropy", "sink", "dead", "collapsed")
+
+
+@dataclass(frozen=True)
+class HeadHealth:
+    """One layer: for each head its largest logit, mean entropy in nats, and largest share of weight on one key."""
+
+    logit: tuple[float, ...]
+    entropy: tuple[float, ...]
+    sink: tuple[float, ...]
+
+    @property
+    def dead(self) -> int:
+        """How many heads give their weight to one key, the same for all queries."""
+        return sum(share >= DEAD for share in self.sink)
+
+    @property
+    def collapsed(self) -> int:
+        """How many other heads attend to one key alone from each query."""
+        pairs = zip(self.entropy, self.sink, strict=True)
+        return sum(entropy < COLLAPSED and share < DEAD for entropy, share in pairs)
+
+    def value(self, measure: str) -> float:
+        """Return the number that a rule is about: the largest logit or sink, the smallest entropy, or a count."""
+        if measure == "logit":
+            return max(self.logit)
+        if measure == "entropy":
+            return min(self.entropy)
+        return max(self.sink) if measure == "sink" else float(getattr(self, measure))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An alert rule: a measure of any layer above or below a threshold.
+
+    measure  "logit": the largest of a layer; "entropy": that of the head with the smallest mean; "sink": the largest
+             share; "dead", "collapsed": the number of such heads
+
+    Example:
+        >>> import telescope as ts
+        >>> print(ts.health.Rule("logit", above=100.0))
+        logit above 100
+    """
+
+    measure: str
+    above: float | None = None
+    below: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.measure not in MEASURES:
+            raise ValueError(f'there is no measure "{self.measure}"; {hint(self.measure, MEASURES)}')
+        if (self.above is None) == (self.below is None):
+            raise ValueError(f'a rule about "{self.measure}" takes either above= or below=')
+
+    def broken_by(self, layer: HeadHealth) -> bool:
+        """Return whether a layer is to be named; a measure that is unknown gives no alert."""
+        value = layer.value(self.measure)
+        return value > self.above if self.above is not None else value < (self.below or 0.0)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.measure} above {self.above:g}" if self.above is not None else f"{self.measure} below {self.below:g}"
+        )
+
+
+DEFAULT_RULES = (Rule("logit", above=100.0), Rule("entropy", below=0.001))
+
+
+@dataclass(frozen=True)
+class HealthReport:
+    """The health of every layer at one step of a training. Printed, a table.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=10, d_model=8, heads=2, blocks=1))
+        >>> report = ts.Health(model).measure(torch.tensor([[1, 2, 3, 4]]))
+        >>> sorted(report.scalars())[:3]
+        ['attention/alerts', 'attention/collapsed_heads', 'attention/dead_heads']
+    """
+
+    step: int
+    layers: Mapping[str, HeadHealth]
+    alerts: Sequence[str] = ()
+    """A sentence for each layer that breaks a rule, and for each key bias that has drifted."""
+
+    @property
+    def logits(self) -> dict[str, tuple[float, ...]]:
+        """The largest logit of each head, by layer, for `qk_clip`."""
+        return {name: layer.logit for name, layer in self.layers.items()}
+
+    def scalars(self) -> dict[str, float]:
+        """Return the numbers for a logger, by name; those that are unknown are left out."""
+        found = {
+            f"attention/{measure}/{name}": layer.value(measure)
+            for measure in MEASURES[:3]
+            for name, layer in self.layers.items()
+        }
+        found["attention/largest_logit"] = max((max(layer.logit) for layer in self.layers.values()), default=0.0)
+        found["attention/dead_heads"] = float(sum(layer.dead for layer in self.layers.values()))
+        found["attention/collapsed_heads"] = float(sum(layer.collapsed for layer in self.layers.values()))
+        found["attention/alerts"] = float(len(self.alerts))
+        return {name: value for name, value in found.items() if not isnan(value)}
+
+    def __rich__(self) -> Table:
+        table = Table(title=f"attention at step {self.step:,}", box=None, pad_edge=False, title_justify="left")
+        for name in ("layer", "largest logit", "smallest entropy", "largest sink", "dead", "collapsed"):
+            table.add_column(name, justify="left" if name == "layer" else "right", no_wrap=True)
+        for name, layer in self.layers.items():
+            numbers = (f"{layer.value('logit'):.1f}", f"{layer.value('entropy'):.2f}", f"{layer.value('sink'):.0%}")
+            table.add_row(name, *numbers, str(layer.dead), str(layer.collapsed))
+        return table
+
+    def __repr__(self) -> str:
+        return "\n".join([render_text(self.__rich__(), width=120), *self.alerts])
+
+
+def alerts_of(layers: Mapping[str, HeadHealth], rules: Sequence[Rule]) -> list[str]:
+    """Return a sentence for each layer that breaks a rule."""
+    return [
+        f"{name}: {rule.measure} {layer.value(rule.measure):.4g}, and the rule is {rule}"
+        for rule in rules
+        for name, layer in layers.items()
+        if rule.broken_by(layer)
+    ]

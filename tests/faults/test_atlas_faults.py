@@ -1,0 +1,228 @@
+"""Bad input of an atlas: empty corpora, broken texts, long texts, other shapes and versions, a full disk."""
+
+import json
+import os
+import shutil
+
+import pytest
+import torch
+
+import mapping
+import telescope as ts
+from mapping import Letters, tiny_gpt
+from telescope.atlas import folder, shared_work
+
+pytestmark = pytest.mark.filterwarnings("ignore:the Parquet tables")
+TEXTS = mapping.corpus(6)
+
+
+def atlas(texts=TEXTS, model=None, **options):
+    return ts.atlas(model or tiny_gpt(), texts, tokenizer=Letters(), **options)
+
+
+@pytest.mark.parametrize(
+    ("texts", "sentence"),
+    [
+        ([], "empty corpus"),
+        (["", ""], "corpus is empty"),
+        (["a"], "no text of the corpus could be read; the first: text 0: has fewer than two tokens"),
+        ("no/such/file.txt", "does not exist"),
+        (["#", "##"], "the tokenizer fails: no such letter: #"),
+    ],
+)
+def test_a_corpus_without_texts_is_refused(texts, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        atlas(texts)
+
+
+def test_folders_and_files_that_hold_no_texts_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="holds no texts"):
+        atlas(tmp_path)
+    (tmp_path / "picture.png").write_bytes(b"x")
+    with pytest.raises(ValueError, match="cannot be read as texts"):
+        atlas(tmp_path / "picture.png")
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(ValueError, match="the corpus is empty"):
+        atlas(tmp_path)
+    (tmp_path / "a.txt").write_text("some text of letters.")
+    with pytest.raises(ValueError, match="is the file"):
+        atlas([str(tmp_path / "a.txt")])
+
+
+def test_broken_lines_are_named_skipped_and_counted(tmp_path):
+    file = tmp_path / "corpus.jsonl"
+    lines = [json.dumps({"text": text}) for text in TEXTS]
+    lines[1:1] = ['{"text": "cut sho', '{"title": "no text"}', '{"text": "a # in it"}', ""]
+    file.write_bytes("\n".join(lines).encode() + b'\n{"text": "\xff"}\n')
+    found = atlas(file)
+    assert found.skipped_count == 4
+    assert found.texts == len(TEXTS)
+    sentences = [*found.skipped.values()]
+    assert "line 2: is not JSON" in sentences[0]
+    assert 'line 3: has no text in the field "text"' in sentences[1]
+    assert "line 4: the tokenizer fails: no such letter: #" in sentences[2]
+    assert "line 11: is not UTF-8" in sentences[3]
+    assert all(str(file) in sentence for sentence in sentences)
+    for name, tensor in atlas(TEXTS).sums.tensors().items():
+        if name != "evidence.text":  # the texts have other numbers
+            assert torch.equal(tensor, found.sums.tensors()[name]), name
+
+
+class Fragile(torch.nn.Module):
+    """A model that breaks at a token, or computes no number there."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(30, 8)
+        self.attention = ts.layers.MultiHeadAttention(8, 2, attention=ts.Attention(mask=ts.causal))
+        self.how = how
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        if self.how == "raise" and (ids == 25).any():
+            raise RuntimeError("this model has no z\nand more")
+        if self.how == "nan":
+            x = x + torch.where(ids == 25, torch.nan, 0.0)[..., None]
+        return self.attention(x)
+
+
+@pytest.mark.parametrize(("how", "reason"), [("raise", "this model has no z"), ("nan", "is not finite")])
+def test_a_text_that_breaks_the_model_is_named_and_left_out(how, reason):
+    model = Fragile(how)
+    good = ["some letters, and some more.", "other words here."]
+    found = atlas([good[0], "here is a zebra, alas", good[1]], model)
+    assert found.skipped == {1: f"text 1: {reason if how == 'raise' else 'an attention in it is not finite'}"}
+    alone = atlas(good, model)
+    assert (alone.sums.texts, alone.tokens) == (found.sums.texts, found.tokens)
+    for name in ("numerator.whole", "numerator.fraction", "distribution.count", "distribution.bins", "class_tokens"):
+        assert torch.equal(alone.sums.tensors()[name], found.sums.tensors()[name]), name
+
+
+def test_a_model_that_breaks_at_every_text_is_an_error():
+    with pytest.raises(ValueError, match="each of the first 8 texts breaks the model: this model has no z"):
+        atlas(["a zebra"] * 20, Fragile("raise"))
+
+
+def test_a_text_longer_than_the_model_is_cut_and_a_longer_length_is_refused():
+    text = mapping.corpus(1, least=300, most=301)[0]
+    found = atlas([text])
+    assert found.tokens == len(text) - (len(text) % 64 == 1)
+    assert found.texts == 1
+    with pytest.raises(ValueError, match="length=65 does not fit the model, which reads 2 to 64 tokens"):
+        atlas(length=65)
+    assert atlas(TEXTS, packed=True, batch=3).sums.distribution.count[0, 0] == -(-sum(map(len, TEXTS)) // 64)
+
+
+def test_atlases_of_other_shapes_are_not_compared():
+    with pytest.raises(ValueError, match=r'"blocks\.0\.self" has 2 heads in one and 4 in the other'):
+        ts.compare(atlas(), atlas(model=tiny_gpt(heads=4)))
+    with pytest.raises(TypeError, match=r"two atlases, not Atlas and str; ts\.open"):
+        ts.compare(atlas(), "folder")
+
+
+def test_a_full_disk_keeps_what_was_done(tmp_path, monkeypatch):
+    calls = []
+
+    def full(tensors, file, **options):
+        calls.append(file)
+        if len(calls) == 3:
+            raise OSError(28, "No space left on device")
+        return saved(tensors, file, **options)
+
+    saved = shared_work.save_file
+    monkeypatch.setattr(shared_work, "save_file", full)
+    options = {"out": tmp_path / "out", "save_every": 0.0, "shard": 50}
+    with pytest.raises(ValueError, match=r"the disk is full; make room, and run the same command"):
+        atlas(**options)
+    assert len([*(tmp_path / "out.progress").glob("part-*")]) == 1
+    found = atlas(**options)
+    assert len(calls) == 3 + 6 - 2 + 1  # two of the six shards were kept; the last saving is of the end
+    for name, tensor in atlas(shard=50).sums.tensors().items():
+        assert torch.equal(tensor, found.sums.tensors()[name])
+
+
+def test_going_on_with_other_settings_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(shared_work.Progress, "merged", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        atlas(out=tmp_path / "out")
+    with pytest.raises(ValueError, match="unfinished atlas with another length: 64 instead of 32"):
+        atlas(out=tmp_path / "out", length=32)
+
+
+def test_an_existing_folder_is_replaced_only_if_that_is_wanted(tmp_path):
+    out = tmp_path / "out"
+    first = atlas(out=out)
+    assert repr(atlas(out=out)) == repr(first)  # the same command again opens what is finished
+    with pytest.raises(ValueError, match="holds an atlas already"):
+        atlas(out=out, length=32)
+    assert atlas(out=out, length=32, replace=True).about["length"] == 32
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("dear")
+    with pytest.raises(ValueError, match=r"holds letter\.txt, which would be lost"):
+        atlas(out=tmp_path / "other")
+
+
+def test_two_runs_do_not_write_to_one_folder(tmp_path):
+    held = shared_work.Progress(tmp_path / "out", {}, 0)
+    with pytest.raises(ValueError, match="being written by another run"):
+        atlas(out=tmp_path / "out")
+    held.release()
+
+
+def test_several_processes_need_a_folder(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="pass it as out="):
+        atlas()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("atlas") / "atlas"
+    atlas(out=path)
+    return path
+
+
+def changed(saved, tmp_path, **fields):
+    shutil.copytree(saved, tmp_path / "copy")
+    manifest = json.loads((tmp_path / "copy" / folder.FILE).read_text()) | fields
+    (tmp_path / "copy" / folder.FILE).write_text(json.dumps(manifest))
+    return tmp_path / "copy"
+
+
+def test_folders_of_another_version_or_kind_are_refused(saved, tmp_path):
+    with pytest.raises(ts.LoadError, match="is of version 2, and this Telescope reads version 1"):
+        ts.open(changed(saved, tmp_path, version=2))
+    shutil.rmtree(tmp_path / "copy")
+    with pytest.raises(ts.LoadError, match="not of an atlas"):
+        ts.open(changed(saved, tmp_path, **{"is": "cake"}))
+    shutil.rmtree(tmp_path / "copy")
+    with pytest.raises(ts.LoadError, match="does not match its checksum"):
+        ts.open(changed(saved, tmp_path, read_texts=7))
+
+
+@pytest.mark.parametrize("at", [200, -3])
+def test_damaged_sums_are_refused(saved, tmp_path, at):
+    shutil.copytree(saved, tmp_path / "copy")
+    file = tmp_path / "copy" / folder.SUMS
+    data = bytearray(file.read_bytes())
+    data[at] ^= 255
+    file.write_bytes(data)
+    with pytest.raises(ts.LoadError):
+        ts.open(tmp_path / "copy")
+    os.remove(file)
+    with pytest.raises(ts.LoadError, match="does not exist"):
+        ts.open(tmp_path / "copy")
+
+
+def test_unknown_names_are_suggested(saved):
+    found = ts.open(saved)
+    for call, sentence in (
+        (lambda: found.statistic("blocks.0.self", 0, "entrpy"), 'did you mean "entropy"'),
+        (lambda: found.evidence("blocks.0.self", 0, "inducton"), 'did you mean "induction"'),
+        (lambda: found.profile("blocks.0.slf", 0), 'did you mean "blocks.0.self"'),
+        (lambda: found.profile("blocks.0.self", 0, "distnce"), 'did you mean "distance"'),
+        (lambda: found.map("blocks.0.self", 9), "there is no head 9"),
+        (lambda: found.map("blocks.0.self", 0, 7), "no map of texts up to 7 tokens; there are"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            call()

@@ -1,0 +1,194 @@
+"""An atlas of heads whose habits were built by hand, and of a model whose recordings can be added up by hand."""
+
+from math import isnan
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import mapping
+import telescope as ts
+from mapping import LETTERS, Letters
+from telescope.atlas.exact import BINS, Distribution, ExactSum, edges_table, linear_edges
+from telescope.layers import MultiHeadAttention
+from telescope.recording.heads import MEASURES
+
+V, P = len(LETTERS), 160
+
+
+class BuiltHabits(nn.Module):
+    """Three attentions whose weights are set by hand: previous token, induction, and a sink at the third token.
+
+    The residual stream is [one-hot of the token, one-hot of the position, one-hot of the token before].
+    """
+
+    def __init__(self):
+        super().__init__()
+        width = V + P + V
+        self.embedding = nn.Embedding(V, width)
+        options = {"heads": 1, "d_k": max(V, P), "bias": False, "attention": ts.Attention(scale=1.0, mask=ts.causal)}
+        self.previous_attention = MultiHeadAttention(width, **options)
+        self.induction_attention = MultiHeadAttention(width, **options)
+        self.sink_attention = MultiHeadAttention(width, **options)
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+        self.embedding.weight[:, :V] = torch.eye(V)
+        token, place, before = slice(0, V), slice(V, V + P), slice(V + P, None)
+        maps = self.previous_attention.projections()
+        maps["W_q"].weight[: P - 1, place] = 60.0 * torch.eye(P)[1:]  # position i asks for position i - 1
+        maps["W_k"].weight[:P, place] = torch.eye(P)
+        maps["W_v"].weight[:V, token] = torch.eye(V)
+        self.previous_attention.W_O.weight[before, :V] = torch.eye(V)
+        maps = self.induction_attention.projections()
+        maps["W_q"].weight[:V, token] = 60.0 * torch.eye(V)  # a token asks for the keys that stand behind it
+        maps["W_k"].weight[:V, before] = torch.eye(V)
+        maps = self.sink_attention.projections()
+        maps["W_q"].weight[0, token] = 60.0
+        maps["W_k"].weight[0, V + 2] = 1.0
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        x[:, :, V : V + P] += torch.eye(P)[: ids.shape[1]]
+        self.sink_attention(x)
+        x = x + self.previous_attention(x)
+        return self.induction_attention(x)
+
+
+@torch.no_grad()
+def test_built_habits_are_found_with_their_evidence():
+    texts = [*mapping.corpus(8, least=60, most=140), "a" * 60, "the quick brown fox"]
+    atlas = ts.atlas(BuiltHabits(), texts, tokenizer=Letters(), length=P)
+    kinds = {head.layer: head for head in atlas.heads()}
+    assert {layer: head.kind for layer, head in kinds.items()} == {
+        "sink": "sink",
+        "previous": "previous",
+        "induction": "induction",
+    }
+    assert kinds["previous"].previous > 0.999
+    assert kinds["induction"].induction > 0.95  # a letter that is doubled follows itself
+    assert kinds["sink"].sink > 0.95
+    strongest, second, *_ = atlas.evidence("previous", 0, "same")  # only there is the token before always the same
+    assert (strongest.text, strongest.excerpt) == (8, "a" * 48)
+    assert strongest.share > 0.999 > 0.2 > second.share
+    same = atlas.evidence("induction", 0, "induction")
+    assert len(same) == 5
+    assert all(text.share > 0.9 and text.excerpt == texts[text.text][:48] for text in same)
+    assert same == sorted(same, key=lambda text: (-text.share, text.text))
+    assert atlas.profile("previous", 0, "distance").shares[1] == pytest.approx(1.0)
+    position = atlas.profile("sink", 0, "position")
+    assert position.shares[position.labels.index("2")] > 0.95
+    assert atlas.statistic("previous", 0, "logit").high == pytest.approx(60.0)
+    assert "previous" in repr(atlas)
+
+
+@torch.no_grad()
+def test_shares_are_those_of_the_recordings_added_up():
+    """And each text counts alone: padding, batches and shards leave no trace but rounding."""
+    model, texts = mapping.tiny_gpt(), mapping.corpus(12)
+    atlas = ts.atlas(model, texts, tokenizer=Letters(), batch=5)
+    with ts.watch(model, tokenizer=Letters()) as recording:
+        for text in texts:
+            for first in range(0, len(text), 64):
+                if len(text[first : first + 64]) > 1:
+                    model(torch.tensor([Letters().encode(text[first : first + 64])]))
+    expected = {(head.layer, head.number): head for head in recording.heads()}
+    for head in atlas.heads():
+        twin = expected[head.layer, head.number]
+        assert head.kind == twin.kind
+        for name in MEASURES:
+            assert getattr(head, name) == pytest.approx(getattr(twin, name), rel=1e-5, abs=1e-7, nan_ok=True), name
+    calls = recording["blocks.1.self"].calls
+    entropy = torch.cat([call.survey().entropy[0, 1, 1:] for call in calls]).double()
+    found = atlas.statistic("blocks.1.self", 1, "entropy")
+    assert found.count == len(entropy)
+    assert_close(torch.tensor(found.mean), entropy.mean(), rtol=1e-6, atol=0.0, check_dtype=False)
+    assert found.std == pytest.approx(float(entropy.std(correction=0)), rel=1e-4)
+    assert found.low == pytest.approx(float(entropy.min()), rel=1e-4)
+    assert found.high == pytest.approx(float(entropy.max()), rel=1e-5)
+    wanted = torch.quantile(entropy, torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95], dtype=torch.float64))
+    assert_close(torch.tensor(found.quantiles, dtype=torch.float64), wanted, atol=16 / BINS, rtol=0.0)
+
+
+@torch.no_grad()
+def test_distances_and_maps_are_those_of_whole_matrices():
+    """A text of 32 tokens has every query sampled, so that profile and map can be computed from its weights."""
+    model, text = mapping.tiny_gpt(), mapping.corpus(1, least=40)[0][:32]
+    atlas = ts.atlas(model, [text], tokenizer=Letters())
+    with ts.watch(model, keep="steps") as recording:
+        model(torch.tensor([Letters().encode(text)]))
+    weights = recording["blocks.0.self"].trace().weights[0, 1].double()
+    assert_close(atlas.map("blocks.0.self", 1), weights, atol=1e-6, rtol=0.0)
+    distance = torch.arange(32)[:, None] - torch.arange(32)
+    rows = weights[1:]
+    shares = dict(zip(*atlas.profile("blocks.0.self", 1, "distance"), strict=True))
+    for label, low, high in (("0", 0, 0), ("1", 1, 1), ("3 to 4", 3, 4), ("17 to 32", 17, 32)):
+        expected = float(rows[(distance[1:] >= low) & (distance[1:] <= high)].sum() / 31)
+        assert shares[label] == pytest.approx(expected, abs=1e-6), label
+    received = weights.sum(0)
+    classes = dict(zip(*atlas.profile("blocks.0.self", 1, "class"), strict=True))
+    marks = torch.tensor([letter in ".," for letter in text])
+    assert classes["punctuation"] == pytest.approx(float(received[marks].sum() / 32), abs=1e-6)
+
+
+def test_exact_sums_do_not_depend_on_the_order():
+    numbers = torch.randn(200, 3, dtype=torch.float64) * 10 ** torch.linspace(-6, 8, 200, dtype=torch.float64)[:, None]
+    forth, back, parts = ExactSum.zeros(3), ExactSum.zeros(3), ExactSum.zeros(3)
+    forth.add(numbers)
+    for number in numbers.flip(0):
+        back.add(number[None])
+    for piece in numbers.split(37):
+        other = ExactSum.zeros(3)
+        other.add(piece)
+        parts.merge(other)
+    for sums in (back, parts):
+        assert torch.equal(sums.whole, forth.whole)
+        assert torch.equal(sums.fraction, forth.fraction)
+    assert_close(forth.value, numbers.sum(0), rtol=1e-12, atol=1e-9)
+
+
+def test_a_distribution_of_nothing_is_unknown_and_of_one_number_is_that_number():
+    distribution = Distribution(edges_table([linear_edges(0.0, 1.0)]), 2)
+    distribution.add(0, slice(0, 1), torch.tensor([[[0.25, torch.nan]]], dtype=torch.float64))
+    assert distribution.count.tolist() == [[1, 0]]
+    assert distribution.quantile(0.5)[0, 0] == 0.25
+    assert distribution.variance[0, 0] == 0.0
+    assert isnan(distribution.mean[0, 1])
+    assert isnan(distribution.quantile(0.5)[0, 1])
+
+
+def test_compare_ranks_what_changed():
+    one, other = mapping.tiny_gpt(), mapping.tiny_gpt()
+    with torch.no_grad():
+        layer = other.blocks[1].self_attention
+        layer.projections()["W_q"].weight[8:] *= 0.0  # head 1 of the last layer now attends by the first feature alone
+        layer.projections()["W_q"].bias[8:] = 20.0
+        layer.projections()["W_k"].weight[8:] = 0.0
+        layer.projections()["W_k"].weight[8:, 0] = 1.0
+    texts = mapping.corpus(10)
+    before, after = (ts.atlas(model, texts, tokenizer=Letters()) for model in (one, other))
+    changes = ts.compare(before, after)
+    assert len(changes) == 4
+    assert (changes[0].layer, changes[0].number) == ("blocks.1.self", 1)
+    assert changes[0].errors > 3
+    assert changes[0].moved > 0.05
+    assert changes[1].change == 0.0
+    assert ts.compare(before, before)[0].change == 0.0
+    assert "blocks.1.self" in repr(changes)
+
+
+def test_progress_is_reported_and_memory_does_not_grow_with_the_corpus():
+    told = []
+    model = mapping.tiny_gpt()
+    texts = mapping.corpus(60)
+    many = ts.atlas(model, texts, tokenizer=Letters(), shard=600, report=told.append)
+    few = ts.atlas(model, texts[:20], tokenizer=Letters(), shard=600)
+    sizes = [sum(tensor.nbytes for tensor in atlas.sums.tensors().values()) for atlas in (many, few)]
+    assert sizes[0] == sizes[1]
+    assert len(many._texts) <= 4 * 8 * 5  # heads, habits, texts of each
+    assert [report.tokens for report in told] == sorted(report.tokens for report in told)
+    assert told[-1].tokens == many.tokens == sum(map(len, texts)) - sum(len(text) % 64 == 1 for text in texts)
+    assert told[-1].texts == 60
+    assert 0.8 < told[-1].done <= 1.0
+    assert 0.0 <= told[-1].seconds_left < 60.0
+    assert told[-1].tokens_per_second > 0
