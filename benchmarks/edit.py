@@ -18,15 +18,9 @@ import telescope as ts
 
 from .measure import Row, race
 from .watch import _model, _read, _text, gpt2, qwen2
+from .watch import about as about
 
 SENTENCE = "The man saw the astronomer with a telescope"
-
-
-def about(device: torch.device, quick: bool) -> str:
-    small = ", small models" if quick else ""
-    if device.type == "cuda":
-        return f"Qwen2 1.5B's shape, bfloat16, a text read at once{small}; x is times plain sdpa of the same run"
-    return f"a text read at once, float32{small}; x is times plain sdpa of the same run"
 
 
 def run(device: torch.device, quick: bool) -> Iterator[Row]:
