@@ -91,7 +91,7 @@ __all__ = [
     "window",
 ]
 
-LAZY = ("explorer", "tasks", "text", "training")  # imported at first use, so that `import telescope` stays fast
+LAZY = ("explorer", "plot", "tasks", "text", "training")  # imported at first use, so that `import telescope` stays fast
 
 
 def __getattr__(name: str) -> Any:

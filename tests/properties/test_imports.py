@@ -22,7 +22,7 @@ HOUSE = [
     ["recording", "decoding", "text"],
     ["watch"],
     ["training"],
-    ["tasks"],
+    ["tasks", "plot"],
     ["explorer"],
     ["cli"],
     ["__init__"],  # what `import telescope` gives

@@ -21,7 +21,7 @@ def test_a_star_import_leaves_the_builtins_alone():
 
 def test_the_explorer_is_there_after_import_telescope_alone():
     """It is imported on first use: `import telescope` starts no web server and imports no training library."""
-    later = ("explorer", "training", "tasks", "text")
+    later = ("explorer", "plot", "training", "tasks", "text")
     printed = fresh(
         "import sys, telescope\n"
         f"print(any(name in sys.modules for name in ('starlette', *(f'telescope.{{it}}' for it in {later}))))\n"
