@@ -91,7 +91,14 @@ __all__ = [
     "window",
 ]
 
-LAZY = ("explorer", "plot", "tasks", "text", "training")  # imported at first use, so that `import telescope` stays fast
+LAZY = (
+    "explorer",
+    "lessons",
+    "plot",
+    "tasks",
+    "text",
+    "training",
+)  # imported at first use, so that `import telescope` stays fast
 
 
 def __getattr__(name: str) -> Any:

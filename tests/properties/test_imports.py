@@ -22,7 +22,7 @@ HOUSE = [
     ["recording", "decoding", "text"],
     ["watch"],
     ["training"],
-    ["tasks", "plot"],
+    ["tasks", "plot", "lessons"],
     ["explorer"],
     ["cli"],
     ["__init__"],  # what `import telescope` gives
