@@ -47,6 +47,22 @@ lessons: .venv/ready-for-lessons
 	$(BIN)/python docs/blocks.py
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python docs/blocks.py --execute
 
+# The site, in site/: strict, so that a broken link or anchor is an error; lessons are run, and show what they printed.
+docs: .venv/ready-for-docs
+	$(BIN)/codespell docs lessons README.md CONTRIBUTING.md CHANGELOG.md --skip "*.svg,*.png"
+	OMP_NUM_THREADS=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
+# A wheel in dist/, installed into an environment of its own, and used from another folder.
+wheel: .venv/ready-for-wheel
+	rm -rf dist .venv/wheel
+	$(BIN)/python -m build --wheel
+	$(PYTHON) -m venv .venv/wheel
+	.venv/wheel/bin/pip install --quiet --disable-pip-version-check dist/*.whl
+	ls -l dist
+	cd / && $(CURDIR)/.venv/wheel/bin/telescope explain --example journey --plain | tail -n 5
+	cd / && $(CURDIR)/.venv/wheel/bin/telescope explain "Good morning." --plain | head -n 3
+
 format: .venv/ready-to-test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -82,6 +98,14 @@ web/node_modules: web/package-lock.json
 
 .venv/ready-for-lessons: pyproject.toml | .venv/bin/python
 	$(QUIETLY) "installing Jupyter" $(PIP) --editable ".[lessons]"
+	@touch $@
+
+.venv/ready-for-docs: pyproject.toml | .venv/bin/python
+	$(QUIETLY) "installing mkdocs-material" $(PIP) --editable ".[docs]"
+	@touch $@
+
+.venv/ready-for-wheel: pyproject.toml | .venv/bin/python
+	$(QUIETLY) "installing build" $(PIP) build
 	@touch $@
 
 .venv/oldest/ready: Makefile | .venv/ready-to-test

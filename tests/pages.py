@@ -1,4 +1,4 @@
-"""The pages of the documentation, and docs/blocks.py, which runs their code blocks."""
+"""What tests need of docs/: blocks.py, which runs code blocks of pages, and names.py, which writes the reference."""
 
 import importlib.util
 import sys
@@ -16,3 +16,4 @@ def _load(name):
 
 
 blocks = _load("blocks")
+names = _load("names")

@@ -113,7 +113,7 @@ def heads_grid(
     with styled():
         picture = new_picture(wide, min(60.0, down * (height + 0.12) + 0.2))
         grid = picture.subplots(down, across, squeeze=False)
-        for row, cells, label in zip(grid, panels, labels, strict=True):
+        for number, (row, cells, label) in enumerate(zip(grid, panels, labels, strict=True)):
             for axes in row[len(cells) :]:
                 axes.remove()
             for axes, (found, place) in zip(row, cells, strict=False):
@@ -121,6 +121,11 @@ def heads_grid(
                 axes.set(xticks=[], yticks=[])
                 axes.set_title(f"head {found.names[place]}", fontsize=6.0, pad=1.5)
             row[0].set_ylabel(label, fontsize=6.0)
+            if max(cells[0][0].numbers.shape[-2:]) <= NUMBERED:  # few enough tokens to be named at the edges
+                name_ticks(row[0], "y", cells[0][0].rows, cells[0][0].numbers.shape[-2])
+                for axes, (found, _) in zip(row if number == down - 1 else (), cells, strict=False):
+                    name_ticks(axes, "x", found.columns, found.numbers.shape[-1])
+                    axes.tick_params(axis="x", rotation=90)
         if title:
             picture.suptitle(title, fontsize=8.0)
     return picture
