@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..words import closest_name, hint
+from ..words import closest_name, hint, one_line
 from .corpus_files import Split, parse_json, read_lines, read_text
 
 TABLES = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
@@ -152,9 +152,8 @@ def _read_separated(file: Path, columns: Sequence[str]) -> Iterator[tuple[str, .
 
 def _position(file: Path, column: str, header: Sequence[str]) -> int:
     if column not in header:
-        raise ValueError(
-            f'{file} has no column "{column}"; {hint(column, header)} (without a header, columns are "1", "2", ...)'
-        )
+        there = f'{file} has no column "{column}" (without a header, columns are "1", "2", ...)'
+        raise ValueError(one_line(f"{there}; {hint(column, header)}"))
     return list(header).index(column)
 
 
@@ -176,7 +175,7 @@ def _read_json(file: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
             raise ValueError(f"{place}: is not an object with fields by name")
         for column in columns:
             if column not in record:
-                raise ValueError(f'{place}: has no field "{column}"; {hint(column, record)}')
+                raise ValueError(one_line(f'{place}: has no field "{column}"; {hint(column, record)}'))
             if not isinstance(record[column], str):
                 raise ValueError(f'{place}: "{column}" is no text')
         yield tuple(record[column] for column in columns)
@@ -200,7 +199,7 @@ def _read_parquet(file: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...
     names = list(opened.schema_arrow.names)
     for column in columns:
         if column not in names:
-            raise ValueError(f'{file} has no column "{column}"; {hint(column, names)}')
+            raise ValueError(one_line(f'{file} has no column "{column}"; {hint(column, names)}'))
     for batch in opened.iter_batches(columns=list(columns)):
         for row in zip(*(batch.column(column).to_pylist() for column in columns), strict=True):
             if not all(cell is None or isinstance(cell, str) for cell in row):
