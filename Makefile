@@ -15,7 +15,7 @@ OLDEST := transformers==4.55.0 tokenizers==0.21.4 huggingface_hub==0.36.0 reques
 FAST := tests/golden tests/properties/test_imports.py tests/properties/test_public_names.py \
 	tests/properties/test_marks.py tests/properties/test_positions.py tests/properties/test_pieces.py \
 	tests/faults/test_bad_input.py tests/faults/test_layer_faults.py \
-	$(addprefix --ignore=tests/golden/test_,corpora.py explain_sentence.py explorer_notebook.py recall.py shipped.py \
+	$(addprefix --ignore=tests/golden/test_,cli_edits.py corpora.py explain_sentence.py explorer_notebook.py recall.py shipped.py \
 	stories.py stories_written.py use.py)
 
 .PHONY: explain test test-fast test-oldest lessons docs wheel format page web-tools clean

@@ -1,4 +1,4 @@
-"""python -m benchmarks attend | survey | watch | train_step | decode | explore | fixed_costs | fuzz
+"""python -m benchmarks attend | survey | watch | edit | train_step | decode | explore | fixed_costs | fuzz
 
     [--quick] [--json PATH] [--device cpu | cuda]        fuzz: [--minutes 10] [--seed 0]
 
@@ -17,7 +17,7 @@ from .measure import Row, machine, save
 
 parser = ArgumentParser(prog="python -m benchmarks", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
 parser.add_argument(
-    "benchmark", choices=["attend", "survey", "watch", "train_step", "decode", "explore", "fixed_costs", "fuzz"]
+    "benchmark", choices=["attend", "survey", "watch", "edit", "train_step", "decode", "explore", "fixed_costs", "fuzz"]
 )
 parser.add_argument("--quick", action="store_true", help="small sizes: does it run?")
 parser.add_argument("--json", type=Path, metavar="PATH", help="every figure with all its digits")

@@ -29,6 +29,7 @@ ATTENTION = [
         "masks",
         "pairs",
         "positions",
+        "rectangle",
         "restrict",
         "scores",
         "values",

@@ -1,7 +1,7 @@
 """Look inside attention while it runs at full speed: one definition, `Attention`, and functions that all take it.
 
 `attend` runs a definition, `plan` says on which engine, `trace` shows every step, `survey` gives exact statistics of
-long texts, `watch` records a model while it runs. Read attention/definition.py first.
+long texts, `watch` records a model while it runs, `edit` changes its attention. Read attention/definition.py first.
 
 Example:
     >>> import telescope as ts, torch

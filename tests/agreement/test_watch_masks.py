@@ -11,7 +11,7 @@ from huggingface import transformers
 from strategies import composite, definitions, seeds, shapes, tensors
 from telescope.attention.masks import Causal, Documents, Left
 from telescope.attention.restrict import drop_first_keys, restrict_to_queries
-from telescope.watch.huggingface import interface
+from telescope.watch.huggingface import interception
 from telescope.watch.huggingface.definition import bias_of
 from telescope.watch.huggingface.lazy import LazyMask
 from telescope.watch.huggingface.masks import FunctionMask, describe_mask
@@ -165,7 +165,7 @@ def test_flash(family, mask, monkeypatch):
             model.generate(IDS, attention_mask=mask, max_new_tokens=5, do_sample=False)
         recordings.append(recording)
     model.config._attn_implementation_internal = "sdpa"
-    assert not interface._switched
+    assert not interception._switched
     real = mask.bool()
     for name in recordings[0]:
         one, two = (recording[name].survey() for recording in recordings)

@@ -10,7 +10,7 @@ from torch import nn
 import telescope as ts
 from huggingface import numbered, transformers
 from telescope.recording import storage as stores
-from telescope.watch.huggingface import interface as weights
+from telescope.watch.huggingface import interception as weights
 from watched import FAMILIES, IDS
 
 

@@ -130,7 +130,19 @@ def weigh(raw, v):
     return raw.softmax(-1) @ v
 
 
+def sliced(x, q, k, v, o, heads, off):
+    """Return multi-head attention with a slice of the output set to 0: the mistake that people make with hooks."""
+    parts = [(x @ W).reshape(len(x), heads, -1).transpose(0, 1) for W in (q, k, v)]
+    width = parts[0].shape[-1]
+    context = weigh(parts[0] @ parts[1].mT / width**0.5, parts[2])
+    y = context.transpose(0, 1).reshape(len(x), -1) @ o
+    y[:, off * width : (off + 1) * width] = 0.0
+    return y
+
+
 WRONG = [
+    (check.muted, sliced, "W_o has mixed the heads by then"),
+    (check.hidden, lambda o, lse, o_g, lse_g: o - (lse_g - lse).exp()[:, None] * o_g, "must sum to 1 again"),
     (check.scores, lambda x: x.mT @ x, "products of features"),
     (check.scores, lambda x: x[:, None] * x, "not summed"),
     (check.scores, lambda x: (x @ x.mT)[:2], r"shape \(2, 6\), and should have \(6, 6\)"),

@@ -21,6 +21,7 @@ HOUSE = [
     ["models", "tiles"],
     ["recording", "decoding", "text"],
     ["watch"],
+    ["edit"],
     ["training"],
     ["tasks", "plot", "lessons"],
     ["explorer"],

@@ -13,7 +13,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 import telescope as ts
 from huggingface import BERT, numbered, transformers
-from telescope.watch.huggingface import interface
+from telescope.watch.huggingface import interception, watched_model
 from watched import FAMILIES, IDS, PADDED_LEFT
 from watching import hooks_of
 
@@ -37,8 +37,8 @@ def test_the_model_is_restored(family, fails):
         if fails:
             _ = 1 / 0
     assert state(model) == before
-    assert not interface._watched
-    assert not interface._switched
+    assert not watched_model._watched
+    assert not interception._switched
     for registry in (transformers.AttentionInterface(), ALL_MASK_ATTENTION_FUNCTIONS):
         assert not [name for name in registry if "telescope" in name]
 

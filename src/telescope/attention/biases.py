@@ -158,6 +158,33 @@ class FromAdditive(Bias):
         return f"from_additive({format_shape(self.tensor)})"
 
 
+@dataclass(frozen=True, eq=False)
+class SumOfBiases(Bias):
+    """Add what several biases add."""
+
+    biases: tuple[Bias, ...]
+
+    def __call__(self, at: Pairs) -> Float[Tensor, "#batch #head #query #key"]:
+        return self.added(at, torch.float64)
+
+    def added(self, at: Pairs, dtype: torch.dtype) -> Float[Tensor, "#batch #head #query #key"]:
+        first, *others = (bias.added(at, dtype) for bias in self.biases)
+        return sum(others, first)
+
+    def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
+        for bias in self.biases:
+            bias.check(batch=batch, heads=heads, queries=queries, keys=keys)
+
+    def agrees(self, other: Bias, of: tuple[int, int]) -> bool:
+        """Return whether `other` adds the same, part by part."""
+        if not isinstance(other, SumOfBiases) or len(self.biases) != len(other.biases):
+            return False
+        return all(mine.agrees(yours, of) for mine, yours in zip(self.biases, other.biases, strict=True))
+
+    def __repr__(self) -> str:
+        return " + ".join(map(repr, self.biases))
+
+
 relative = Relative
 
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from operator import and_
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from .biases import FromAdditive
+from .biases import FromAdditive, SumOfBiases
 from .definition import Attention
 from .mask import Both, Mask, everyone
 from .masks import Keep, Left, Lengths
@@ -54,12 +54,17 @@ def find_padding(
     bias, parts = attention.bias, _parts(attention.mask)
     found = [part for part in parts if isinstance(_unwrap(part), Lengths | Left | Keep)]
     rules: list[Callable[[Pairs], Tensor]] = [part.sees for part in parts if _unwrap(part).is_arbitrary]
-    if isinstance(bias, FromAdditive):
-        rules.append(lambda at: bias(at) > -torch.inf)
+    for added in bias.biases if isinstance(bias, SumOfBiases) else (bias,):
+        if isinstance(added, FromAdditive):
+            rules.append(partial(_is_finite, added))
     for rule in rules:
         keep = _find_unseen_keys(rule, batch, heads, size, device)
         found += [] if keep is None else [Keep(keep)]
     return None if not found else found[0] if len(found) == 1 else Both(tuple(found))
+
+
+def _is_finite(bias: FromAdditive, at: Pairs) -> Tensor:
+    return bias(at) > -torch.inf
 
 
 def include_padding_queries(attention: Attention) -> Attention:
@@ -67,6 +72,11 @@ def include_padding_queries(attention: Attention) -> Attention:
     parts = _parts(attention.mask)
     rest = [part for part in parts if not isinstance(_unwrap(part), RealQueries)]
     return attention if len(rest) == len(parts) else replace(attention, mask=reduce(and_, rest, everyone))
+
+
+def real_query_masks(attention: Attention) -> list[Mask]:
+    """Return the parts of the mask by which padding queries see nothing."""
+    return [part for part in _parts(attention.mask) if isinstance(_unwrap(part), RealQueries)]
 
 
 def first_real_key(

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .biases import Alibi, Bias, OfPositions, Relative
+from .biases import Alibi, Bias, OfPositions, Relative, SumOfBiases
 from .definition import Attention
 from .mask import Both, Combination, Everyone, Mask, Opposite
 from .masks import Causal, Documents, Keep, Left, Lengths, Prefix, Window, prefix
@@ -58,7 +58,9 @@ class Restriction(Value, ABC):
         return Opposite(self.mask(mask.mask)) if isinstance(mask, Opposite) else Renumbered(mask, self)
 
     def bias(self, bias: Bias) -> Bias:
-        """Return the restricted bias."""
+        """Return the restricted bias; a sum is restricted part by part."""
+        if isinstance(bias, SumOfBiases):
+            return SumOfBiases(tuple(self.bias(part) for part in bias.biases))
         return bias if type(bias) in self.unaffected else RenumberedBias(bias, self)
 
 

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, Any
 
 import typer
@@ -24,6 +25,45 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, with all digit
 Plain = Annotated[bool, typer.Option("--plain", help="Print no colours. The default where output is not a terminal.")]
 Port = Annotated[int, typer.Option(help="Port of the page; 0 picks a free port.", min=0, max=65535)]
 Device = Annotated[str, typer.Option("--device", help="Device that computes: cpu, cuda, cuda:1, ...")]
+
+MuteOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--mute", help="Switch heads off, as in decoder.1.cross:2 or encoder.*:0,3. Repeatable.", show_default=False
+    ),
+]
+HideOption = Annotated[
+    list[str] | None,
+    typer.Option("--hide", help="Hide a text that is read from every attention. Repeatable.", show_default=False),
+]
+
+
+def read_edits(mute: list[str] | None, hide: list[str] | None) -> list[Any]:
+    """Return the edits that --mute and --hide describe; raise a ValueError for anything else."""
+    from ..edit import hide as make_hide
+    from ..edit import mute as make_mute
+
+    edits: list[Any] = []
+    for given in mute or ():
+        layers, _, heads = given.partition(":")
+        try:
+            numbers = [int(number) for number in heads.split(",")] if heads else None
+        except ValueError:
+            raise ValueError(f'--mute "{given}" is no head; such as --mute decoder.1.cross:2') from None
+        edits.append(make_mute(layers or None, numbers))
+    return edits + [make_hide(text) for text in hide or ()]
+
+
+def editing(model: Any, edits: list[Any]) -> AbstractContextManager[object]:
+    """Return the context in which the model runs edited; without edits, as it is."""
+    from ..edit import edit
+
+    return edit(model, *edits) if edits else nullcontext()
+
+
+def beside(label: str, drawn: Iterable[RenderableType]) -> list[RenderableType]:
+    """Return what is drawn with a label before each line of text, so that two results can stand below each other."""
+    return [f"{label:<10}{line}" if isinstance(line, str) else line for line in drawn]
 
 
 def load_model(name: str, device: str = "cpu") -> Any:

@@ -10,7 +10,21 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ..words import check_index, hint
-from .common import AsJson, Device, ModelName, Plain, Port, load_model, print_all, print_json
+from .common import (
+    AsJson,
+    Device,
+    HideOption,
+    ModelName,
+    MuteOption,
+    Plain,
+    Port,
+    beside,
+    editing,
+    load_model,
+    print_all,
+    print_json,
+    read_edits,
+)
 from .writing import TRANSLATOR
 
 
@@ -41,10 +55,20 @@ def explain(
     ] = False,
     open_page: Annotated[bool, typer.Option("--open", help="Open the sentence in a browser instead.")] = False,
     port: Port = 0,
+    mute: MuteOption = None,
+    hide: HideOption = None,
     as_json: AsJson = False,
     plain: Plain = False,
 ) -> None:
-    """Show every step of attention in numbers. A translator runs the sentence; without one, an example is shown."""
+    """Show every step of attention in numbers. A translator runs the sentence; without one, an example is shown.
+
+    With --mute or --hide, the steps are those of the edited model, below its translation and the one as it is.
+    """
+    edits = read_edits(mute, hide)
+    if edits and (open_page or not sentence):
+        raise ValueError(
+            '--mute and --hide edit a sentence of your own: telescope explain "Good morning" --mute encoder.0'
+        )
     if sentence and (example or by_sum):
         raise ValueError("a sentence of your own goes through a trained model; --example and --by-sum are without one")
     if open_page:
@@ -56,16 +80,26 @@ def explain(
         from ..tasks.explaining.explain_sentence import draw
         from ..tasks.explaining.sentence import explain_sentence
 
-        explained = explain_sentence(
-            load_model(model),
-            " ".join(sentence),
-            name=model,
-            query=query,
-            between=_split_pair(between),
-            layer=layer,
-            head=head,
-        )
+        loaded, text = load_model(model), " ".join(sentence)
+        options: dict[str, Any] = {
+            "name": model,
+            "query": query,
+            "between": _split_pair(between),
+            "layer": layer,
+            "head": head,
+        }
+        with editing(loaded, edits):
+            explained = explain_sentence(loaded, text, **options)
         drawn, to_dict = draw(explained, every_head=every_head, steps=steps), explained.to_dict
+        if edits:
+            unedited = explain_sentence(loaded, text, name=model).translation
+            changes = [str(edit) for edit in edits]
+            lines = [*beside("as it is", [unedited]), *beside("edited", [explained.translation]), *changes, ""]
+            if as_json:
+                print_json(explained.to_dict() | {"as_it_is": unedited, "edits": changes}, indent=1)
+            else:
+                print_all([*lines, drawn], plain)
+            return
     else:
         from .. import attention
         from ..tasks.explaining.examples import EXAMPLES, draw_example

@@ -11,7 +11,24 @@ from typing import IO, Annotated, Any
 
 import typer
 
-from .common import AsJson, Beams, Device, ModelName, NBest, Plain, Show, Texts, load_model, print_all, print_json
+from .common import (
+    AsJson,
+    Beams,
+    Device,
+    HideOption,
+    ModelName,
+    MuteOption,
+    NBest,
+    Plain,
+    Show,
+    Texts,
+    beside,
+    editing,
+    load_model,
+    print_all,
+    print_json,
+    read_edits,
+)
 
 TRANSLATOR, SUMMARIZER, WRITER = "translator-en-de", "summarizer", "shakespeare"
 LINES = 64  # how many lines are read and translated together before their translations are printed
@@ -24,22 +41,36 @@ def translate(
     beams: Beams = 5,
     n_best: NBest = 1,
     show: Show = False,
+    mute: MuteOption = None,
+    hide: HideOption = None,
     as_json: AsJson = False,
     plain: Plain = False,
     device: Device = "cpu",
 ) -> None:
-    """Translate texts line by line. A line of several sentences is translated sentence by sentence."""
+    """Translate texts line by line. A line of several sentences is translated sentence by sentence.
+
+    With --mute or --hide, each translation is followed by the one that the edited model writes.
+    """
     from ..tasks.explaining import show as output
     from ..tasks.writing.rewrite import rewrite, split_by_sentence
 
-    loaded, lines = load_model(model, device), _read_lines(text or [])
+    edits, loaded, lines = read_edits(mute, hide), load_model(model, device), _read_lines(text or [])
     while batch := list(islice(lines, 1 if _is_typed(text or []) else LINES)):
-        translations = rewrite(loaded, batch, split_by_sentence, beams=beams, n_best=n_best)
-        for line, parts in zip(batch, translations, strict=True):
-            if as_json:
-                print_json(output.to_dict(loaded, line, parts, show=show))
-            else:
-                print_all(output.draw(loaded, parts, show=show), plain)
+        results = []
+        for used in [[], edits] if edits else [[]]:
+            with editing(loaded, used):
+                written = rewrite(loaded, batch, split_by_sentence, beams=beams, n_best=n_best)
+            results.append([(line, parts, used) for line, parts in zip(batch, written, strict=True)])
+        for of_a_line in zip(*results, strict=True):
+            contents, drawn = dict[str, Any](), list[Any]()
+            for line, parts, used in of_a_line:
+                with editing(loaded, used if show else []):
+                    if as_json:
+                        contents |= _beside_json(output.to_dict(loaded, line, parts, show=show), used)
+                    else:
+                        own = output.draw(loaded, parts, show=show)
+                        drawn += beside("edited" if used else "as it is", own) if edits else list(own)
+            print_json(contents) if as_json else print_all(drawn, plain)
 
 
 def summarize(
@@ -82,32 +113,44 @@ def generate(
     ] = None,
     n_best: NBest = 1,
     show: Show = False,
+    mute: MuteOption = None,
+    hide: HideOption = None,
     as_json: AsJson = False,
     plain: Plain = False,
     device: Device = "cpu",
 ) -> None:
-    """Continue prompts with a GPT. The text may become longer than the model reads at once."""
+    """Continue prompts with a GPT. The text may become longer than the model reads at once.
+
+    With --mute or --hide, each text is followed by the one that the edited model writes.
+    """
     from ..tasks.explaining import show as output
     from ..tasks.writing import write_on
     from ..tasks.writing.rewrite import RewrittenPart
 
-    loaded = load_model(model, device)
+    edits, loaded = read_edits(mute, hide), load_model(model, device)
     sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     sampling |= {"max_new_tokens": max_new_tokens}
     for text in _read_documents(prompt or []) if prompt or not sys.stdin.isatty() else [""]:
-        if beams is not None:
-            found = write_on.search_text(loaded, text, max_new_tokens=max_new_tokens, beams=beams, n_best=n_best)
-        elif n_best > 1 or as_json or show:
-            found = [write_on.sample_text(loaded, text, seed=seed + i, **sampling) for i in range(n_best)]
-        else:
+        if beams is None and n_best == 1 and not (as_json or show or edits):
             tokens = write_on.stream_text(loaded, text, seed=seed, **sampling)
             for piece in chain([text], (token.text or "" for token in tokens), ["\n"]):
                 print(piece, end="", flush=True)
             continue
-        if as_json:
-            print_json(output.to_dict(loaded, text, [RewrittenPart(text, found)], show=show))
-        else:
-            print_all(output.draw(loaded, [RewrittenPart(text, found)], before=text, show=show), plain)
+        contents, drawn = dict[str, Any](), list[Any]()
+        for used in [[], edits] if edits else [[]]:
+            with editing(loaded, used):
+                if beams is not None:
+                    limits = {"max_new_tokens": max_new_tokens, "beams": beams, "n_best": n_best}
+                    found = write_on.search_text(loaded, text, **limits)
+                else:
+                    found = [write_on.sample_text(loaded, text, seed=seed + i, **sampling) for i in range(n_best)]
+                parts = [RewrittenPart(text, found)]
+                if as_json:
+                    contents |= _beside_json(output.to_dict(loaded, text, parts, show=show), used)
+                else:
+                    own = output.draw(loaded, parts, before=text, show=show)
+                    drawn += beside("edited" if used else "as it is", own) if edits else list(own)
+        print_json(contents) if as_json else print_all(drawn, plain)
 
 
 def recall(
@@ -131,6 +174,11 @@ def recall(
             print_json({"question": question, "answer": answer})
         else:
             print(answer)
+
+
+def _beside_json(contents: dict[str, Any], edits: Sequence[Any]) -> dict[str, Any]:
+    """Return the contents; those of an edited model under "edited", with the edits as sentences."""
+    return {"edited": contents, "edits": [str(edit) for edit in edits]} if edits else contents
 
 
 # ----------------------------------------------------------------------------------- the texts that a command reads

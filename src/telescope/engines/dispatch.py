@@ -115,7 +115,10 @@ def plan_attend(
     formula, weights = attention.formula(keys.shape[-1]), f"{queries.shape[-2]} x {keys.shape[-2]}"
     why = f"because {' and '.join(obstacles)}" if obstacles else "as requested"
     if chosen == "sdpa":
-        return Plan(chosen, f"torch's fused attention computes {formula} without forming the {weights} weights")
+        groups = sdpa.without_hidden_keys(queries, keys, effective)
+        calls = sum(len(group.calls) for group in groups or ())
+        split = f", in {calls} calls over the keys that are not hidden" if calls else ""
+        return Plan(chosen, f"torch's fused attention computes {formula} without forming the {weights} weights{split}")
     if chosen == "flex":
         return Plan(chosen, f"FlexAttention compiles {formula} into one kernel that forms no {weights} weights, {why}")
     if chosen == "chunked":

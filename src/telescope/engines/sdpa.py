@@ -5,6 +5,7 @@ such blocks are too small to be fast, and other engines run these definitions.
 """
 
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -14,9 +15,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from ..attention import Attention, causal, softmax
-from ..attention.values import tensors
+from ..attention import Attention, softmax
+from ..attention import causal as causal_mask
+from ..attention.restrict import key_heads_of
+from ..attention.values import has_data, tensors
 from . import key_ranges, torch_modes
+from .exact import repeat_key_heads
+from .hidden_keys import HeadGroup, KernelCall, has_hidden_rectangles, kernel_calls
 from .tables import ScoreTable, score_table
 
 SMALL = 2**14  # pairs of a query and a key up to which finding the key ranges costs more than it saves
@@ -46,7 +51,11 @@ def cannot(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, 
         return "there is nothing to compute"
     if attention.bias is not None and queries.device.type != "cpu":
         return "it has no bias"
-    if queries.device.type == "cpu" or _fits_one_call(queries, keys, attention):
+    if (
+        queries.device.type == "cpu"
+        or _fits_one_call(queries, keys, attention)
+        or without_hidden_keys(queries, keys, attention) is not None
+    ):
         return torch_modes.transform_obstacle()
     return f"the mask {attention.mask!r} would be a {rows} x {columns} tensor"
 
@@ -67,7 +76,12 @@ def attend(
     if not queries.shape[-1] == values.shape[-1] == width:
         queries, keys, values = _pad_features(queries, width), _pad_features(keys, width), _pad_features(values, width)
 
-    if _fits_one_call(queries, keys, attention) or torch_modes.sizes_are_open(queries, keys) or rows * columns <= SMALL:
+    groups = without_hidden_keys(queries, keys, attention)
+    if groups is not None:
+        context = _by_heads(queries, keys, values, groups, scale, dropout)
+    elif (
+        _fits_one_call(queries, keys, attention) or torch_modes.sizes_are_open(queries, keys) or rows * columns <= SMALL
+    ):
         context = _fused(queries, keys, values, rows, columns, (rows, columns), attention, scale, dropout)
     else:
         context = _by_blocks(queries, keys, values, attention, scale, dropout)
@@ -80,7 +94,105 @@ def _fits_one_call(queries: Tensor, keys: Tensor, attention: Attention) -> bool:
         return True
     if attention.bias is not None:
         return False
-    return attention.mask.same_for_all_queries or (attention.mask == causal and queries.shape[-2] == keys.shape[-2])
+    return attention.mask.same_for_all_queries or (
+        attention.mask == causal_mask and queries.shape[-2] == keys.shape[-2]
+    )
+
+
+def without_hidden_keys(queries: Tensor, keys: Tensor, attention: Attention) -> tuple[HeadGroup, ...] | None:
+    """Return the kernel calls for an attention from which rectangles are hidden; None where a mask is the better way.
+
+    A single query takes one row of a mask, which costs less than to gather its keys, and so do a few pairs.
+    """
+    rows, columns = queries.shape[-2], keys.shape[-2]
+    small = SMALL if queries.device.type == "cpu" else 0
+    if rows == 1 or attention.bias is not None or not has_hidden_rectangles(attention.mask):
+        return None
+    if torch_modes.sizes_are_open(queries, keys) or not has_data(queries) or rows * columns <= small:
+        return None
+    return kernel_calls(attention.mask, rows, columns, queries.shape[1])
+
+
+def _by_heads(
+    queries: Float[Tensor, "batch heads query width"],
+    keys: Float[Tensor, "batch key_heads key width"],
+    values: Float[Tensor, "batch key_heads key width"],
+    groups: tuple[HeadGroup, ...],
+    scale: float,
+    dropout: float,
+) -> Float[Tensor, "batch heads query width"]:
+    """Run each group of heads with the key heads it shares, and put the heads in order."""
+    if len(groups) == 1:
+        return _by_calls(queries, keys, values, groups[0].calls, scale, dropout)
+    count, contexts = queries.shape[1], []
+    for group in groups:
+        shared = key_heads_of(torch.tensor(group.heads), count, keys.shape[1]).tolist()
+        own = queries[:, list(group.heads)], keys[:, shared], values[:, shared]
+        contexts.append(_by_calls(*own, group.calls, scale, dropout))
+    order = [head for group in groups for head in group.heads]
+    return torch.cat(contexts, dim=1)[:, [order.index(head) for head in range(count)]]
+
+
+def _by_calls(
+    queries: Float[Tensor, "batch heads query width"],
+    keys: Float[Tensor, "batch key_heads key width"],
+    values: Float[Tensor, "batch key_heads key width"],
+    calls: tuple[KernelCall, ...],
+    scale: float,
+    dropout: float,
+) -> Float[Tensor, "batch heads query width"]:
+    """Run each call over the keys that its queries may see, and put the rows in order."""
+    parts: dict[int, Tensor] = {}
+    for call in calls:
+        own = _gather(queries, call.rows)
+        if not call.keys:  # these queries may see nothing: zeros, with zeros as gradient
+            context = own.masked_fill(torch.ones((), dtype=torch.bool, device=own.device), 0.0)
+        else:
+            seen = _gather(keys, call.keys), _gather(values, call.keys)
+            context = _kernel(own, *seen, causal=call.causal, scale=scale, dropout=dropout)
+        first = dict(zip(_starts(call.rows), _offsets(call.rows), strict=True))
+        for kept in call.kept:
+            run = max(start for start in first if start <= kept.start)
+            place = first[run] + kept.start - run
+            parts[kept.start] = context[:, :, place : place + len(kept)]
+    # Side by side in the memory order (batch, query, heads, width), in which models join the heads.
+    rows = [parts[start].transpose(1, 2) for start in sorted(parts)]
+    return torch.cat(rows, dim=1).transpose(1, 2) if len(rows) > 1 else rows[0].transpose(1, 2)
+
+
+def _gather(tensor: Float[Tensor, "batch heads n width"], ranges: tuple[range, ...]) -> Tensor:
+    """Return the tensor cut to these ranges of its third axis; a view for one range."""
+    parts = [tensor[:, :, part.start : part.stop] for part in ranges]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+
+def _starts(ranges: tuple[range, ...]) -> list[int]:
+    return [part.start for part in ranges]
+
+
+def _offsets(ranges: tuple[range, ...]) -> list[int]:
+    """Return where each range begins when all are side by side."""
+    return [0, *accumulate(map(len, ranges))][:-1]
+
+
+def _kernel(queries: Tensor, keys: Tensor, values: Tensor, *, causal: bool, scale: float, dropout: float) -> Tensor:
+    """Call torch's kernel without a mask, or causally with the last query at the last key."""
+    rows, columns = queries.shape[-2], keys.shape[-2]
+    options: dict[str, Any] = {"dropout_p": dropout, "scale": scale}
+    grouped = queries.shape[1] != keys.shape[1]
+    if not causal or rows == 1 or rows == columns:
+        return scaled_dot_product_attention(
+            queries, keys, values, is_causal=causal and rows > 1, enable_gqa=grouped, **options
+        )
+    if queries.is_cuda:
+        from torch.nn.attention.bias import causal_lower_right  # late: it imports torch's compiler, for seconds
+
+        if grouped and queries.element_size() > 2:  # the kernel for float32 knows no groups
+            keys, values = repeat_key_heads(keys, queries), repeat_key_heads(values, queries)
+            grouped = False
+        lower_right: Any = causal_lower_right(rows, columns)
+        return scaled_dot_product_attention(queries, keys, values, attn_mask=lower_right, enable_gqa=grouped, **options)
+    return _by_blocks(queries, keys, values, Attention(mask=causal_mask), scale, dropout)
 
 
 def _by_blocks(
@@ -131,7 +243,7 @@ def _fused(
 
     `rows` and `columns` are ranges, or numbers that stand for all. `queries`, `keys` and `values` are cut to them.
     """
-    square = not isinstance(rows, range) and attention.bias is None and attention.mask == causal and of[0] == of[1]
+    square = not isinstance(rows, range) and attention.bias is None and attention.mask == causal_mask and of[0] == of[1]
     added, empty_rows, nonfinite, far = (
         ScoreTable(None, None) if square else score_table(queries, rows, columns, of, attention)
     )

@@ -13,10 +13,11 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from ..attention import Attention, Bias, Pairs, everyone
-from ..attention.biases import Alibi, Relative
+from ..attention.biases import Alibi, Relative, SumOfBiases
 from ..attention.mask import Both, Either, Everyone, Opposite
 from ..attention.masks import Causal, Left, Lengths, Prefix, Window
 from ..attention.pairs import is_tracing
+from ..attention.rectangle import Raised, Rectangle
 from ..attention.restrict import WrittenMask
 from ..attention.values import Value, field_values, has_data, is_cheap_to_read
 
@@ -25,7 +26,10 @@ CACHE_BYTES = 2**25  # of all cached tables together
 NEAR = 8.0  # a row whose largest number is beyond ±NEAR is shifted to zero, which leaves softmax unchanged
 FAR = 2.0**24  # beyond ±FAR it is not shifted: float32 has lost the scores anyhow, and all keys weigh the same
 MAX_KEY_NUMBERS = 1024  # numbers of a tensor that is read to make a cache key, at most
-CACHEABLE = (Everyone, Causal, Window, Prefix, Lengths, Left, Both, Either, Opposite, Alibi, Relative)
+CACHEABLE = (
+    *(Everyone, Causal, Window, Prefix, Lengths, Left, Rectangle, Both, Either, Opposite),
+    *(Alibi, Relative, Raised, SumOfBiases),
+)
 
 
 class ScoreTable(NamedTuple):
@@ -144,7 +148,7 @@ def _cache_key(value: Any) -> Any:
 
 def _cache_key_part(content: Any) -> Any:
     """Return the key of one field: a small CPU tensor counts by its numbers, a large or learned one gives None."""
-    if isinstance(content, Value):
+    if content is None or isinstance(content, Value):
         return _cache_key(content)
     if isinstance(content, tuple):
         parts = tuple(map(_cache_key, content))

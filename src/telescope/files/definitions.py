@@ -20,6 +20,7 @@ from ..attention import (
     mask,
     masks,
     padding_queries,
+    rectangle,
     restrict,
     scores,
     softmax,
@@ -33,7 +34,7 @@ from .errors import LoadError
 _NOT_SAVED = {"Mask", "Combination", "Bias", "Score", "Restriction", "OfPositions"}
 VALUE_CLASSES: dict[str, type[Value]] = {
     kind.__name__: kind
-    for module in (mask, masks, biases, scores, restrict, padding_queries)
+    for module in (mask, masks, biases, scores, restrict, padding_queries, rectangle)
     for kind in vars(module).values()
     if isinstance(kind, type)
     and issubclass(kind, Value)
@@ -214,6 +215,8 @@ def _matches_type(value: Any, declared: Any) -> bool:
 
 def _matches_option(value: Any, kind: Any, alone: bool) -> bool:
     """Return whether a value is of one type of a union; `alone` where the union has no other."""
+    if kind is bool:
+        return type(value) is bool
     if kind in (int, float) and type(value) is int:
         return abs(value) < MAX_INT
     if get_origin(kind) is tuple:

@@ -43,12 +43,14 @@ __all__ = [
     "even_weights",
     "general_score",
     "gpt",
+    "hidden",
     "induction_share",
     "layer_norm",
     "luong",
     "masked_softmax",
     "merge_heads",
     "multi_head",
+    "muted",
     "negative_weight",
     "parameters",
     "positions",
@@ -884,3 +886,54 @@ def induction_share(function: Solution) -> None:
         },
     )
     passed("induction_share", "agrees with recording.heads()")
+
+
+# --------------------------------------------------------------------------------------------------- 17  changing it
+
+
+def muted(function: Solution) -> None:
+    """Check muted(x, W_q, W_k, W_v, W_o, heads, off): multi-head attention with the context of one head set to 0."""
+    torch.manual_seed(3)
+    layer, x = MultiHeadAttention(8, 4, bias=False), _random(1, 5, 8)
+    w = matrices(layer)
+    q, k, v = ((x[0] @ w[name]).reshape(5, 4, 2).transpose(0, 1)[None] for name in ("W_q", "W_k", "W_v"))
+    context = attend(q, k, v)[0]
+    for off in (0, 2):
+        kept = context.clone()
+        kept[off] = 0.0
+        after = context.transpose(0, 1).reshape(5, 8) @ w["W_o"]
+        sliced = after.clone()
+        sliced[:, 2 * off : 2 * off + 2] = 0.0
+        compare(
+            "muted",
+            call("muted", function, x[0], w["W_q"], w["W_k"], w["W_v"], w["W_o"], 4, off),
+            kept.transpose(0, 1).reshape(5, 8) @ w["W_o"],
+            {
+                "a slice of the output is 0; W_o has mixed the heads by then, so put the 0 before it": sliced,
+                "no head is muted": after,
+                "the context is not multiplied by W_o": kept.transpose(0, 1).reshape(5, 8),
+            },
+        )
+    passed("muted", "agrees with ts.mute")
+
+
+def hidden(function: Solution) -> None:
+    """Check hidden(o, lse, o_g, lse_g): the context without a group of keys."""
+    q, k, v = _random(4, 8), _random(9, 8, seed=1), _random(9, 3, seed=2)
+    raw = q @ k.mT / sqrt(8)
+    group = slice(2, 5)
+    o, o_g = raw.softmax(-1) @ v, raw[:, group].softmax(-1) @ v[group]
+    lse, lse_g = raw.logsumexp(-1), raw[:, group].logsumexp(-1)
+    a = (lse_g - lse).exp()[:, None]
+    others = [0, 1, 5, 6, 7, 8]
+    compare(
+        "hidden",
+        call("hidden", function, o, lse, o_g, lse_g),
+        raw[:, others].softmax(-1) @ v[others],
+        {
+            "the weights that are left must sum to 1 again: divide by 1 - a": o - a * o_g,
+            "the group's context counts with its share of the weight: a · o_g": (o - o_g) / (1 - a),
+            "divide by 1 - a, the share of the other keys, not by a": (o - a * o_g) / a,
+        },
+    )
+    passed("hidden", "agrees with attention over the other keys: no weight was formed again")

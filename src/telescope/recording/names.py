@@ -96,6 +96,19 @@ def attentions_inside(names: Iterable[str], path: str) -> list[str]:
     return [name for name in names if name.startswith(f"{path}.")]
 
 
+def head_numbers(name: str, heads: Sequence[int], count: int) -> tuple[int, ...]:
+    """Return the numbers of heads of an attention with `count` heads; negative numbers count from the last.
+
+    Raise a ValueError if a head does not exist, or is named twice.
+    """
+    numbers = tuple(count + number if number < 0 else number for number in heads)
+    if not all(0 <= number < count for number in numbers):
+        raise ValueError(f'heads={[*heads]}: "{name}" has {count}, numbered {index_range(count)}')
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f'heads={[*heads]} names a head of "{name}" twice: it has {count} heads')
+    return numbers
+
+
 def unwatched_attentions(modules: Modules, watched: Iterable[nn.Module]) -> tuple[str, ...]:
     """Return the paths of modules that are attentions by the names of their classes and are not watched.
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import ClassVar, SupportsIndex
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..attention import Attention
+from ..attention import Attention, Pairs
+from ..attention.padding_queries import real_query_masks
 from ..attention.restrict import restrict_to_queries
 from ..attention.values import tensors
 from ..survey import Survey
@@ -206,6 +207,21 @@ class RecordedCall(ABC):
     @abstractmethod
     def shares(self, places: Places) -> Float[Tensor, "batch heads sum"]:
         """Return the share of each habit of each head, summed over the queries; see `head_shares.shares`."""
+
+    def queries_without_keys(self) -> Bool[Tensor, "batch heads query"]:
+        """Return which of the kept queries saw no key and are no padding."""
+        seen, attention = self.survey(), self.kept_attention()
+        top = seen.summary.top_keys
+        if top.shape[-1]:
+            blind = top[..., 0] == -1
+        else:
+            assert seen.summary.lse is not None
+            blind = seen.summary.lse == -torch.inf
+        batch, heads, rows = blind.shape
+        at = Pairs.block(range(rows), range(0), of=(rows, self.size[1]), batch=batch, heads=heads, device=blind.device)
+        for real in real_query_masks(attention):
+            blind = blind & real.sees(at)[..., 0]
+        return blind
 
     def head(self, number: SupportsIndex) -> Survey:
         """Return the survey of one head, by its number in the model; -1 is the last head that was kept."""

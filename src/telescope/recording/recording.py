@@ -2,9 +2,9 @@
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from rich.table import Table
 from torch import Tensor
 
@@ -162,6 +162,8 @@ class Recording(Mapping[str, Watched]):
         """The ids of the threads that called the model and are not watched."""
         self.on_call: Callable[[str], object] | None = None
         """Called with the name of each attention after it ran, for a progress display."""
+        self.edits: tuple[Any, ...] = ()
+        """The edits of `ts.edit` that changed a recorded call, each once, in the order of their first use."""
         self._options = KeepOptions() if options is None else options
         self._queue = SurveyQueue(self._options.top, self._options.map)
         self._watched = {name: Watched(name, self.unwatched_threads) for name in names}
@@ -235,6 +237,11 @@ class Recording(Mapping[str, Watched]):
         if self.on_call is not None:
             self.on_call(name)
 
+    def add_edits(self, edits: Sequence[Any]) -> None:
+        """Note the edits that changed a call which is being recorded."""
+        if any(edit not in self.edits for edit in edits):
+            self.edits = tuple(dict.fromkeys((*self.edits, *edits)))
+
     def wait(self) -> None:
         """Order the current stream after every survey launched so far; surveys may remain queued."""
         self._queue.wait()
@@ -300,12 +307,27 @@ class Recording(Mapping[str, Watched]):
         """Return a table of every head with its kind and habits, the clearest head of each kind first."""
         return heads_of(self._calls, self.decode).sort()
 
+    def queries_without_keys(self) -> dict[str, Bool[Tensor, "batch heads query"]]:
+        """Return which queries saw no key, of the attentions that have such queries: their context was zero.
+
+        An edit may hide every key from a query. Padding does not count.
+        """
+        found = {}
+        for name, calls in self._calls.items():
+            blind = [call.queries_without_keys() for call in calls]
+            for number, one in enumerate(blind):
+                if one.any():
+                    found[name if number == 0 else f"{name}.calls[{number}]"] = one
+        return found
+
     def save(self, path: str | os.PathLike[str], *, replace: bool = False) -> None:
         """Write the recording to a folder that `ts.open` reads; an interrupted save leaves nothing behind.
 
         Raise a ValueError if the folder holds a recording and `replace` is False, or if it holds anything else.
         """
-        save_recording(path, self.model, self.keep, self.decode, self._calls, self.token_name, replace=replace)
+        save_recording(
+            path, self.model, self.keep, self.decode, self._calls, self.token_name, edits=self.edits, replace=replace
+        )
 
     @property
     def nbytes(self) -> int:
@@ -324,6 +346,8 @@ class Recording(Mapping[str, Watched]):
             table.add_column(column, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
         for watched in self.values():
             table.add_row(*_cells(watched))
+        for edit in self.edits:
+            table.add_row("edited", "", "", str(edit), "")
         for name in self.left_out:
             table.add_row(name, "", "", "not watched: it computes its weights by code of its own", "")
         return table

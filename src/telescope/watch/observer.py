@@ -1,24 +1,19 @@
 """The observer of one `ts.watch` block: complete each attention call and hand it to the recording."""
 
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
 
 from ..attention import Attention, Mask
 from ..attention.padding_queries import find_padding
 from ..engines import torch_modes
 from ..recording.attention_call import AttentionCall
+from ..recording.names import head_numbers
 from ..recording.recorded_call import RecordedCall
 from ..recording.recording import Recording
-from ..words import index_range
-
-COMPILED = "watch sees nothing of what torch.compile makes; inside the block, call what is not compiled"
-INPUTS = 4  # token inputs that are remembered; an encoder-decoder needs two
+from .module_hook import COMPILED
+from .token_inputs import TokenInputs
 
 
 class Observer:
@@ -26,9 +21,7 @@ class Observer:
 
     def __init__(self, recording: Recording, heads: tuple[int, ...] | None) -> None:
         self.recording, self.heads, self.thread = recording, heads, get_ident()
-        self.inputs: list[TokenInput] = []  # the latest token inputs, the latest first
-        self.input_count = 0
-        self.inputs_seen: dict[str, int] = {}  # by each cross-attention: `input_count` when it last ran
+        self.tokens = TokenInputs()
         self._last_padding: PaddingOfDefinition | None = None
 
     def is_recording(self) -> bool:
@@ -60,30 +53,13 @@ class Observer:
 
     def _selected_heads(self, name: str, count: int) -> tuple[int, ...] | None:
         """Return the numbers of the selected heads of an attention with `count` heads; None is all."""
-        if self.heads is None:
-            return None
-        numbers = tuple(count + number if number < 0 else number for number in self.heads)
-        if not all(0 <= number < count for number in numbers):
-            raise ValueError(f'heads={[*self.heads]}: "{name}" has {count}, numbered {index_range(count)}')
-        if len(set(numbers)) < len(numbers):
-            raise ValueError(f'heads={[*self.heads]} names a head of "{name}" twice: it has {count} heads')
-        return numbers
+        return None if self.heads is None else head_numbers(name, self.heads, count)
 
     def _with_token_ids(self, name: str, call: AttentionCall) -> AttentionCall:
-        """Return the call with the token ids of its queries and, in cross-attention, of its keys.
-
-        The queries are the latest input of their shape. The keys of cross-attention are an input before that, which
-        came after this attention last ran: if the other sequence is no text, such as sound, then the inputs of an
-        earlier run are not mistaken for it.
-        """
-        batch, (queries, keys) = len(call.queries), call.size
-        query_ids = next((given.ids for given in self.inputs if tuple(given.ids.shape) == (batch, queries)), None)
-        if not call.is_cross_attention:
-            return call._replace(query_ids=query_ids)
-        seen, self.inputs_seen[name] = self.inputs_seen.get(name, 0), self.input_count
-        earlier = (given for given in self.inputs[1:] if given.number > seen)
-        key_ids = next((given.ids for given in earlier if tuple(given.ids.shape) == (batch, keys)), None)
-        return call._replace(query_ids=query_ids, key_ids=key_ids)
+        """Return the call with the token ids of its queries and, in cross-attention, of its keys."""
+        across = call.is_cross_attention
+        query_ids, key_ids = self.tokens.of_call(name, len(call.queries), call.size, across)
+        return call._replace(query_ids=query_ids, key_ids=key_ids if across else call.key_ids)
 
     def _without_padding_queries(self, call: AttentionCall) -> AttentionCall:
         """Return the call with a definition in which padding queries see nothing.
@@ -101,29 +77,6 @@ class Observer:
         _, _, padding, attention = self._last_padding
         return call if padding is None else call.without_padding_queries(padding)._replace(attention=attention)
 
-    @contextmanager
-    def token_inputs(self, embeddings: Iterable[nn.Module]) -> Iterator[None]:
-        """Remember, while the block runs, the token ids that are passed to these embeddings."""
-
-        def remember(module: nn.Module, args: Any) -> None:
-            if self.is_recording() and args and isinstance(args[0], Tensor) and args[0].ndim == 2:
-                with torch.inference_mode(False):  # a copy that all calls share: the model may write to its input
-                    self.input_count += 1
-                    self.inputs = [TokenInput(self.input_count, args[0].detach().clone()), *self.inputs[: INPUTS - 1]]
-
-        with ExitStack() as hooks:
-            hook = ModuleHook(uncompiled(remember))
-            for embedding in embeddings:
-                hooks.callback(embedding.register_forward_pre_hook(hook).remove)
-            yield
-
-
-class TokenInput(NamedTuple):
-    """Token ids that were passed to the model, and how many inputs there were with it."""
-
-    number: int
-    ids: Tensor
-
 
 class PaddingOfDefinition(NamedTuple):
     """The padding of the definition that was recorded last."""
@@ -132,26 +85,3 @@ class PaddingOfDefinition(NamedTuple):
     original: Attention  # kept alive, so that no other definition gets its identity
     padding: Mask | None
     without_padding_queries: Attention
-
-
-class ModuleHook:
-    """A module hook of one model. In a copy of the model, made or pickled inside the block, the hook does nothing."""
-
-    def __init__(self, call: Callable[..., Any] | None = None) -> None:
-        self.call = call
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        return None if self.call is None else self.call(*args, **options)
-
-    def __reduce__(self) -> tuple[type["ModuleHook"], tuple[()]]:
-        return ModuleHook, ()
-
-
-def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function wrapped so that torch.compile does not trace it: compiled code calls it as it is written.
-
-    Return the function unchanged if torch._dynamo is not imported: importing it takes seconds.
-    """
-    if "torch._dynamo" not in sys.modules:
-        return function
-    return torch.compiler.disable(function, reason=COMPILED)  # type: ignore[no-any-return, no-untyped-call]

@@ -15,7 +15,8 @@ from ..layers import AddNorm, Attend
 from ..recording.attention_call import AttentionCall
 from ..recording.names import Modules, attention_name
 from ..recording.queries_keys_call import StepsCall
-from .observer import ModuleHook, Observer, uncompiled
+from .module_hook import ModuleHook, uncompiled
+from .observer import Observer
 from .sdpa_lse import SdpaWithLse
 
 
@@ -48,7 +49,7 @@ def observing(modules: Modules, attends: Mapping[str, Attend], observer: Observe
         with _lock:
             if any((id(module), observer.thread) in _watched for module in modules.values()):
                 raise ValueError(f"{type(modules['']).__name__} is being watched already; leave that block first")
-            _watched.update(marks)
+            _watched.update(dict.fromkeys(marks, observer))
         undo.callback(_unmark, marks)
         for name, attend in attends.items():
             before, after = ModuleHook(hooks.before_attention), ModuleHook(partial(hooks.after_attention, name=name))
@@ -62,13 +63,19 @@ def observing(modules: Modules, attends: Mapping[str, Attend], observer: Observe
         yield
 
 
-_watched: set[tuple[int, int]] = set()  # the ids of watched attentions, each with the thread that watches it
+_watched: dict[tuple[int, int], Observer] = {}  # by the id of an attention, and the thread that watches it
 _lock = Lock()  # held while `_watched` changes
 
 
 def _unmark(marks: set[tuple[int, int]]) -> None:
     with _lock:
-        _watched.difference_update(marks)
+        for mark in marks:
+            _watched.pop(mark, None)
+
+
+def observer_of(attend: Attend, thread: int) -> Observer | None:
+    """Return who watches an attention in this thread; None if nobody does."""
+    return _watched.get((id(attend), thread))
 
 
 class ModelHooks:

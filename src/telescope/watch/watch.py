@@ -2,7 +2,7 @@
 
 One call of an attention takes this way, which a debugger can step through:
 
-    huggingface/interface.py    WatchedModel.run_attention   run the model's own attention function
+    huggingface/watched_model.py WatchedModel.run            run the model's own attention function
     huggingface/definition.py   DefinitionReader.read_call   describe the call as an AttentionCall
     observer.py                 Observer.record              select heads, attach token ids
     recording/recording.py      Recording.record             append to the call before, or begin a new one
@@ -24,20 +24,13 @@ from typing import Any, SupportsIndex
 from torch import nn
 
 from ..recording.attention_call import QuerySelection, query_selection
-from ..recording.names import (
-    Layers,
-    Modules,
-    describe_unwatched,
-    modules_by_path,
-    select_layers,
-    unwatched_attentions,
-)
+from ..recording.names import Layers, describe_unwatched, select_layers
 from ..recording.recorded_call import TOP, KeepOptions, MapSize
 from ..recording.recording import KEEP, Recording
 from ..recording.storage import store_named
 from ..recording.summaries_call import SummariesCall
 from ..words import hint, whole_number
-from . import huggingface, telescope_models
+from .find_attentions import find_attentions
 from .observer import Observer
 
 
@@ -100,16 +93,7 @@ def watch(
     if not isinstance(model, nn.Module):
         raise TypeError(f"watch takes a model, a torch.nn.Module, not {type(model).__name__}")
     options = _keep_options(keep, top, map, query_selection(queries), store)
-    modules = modules_by_path(model)
-    _check_not_compiled(modules)
-    backend = huggingface if huggingface.owns(modules) else telescope_models
-    attentions: dict[str, Any] = backend.attentions(modules)
-    if not attentions:
-        raise ValueError(
-            f"{type(model).__name__} holds no attention that watch can record: it records telescope.layers.Attend, "
-            "which every attention layer of telescope.layers has, and models of transformers"
-        )
-    unwatched = unwatched_attentions(modules, attentions.values())
+    modules, backend, attentions, unwatched = find_attentions(model, "watch")
     names, numbers = select_layers(list(attentions), layers, unwatched), _head_numbers(heads)
     if unwatched and layers is None:
         warnings.warn(f"{type(model).__name__}: {describe_unwatched(unwatched)}", stacklevel=3)
@@ -119,22 +103,13 @@ def watch(
     recording = Recording(type(model).__name__, names, keep, options, decode, unwatched, token_name)
     observer = Observer(recording, numbers)
     selected = {name: attentions[name] for name in names}
-    with observer.token_inputs(backend.embeddings(modules)), backend.observing(modules, selected, observer):
+    listening = observer.tokens.listening(backend.embeddings(modules), observer.is_recording)
+    with listening, backend.observing(modules, selected, observer):
         try:
             yield recording
         finally:
             recording.wait()
         recording.flush()
-
-
-def _check_not_compiled(modules: Modules) -> None:
-    for path, module in modules.items():
-        if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
-            what = f'its part "{path}"' if path else type(module).__name__
-            raise ValueError(
-                f"{what} is compiled, and compiled code runs past every hook; watch the model as it was before "
-                "torch.compile, and call that one"
-            )
 
 
 def _head_numbers(heads: SupportsIndex | Sequence[SupportsIndex] | None) -> tuple[int, ...] | None:

@@ -15,6 +15,7 @@ from ...files import paths, safetensors
 from ...files.definitions import from_json
 from ...files.errors import LoadError
 from ...files.safetensors import BYTES, read_header
+from ..edits import edits_from_json
 from ..recorded_call import RecordedCall
 from ..recording import KEEP, Recording
 from ..storage import StoredTensor
@@ -105,6 +106,7 @@ def open_recording(path: str | os.PathLike[str]) -> Recording:
     if not isinstance(special, dict) or not all(isinstance(name, str) for name in special.values()):
         raise LoadError(f'{where}: "special" is not a name for each id')
     recording = Recording(model, list(calls), keep, decode=decode, token_name=lambda token: special.get(str(token)))
+    recording.edits = edits_from_json(manifest.get("edits", []), where)  # recordings without edits have no such key
     for name, own in calls.items():
         recording[name].calls.extend(own)
     return recording

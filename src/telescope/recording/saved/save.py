@@ -14,6 +14,7 @@ from ...files.atomic import atomic_folder, resolve_path, write_json
 from ...files.definitions import to_json
 from ...files.errors import LoadError
 from ...files.paths import read_json
+from ..edits import edits_to_json
 from ..recorded_call import RecordedCall
 from .manifest import FILE, KIND, VERSION, facts_to_json
 
@@ -28,6 +29,7 @@ def save_recording(
     watched: Mapping[str, Sequence[RecordedCall]],
     token_name: Callable[[int], str | None] | None = None,
     *,
+    edits: tuple[Any, ...] = (),
     replace: bool = False,
 ) -> None:
     """Write recording.json and a safetensors file for each call; see `Recording.save`.
@@ -55,7 +57,8 @@ def save_recording(
         head = {"is": KIND, "version": VERSION, "model": model, "keep": keep}
         named = {token: token_name(int(token)) for token, text in texts.items() if not text} if token_name else {}
         special = {token: label for token, label in named.items() if label}
-        manifest = {**head, "tokens": texts, "special": special, "attentions": attentions}
+        changed = {"edits": edits_to_json(edits)} if edits else {}
+        manifest = {**head, "tokens": texts, "special": special, **changed, "attentions": attentions}
         write_json(folder / FILE, {**manifest, "crc32": safetensors.manifest_checksum(manifest)})
 
 

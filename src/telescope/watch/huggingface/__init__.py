@@ -1,7 +1,8 @@
 """Watch models of Hugging Face's transformers through its attention interface.
 
 Imports the observer and the recording room; transformers is imported only if the model to watch needs it. Read
-interface.py first, then definition.py; transformers_internals.py holds everything that depends on transformers' code.
+interception.py first, then watched_model.py and definition.py; transformers_internals.py holds everything that depends
+on transformers' code.
 """
 
 import sys
@@ -22,14 +23,14 @@ def owns(modules: Modules) -> bool:
 
 def attentions(modules: Modules) -> dict[str, nn.Module]:
     """Return the model's attentions by path; raise a ValueError that says why if a model cannot be watched."""
-    from .interface import attentions
+    from .interception import attentions
 
     return attentions(modules)
 
 
 def embeddings(modules: Modules) -> Iterable[nn.Module]:
     """Return the modules that are passed the token ids."""
-    from .interface import embeddings
+    from .interception import embeddings
 
     return embeddings(modules)
 
@@ -37,7 +38,7 @@ def embeddings(modules: Modules) -> Iterable[nn.Module]:
 @contextmanager
 def observing(modules: Modules, attentions: Mapping[str, nn.Module], observer: Observer) -> Iterator[None]:
     """Record each call of these attentions while the block runs."""
-    from .interface import observing
+    from .watched_model import observing
 
     with observing(modules, attentions, observer):
         yield

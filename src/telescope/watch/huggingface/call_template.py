@@ -6,35 +6,14 @@ described again costs none of it.
 
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
-
 from ...attention import Attention
 from ...engines import torch_modes
 from ...recording.attention_call import AttentionCall
 from ...recording.recorded_call import RecordedCall
 from ...recording.summaries_call import SummariesCall
 from ...survey.extend import Size
+from .interception import ModelCall
 from .lazy import LazyMask
-
-
-class CallArguments(NamedTuple):
-    """What transformers passes to an attention function."""
-
-    implementation: str
-    module: nn.Module
-    tensors: tuple[Tensor, Tensor, Tensor]
-    """Queries, keys and values."""
-    mask: Any
-    options: dict[str, Any]
-
-    @property
-    def kind(self) -> tuple[object, ...]:
-        """Equal for layers whose calls are described alike, if mask and options are the same."""
-        (queries, keys, values), kind = self.tensors, type(self.module)
-        config, is_causal = getattr(self.module, "config", None), getattr(self.module, "is_causal", True)
-        autocast = torch_modes.autocast_enabled(queries.device)
-        shapes = queries.shape, keys.shape, values.shape, queries.dtype, queries.device
-        return kind, id(config), is_causal, self.implementation, autocast, shapes
 
 
 class CallTemplate(NamedTuple):
@@ -59,29 +38,29 @@ class CallTemplate(NamedTuple):
     @classmethod
     def of(
         cls,
-        arguments: CallArguments,
+        made: ModelCall,
         call: AttentionCall,
         recorded: RecordedCall,
         before: tuple[Attention, Size] | None,
         check: Any,
     ) -> "CallTemplate | None":
-        """Return the template of a call that was recorded; None if the call is of no use for others.
+        """Return the template of a call that was recorded as `call`; None if the call is of no use for others.
 
         Of no use are calls of whose tensors only a part was recorded, cross-attention, whose tokens are of its own
         layer, and calls with a mask or bias in a tensor, which may be written to between layers.
         """
-        queries, keys, _ = arguments.tensors
-        if call.across or call.queries is not queries or call.keys is not keys or not _never_changes(arguments.mask):
+        queries, keys, _ = made.tensors
+        if call.across or call.queries is not queries or call.keys is not keys or not _never_changes(made.mask):
             return None
-        if any(arguments.options.get(name) is not None for name in ("position_bias", "s_aux")):
+        if any(made.options.get(name) is not None for name in ("position_bias", "s_aux")):
             return None
         if not isinstance(recorded, SummariesCall) or not recorded.can_be_template(call, begins=before is None):
             return None
         without: Any = {"queries": None, "keys": None, "values": None, "lse": None}
         return cls(
-            arguments.kind,
-            arguments.mask,
-            arguments.options,
+            _kind_of(made),
+            made.mask,
+            made.options,
             call._replace(**without),
             call.lse is not None,
             call.kind,
@@ -90,16 +69,25 @@ class CallTemplate(NamedTuple):
             before,
         )
 
-    def fits(self, arguments: CallArguments) -> bool:
+    def fits(self, made: ModelCall) -> bool:
         """Return whether another layer's call is described alike."""
-        mask, options = arguments.mask, arguments.options
+        mask, options = made.mask, made.options
         return (
             mask is self.mask
             and options.keys() == self.options.keys()
             and all(map(_same, options.values(), self.options.values()))
-            and arguments.kind == self.kind
+            and _kind_of(made) == self.kind
             and _never_changes(mask)
         )
+
+
+def _kind_of(made: ModelCall) -> tuple[object, ...]:
+    """Return what is equal for layers whose calls are described alike, besides mask and options."""
+    (queries, keys, values), module = made.tensors, made.module
+    config, is_causal = getattr(module, "config", None), getattr(module, "is_causal", True)
+    autocast = torch_modes.autocast_enabled(queries.device)
+    shapes = queries.shape, keys.shape, values.shape, queries.dtype, queries.device
+    return type(module), id(config), is_causal, made.implementation, autocast, shapes
 
 
 def _same(one: Any, other: Any) -> bool:

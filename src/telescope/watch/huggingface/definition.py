@@ -69,11 +69,15 @@ class DefinitionReader:
         bias = described.bias
         added = options.get("position_bias")
         if added is not None:
-            earlier = self._biases.get(id(module))
-            position_bias = self._translate_once(
-                module, added, lambda: bias_of(added.detach()[..., : described.keys], earlier)
-            )
-            self._biases[id(module)] = position_bias
+            position_bias: Bias | None
+            if added.requires_grad and torch.is_grad_enabled():  # an edit runs this definition, and learns by it
+                position_bias = from_additive(added[..., : described.keys])
+            else:
+                earlier = self._biases.get(id(module))
+                position_bias = self._translate_once(
+                    module, added, lambda: bias_of(added.detach()[..., : described.keys], earlier)
+                )
+                self._biases[id(module)] = position_bias
             bias = position_bias if bias is None else bias
         (batch, heads, rows, _), mask = queries.shape, described.mask
         if described.evicted:

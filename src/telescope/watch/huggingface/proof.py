@@ -39,15 +39,19 @@ class OutputChecks:
 
         Calls with dropout are not compared: their output is random. Return the kind of the call.
         """
-        mask, one = call.attention.mask, call.queries.shape[-2] == 1
-        masks = (type(mask),) if type(mask) is not Both else tuple(map(type, mask.masks))
-        kind = (implementation, one, call.evicted > 0, masks, call.queries.dtype)
+        kind = _kind_of(call, implementation)
         if call.dropout or 0 in call.queries.shape or self.has(module, kind):
             return kind
         self._added.add((id(module), kind))
         result = _compare(call, output, implementation == "eager")
         self._pending.append(PendingCheck(name, module, kind, str(call.attention), result))
         return kind
+
+    def is_known(self, module: nn.Module, call: AttentionCall, implementation: str) -> bool:
+        """Return whether a call would not be compared: one of its kind was, or its output is random or empty."""
+        kind = _kind_of(call, implementation)
+        known = self.has(module, kind) or kind in _verified.get(module, ())
+        return known or call.dropout > 0.0 or 0 in call.queries.shape
 
     def verify(self) -> None:
         """Raise a ValueError that names the first attention whose output differs from its definition."""
@@ -67,6 +71,13 @@ class OutputChecks:
                 )
             with _lock:
                 _verified.setdefault(module, set()).add(kind)
+
+
+def _kind_of(call: AttentionCall, implementation: str) -> tuple[object, ...]:
+    """Return everything that tells calls apart of which one comparison is enough."""
+    mask, one = call.attention.mask, call.queries.shape[-2] == 1
+    masks = (type(mask),) if type(mask) is not Both else tuple(map(type, mask.masks))
+    return implementation, one, call.evicted > 0, masks, call.queries.dtype
 
 
 class PendingCheck(NamedTuple):

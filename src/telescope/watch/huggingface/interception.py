@@ -1,46 +1,41 @@
-"""Watch a model through transformers' attention interface.
+"""Intercept the attention calls of a model through transformers' attention interface, to watch or to edit them.
 
-While a model is watched, its configs name an attention implementation of ours. Under that name the attention interface
-holds `_attention_function`, which runs the model's own function and records the call, and the mask interface holds
-`_mask_function`, which returns masks that are not written out. Both are needed: transformers drops the causal mask of
-an implementation that has no mask function.
+While a model is intercepted, its configs name an attention implementation of ours. Under that name the attention
+interface holds `_attention_function`, which passes each call through the interceptors of its module, and the mask
+interface holds `_mask_function`, which returns masks that are not written out. Both are needed: transformers drops the
+causal mask of an implementation that has no mask function.
+
+A call passes the interceptors in the order of their class: edits change it first, then a watch records it as edited.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from inspect import signature
 from threading import Lock
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from ...engines import torch_modes
 from ...recording.attention_call import AttentionCall
 from ...recording.names import Modules, attentions_inside
-from ...recording.summaries_call import SummariesCall
 from ...survey.exact_rows import masked_rows
 from ...words import format_bytes
-from ..observer import ModuleHook, Observer, uncompiled
-from ..sdpa_lse import SdpaWithLse
-from .cache_tracker import CacheTracker
-from .call_template import CallArguments, CallTemplate
+from ..module_hook import ModuleHook, uncompiled
 from .definition import DefinitionReader
 from .lazy import LazyMask
 from .masks import MaskOffsets
-from .proof import OutputChecks
 from .transformers_internals import (
     ImplementationName,
-    cache_of,
     eager_function_names,
     implementation_of,
     own_attention,
     set_implementation,
     uses_attention_interface,
-    weights_are_requested,
 )
 
 KNOWN = ("sdpa", "eager", "flex_attention")  # and every name with "flash" in it
@@ -51,10 +46,11 @@ OTHER_SEQUENCES = (  # the parameters by which an attention module is passed the
     "context",
     "context_hidden_states",
 )
-SHORT = 4096**2  # scores of a head
 MAX_WEIGHT_BYTES = 2**30  # of the weights of one attention, for output_attentions=True
+Result = tuple[Tensor, Tensor | None]
+"""What an attention function returns: the context, (batch, query, heads, d_v), and the weights or None."""
 
-# ------------------------------------------------------------------------------------------------- what can be watched
+# ------------------------------------------------------------------------------------------------- what can be seen
 
 
 def attentions(modules: Modules) -> dict[str, nn.Module]:
@@ -101,96 +97,83 @@ def embeddings(modules: Modules) -> Iterable[nn.Module]:
     return {id(embedding): embedding for embedding in found if isinstance(embedding, nn.Embedding)}.values()
 
 
-# -------------------------------------------------------------------------------------------------- while a model runs
+# ---------------------------------------------------------------------------------------------------- intercepted calls
 
 
-class WatchedModel:
-    """One watched model: what its attention functions and hooks need while it runs."""
+class ModelCall(NamedTuple):
+    """A call of an attention function by a model, as the model made it or as edited."""
 
-    def __init__(self, observer: Observer, attentions: Mapping[str, nn.Module], configs: Sequence[Any]) -> None:
-        self.observer, self.attentions, self.configs = observer, attentions, configs
+    implementation: str
+    module: nn.Module
+    tensors: tuple[Tensor, Tensor, Tensor]
+    """Queries, keys and values."""
+    mask: Any
+    options: dict[str, Any]
+    edits: tuple[Any, ...] = ()
+    """The edits that were made of the call, also those that change its output alone."""
+    described: AttentionCall | None = None
+    """What the call computes, if an edit changed that."""
+    own_keys: bool = True
+    """Whether the call attends to the model's own keys."""
+    run_edited: Callable[[], Result] | None = None
+    """Computes `described`; None if the model's own function does, with `tensors`."""
+
+    def run(self) -> Result:
+        """Run the call: by the model's own attention function, or as an edit says."""
+        if self.run_edited is not None:
+            return self.run_edited()
+        own = own_attention(self.implementation, self.module)
+        return own(self.module, *self.tensors, self.mask, **self.options)
+
+    def describe(self, reader: DefinitionReader, lse: Tensor | None) -> AttentionCall:
+        """Return what the call computes."""
+        if self.described is not None:
+            return self.described._replace(lse=lse)
+        return reader.read_call(self.implementation, self.module, self.tensors, self.mask, self.options, lse)
+
+
+class Interceptor(ABC):
+    """What passes the calls of one model's attentions: a watch, or the edits of a block."""
+
+    order: ClassVar[int]
+    """Calls pass interceptors of a lower order first."""
+
+    def __init__(self, attentions: Mapping[str, nn.Module]) -> None:
+        self.attentions = attentions
+        self.configs: Sequence[Any] = ()
         self.names = {id(module): name for name, module in attentions.items()}
-        self.reader, self.checks = DefinitionReader(), OutputChecks()
+        self.reader = DefinitionReader()
         self.passes: dict[int, int] = {}  # through each attention, by id, since the model around it was called
         self.cross = {  # whether the running call of an attention, by id, is cross-attention
             id(module): _is_cross_attention(module, {}) for module in attentions.values()
         }
-        self.caches = CacheTracker()
-        self.template: CallTemplate | None = None  # of the layers of the running forward pass
 
-    def run_attention(self, arguments: CallArguments) -> tuple[Tensor, Tensor | None]:
-        """Run the model's own attention function, record the call, and return the function's result.
+    @abstractmethod
+    def is_active(self) -> bool:
+        """Return whether a call that runs now, in this thread, is to be intercepted."""
 
-        Implementations that return no weights do not get `output_attentions`, about which some would warn; if the
-        caller wants weights, they are computed here.
-        """
-        module, (queries, keys, _) = arguments.module, arguments.tensors
-        name, across = self._name(module), self.cross[id(module)]
-        follows, keys_stay = self.caches.after_update(name, module, keys, across)
-        like = self._template_of(name, arguments, follows) if self.template is not None and not across else None
-        requested, recording = weights_are_requested(arguments.options), self.observer.recording
-        if like is not None:
-            with_lse = like.has_lse
-        else:
-            with_lse = recording.keep != SummariesCall.keep or not (follows or _is_short(queries, keys))
-        output, weights, lse = _run_own(arguments, with_lse)
-        if like is not None and self._record_like(name, like, arguments, lse, keys_stay):
-            return output, weights
-        with torch.no_grad():
-            call = self.reader.read_call(*arguments, lse)
-            call = call._replace(across=across, follows=follows, keys_stay=keys_stay)
-            check = self.checks.add(name, module, call, output, arguments.implementation)
-            last = recording.last_call(name)
-            before = None if last is None else (last.attention, last.size)
-            prepared, recorded = self.observer.record(name, call)
-            self.template = None
-            if not requested:
-                before = before if recorded is last else None
-                self.template = CallTemplate.of(arguments, prepared, recorded, before, check)
-            return output, weights_of(name, call) if requested and weights is None else weights
-
-    def _template_of(self, name: str, arguments: CallArguments, follows: bool) -> CallTemplate | None:
-        """Return the template of the running forward pass if this call can be recorded by it."""
-        like = self.template
-        assert like is not None
-        begins = like.before is None
-        if begins if follows else not begins or self.observer.recording.last_call(name) is not None:
-            return None
-        return like if like.fits(arguments) and self.checks.has(arguments.module, like.check) else None
-
-    def _record_like(
-        self, name: str, like: CallTemplate, arguments: CallArguments, lse: Tensor | None, keys_stay: bool
-    ) -> bool:
-        """Record a call by the template of a layer before it; return whether that was possible."""
-        queries, keys, values = arguments.tensors
-        if like.has_lse is (lse is None):
-            return False
-        call = like.call._replace(queries=queries, keys=keys, values=values, lse=lse, keys_stay=keys_stay)
-        with torch_modes.recording_mode(queries.device):
-            if like.before is not None:
-                return self.observer.recording.append_like(name, call, like.call_kind, *like.before)
-            return self.observer.recording.begin_like(name, call, like.recorded)
+    @abstractmethod
+    def run(self, call: ModelCall, following: Callable[[ModelCall], Result]) -> Result:
+        """Return the result of a call; `following` runs a call through the interceptors that follow."""
 
     def before_model(self, inside: Iterable[int], model: PreTrainedModel, args: Any, kwargs: Any) -> None:
-        """Before a model or a part of it runs: adopt a changed implementation, and count passes and steps anew."""
+        """Before a model or a part of it runs: adopt a changed implementation, and count passes anew."""
         _adopt_implementation(model, self.configs, self.attentions)
-        if self.observer.is_recording():
-            self.template = None
-            self.caches.before_forward(cache_of(kwargs))
+        if self.is_active():
             for attention in inside:
                 self.passes.pop(attention, None)
 
     def before_attention(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Before an attention runs: count the pass, and note whether it is cross-attention."""
-        if self.observer.is_recording():
+        if self.is_active():
             kind: Any = type(module)
             self.passes[id(module)] = self.passes.get(id(module), 0) + 1
             if _may_be_cross_attention(kind):
                 given = dict(zip(_forward_parameters(kind), args, strict=False)) | kwargs
                 self.cross[id(module)] = _is_cross_attention(module, given)
 
-    def _name(self, module: nn.Module) -> str:
-        """Return the name under which the running pass through an attention is recorded.
+    def name(self, module: nn.Module) -> str:
+        """Return the name of the running pass through an attention.
 
         Layers that share one module, as ALBERT's do, are passes through that module.
         """
@@ -207,35 +190,21 @@ def _attention_function(
     value: Tensor,
     attention_mask: Any,
     **options: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """Run the attention of a module that may be watched. Registered with transformers' attention interface.
+) -> Result:
+    """Run the attention of a module that may be intercepted. Registered with transformers' attention interface.
 
     The parameters have the names of transformers' own attention functions, since models pass some by keyword.
     """
-    watched = _watched.get(id(module))
-    if watched is not None and watched.observer.is_recording():
-        return watched.run_attention(
-            CallArguments(implementation, module, (query, key, value), attention_mask, options)
-        )
-    return own_attention(implementation, module)(module, query, key, value, attention_mask, **options)
+    call = ModelCall(implementation, module, (query, key, value), attention_mask, options)
+    return _pass_on([one for one in _interceptors.get(id(module), ()) if one.is_active()], call)
 
 
-def _run_own(arguments: CallArguments, with_lse: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Run the model's own attention function; return its output, its weights if it has any, and the log-sum-exp."""
-    implementation, module, tensors, mask, options = arguments
-    if "output_attentions" in options:
-        options = {name: value for name, value in options.items() if name != "output_attentions"}
-    own = own_attention(implementation, module)
-    if not with_lse:
-        return *own(module, *tensors, mask, **options), None
-    with SdpaWithLse() as fused:
-        output, weights = own(module, *tensors, mask, **options)
-    return output, weights, fused.lse
-
-
-def _is_short(queries: Tensor, keys: Tensor) -> bool:
-    """Return whether a GPU computes the log-sum-exp again in less time than the host takes to read it."""
-    return queries.is_cuda and queries.shape[-2] * keys.shape[-2] <= SHORT
+def _pass_on(interceptors: Sequence[Interceptor], call: ModelCall) -> Result:
+    """Run a call through these interceptors."""
+    if not interceptors:
+        return call.run()
+    following = ModelCall.run if len(interceptors) == 1 else partial(_pass_on, interceptors[1:])
+    return interceptors[0].run(call, following)
 
 
 def _mask_function(implementation: str, **arguments: Any) -> Any:
@@ -247,9 +216,9 @@ def _mask_function(implementation: str, **arguments: Any) -> Any:
     own = ALL_MASK_ATTENTION_FUNCTIONS[implementation]
     offsets = MaskOffsets.of(arguments)
     with _lock:
-        models = {*_watched.values()}
-    for watched in models:
-        watched.reader.remember_offsets(arguments.get("config"), offsets, arguments.get("attention_mask"))
+        models = {one for interceptors in _interceptors.values() for one in interceptors}
+    for one in models:
+        one.reader.remember_offsets(arguments.get("config"), offsets, arguments.get("attention_mask"))
     if implementation not in ("sdpa", "eager"):  # the others write no matrix
         return own(**arguments)
 
@@ -309,63 +278,61 @@ def weights_of(name: str, call: AttentionCall) -> Tensor:
 
 # ------------------------------------------------------------------------------------------------ entering and leaving
 
-_watched: dict[int, WatchedModel] = {}  # by the id of each attention
-_switched: dict[int, tuple[Any, int]] = {}  # configs that hold an ImplementationName, and how many watches need them
-_lock = Lock()  # held while `_watched`, `_switched` and transformers' registries change
+_interceptors: dict[int, tuple[Interceptor, ...]] = {}  # by the id of each attention, in the order of a call
+_switched: dict[int, tuple[Any, int]] = {}  # configs that hold an ImplementationName, and how many blocks need them
+_lock = Lock()  # held while `_interceptors`, `_switched` and transformers' registries change
 
 
 @contextmanager
-def observing(modules: Modules, attentions: Mapping[str, nn.Module], observer: Observer) -> Iterator[None]:
-    """Record each call of these attentions while the block runs, then check the recorded definitions.
-
-    Raise a ValueError if the model is being watched already, or if a definition does not fit the model's output.
-    """
+def intercepting(modules: Modules, interceptor: Interceptor) -> Iterator[None]:
+    """Pass each call of the interceptor's attentions through the interceptor while the block runs."""
     attributes = [own for own in map(vars, modules.values()) if "config" in own]  # getattr would search weights too
     configs = {id(own["config"]): own["config"] for own in attributes if own["config"] is not None}
+    interceptor.configs = [config for config in configs.values() if hasattr(config, "_attn_implementation")]
     with ExitStack() as undo:
         with _lock:
-            if not _watched.keys().isdisjoint(map(id, modules.values())):
-                raise ValueError(f"{type(modules['']).__name__} is being watched already; leave that block first")
-            watched = WatchedModel(
-                observer, attentions, [config for config in configs.values() if hasattr(config, "_attn_implementation")]
-            )
-            undo.callback(_forget, watched)
-            _watched.update(dict.fromkeys(watched.names, watched))
-            for config in watched.configs:
+            undo.callback(_remove, interceptor)
+            for module in interceptor.names:
+                known = (*_interceptors.get(module, ()), interceptor)
+                _interceptors[module] = tuple(sorted(known, key=lambda one: one.order))
+            for config in interceptor.configs:
                 _switch(config)
                 undo.callback(_switch_back, config)
             for config in (own.get("generation_config") for own in attributes):
                 if config is not None:
                     undo.enter_context(_without_compilation(config))
-        undo.enter_context(_hooks(modules, watched))
+        undo.enter_context(_hooks(modules, interceptor))
         yield
-        watched.checks.verify()
+
+
+def _remove(interceptor: Interceptor) -> None:
+    with _lock:
+        for module in interceptor.names:
+            left = tuple(one for one in _interceptors.get(module, ()) if one is not interceptor)
+            if left:
+                _interceptors[module] = left
+            else:
+                _interceptors.pop(module, None)
 
 
 @contextmanager
-def _hooks(modules: Modules, watched: WatchedModel) -> Iterator[None]:
+def _hooks(modules: Modules, interceptor: Interceptor) -> Iterator[None]:
     """Register the hooks that run before each model and before each attention."""
     with ExitStack() as hooks:
         for path, module in modules.items():
             if isinstance(module, PreTrainedModel):
-                names = attentions_inside(watched.attentions, path) if path else watched.attentions
-                inside = [id(watched.attentions[name]) for name in names]
-                before_model = ModuleHook(uncompiled(partial(watched.before_model, inside)))
+                names = attentions_inside(interceptor.attentions, path) if path else interceptor.attentions
+                inside = [id(interceptor.attentions[name]) for name in names]
+                before_model = ModuleHook(uncompiled(partial(interceptor.before_model, inside)))
                 hooks.callback(module.register_forward_pre_hook(before_model, with_kwargs=True).remove)
-        before_attention = ModuleHook(uncompiled(watched.before_attention))
-        for attention in watched.attentions.values():
+        before_attention = ModuleHook(uncompiled(interceptor.before_attention))
+        for attention in interceptor.attentions.values():
             hooks.callback(attention.register_forward_pre_hook(before_attention, with_kwargs=True).remove)
         yield
 
 
-def _forget(watched: WatchedModel) -> None:
-    with _lock:
-        for module in watched.names:
-            _watched.pop(module, None)
-
-
 def _switch(config: Any) -> None:
-    """Let a config name a watched implementation until `_switch_back` was called as often as this."""
+    """Let a config name an intercepted implementation until `_switch_back` was called as often as this."""
     _, count = _switched.get(id(config), (config, 0))
     _switched[id(config)] = (config, count + 1)
     _rename_implementation(config)
@@ -398,7 +365,7 @@ def _switch_back(config: Any) -> None:
 
 
 def _adopt_implementation(model: PreTrainedModel, configs: Sequence[Any], attentions: Mapping[str, nn.Module]) -> None:
-    """Watch an implementation that was chosen inside the block, or raise a ValueError if it is not known."""
+    """Intercept an implementation that was chosen inside the block, or raise a ValueError if it is not known."""
     names = [config._attn_implementation for config in configs]
     if all(name is None or isinstance(name, ImplementationName) for name in names):
         return

@@ -1,0 +1,66 @@
+"""Edit Telescope's own models through PyTorch's module hooks.
+
+A hook before each attention replaces its definition, queries and keys, so that the model, and whoever watches it, runs
+and sees the edited call. A hook after it multiplies the context of muted heads.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from ..attention import Attention
+from ..layers import Attend
+from ..recording.attention_call import AttentionCall
+from ..recording.names import Modules
+from ..watch.module_hook import ModuleHook, uncompiled
+from ..watch.telescope_models import observer_of
+from .edits import Mute
+from .session import EditSession
+
+
+@contextmanager
+def intercepting(modules: Modules, attends: Mapping[str, Attend], session: EditSession) -> Iterator[None]:
+    """Register the hooks of these attentions while the block runs."""
+    with ExitStack() as undo:
+        for name, attend in attends.items():
+            before = ModuleHook(uncompiled(partial(_before_attention, session, name, attend)))
+            undo.callback(attend.register_forward_pre_hook(before, with_kwargs=True).remove)
+            if any(isinstance(one.edit, Mute) for one in session.of(name)):
+                after = ModuleHook(uncompiled(partial(_after_attention, session, name)))
+                undo.callback(attend.register_forward_hook(after, with_kwargs=True).remove)
+        yield
+
+
+def _before_attention(session: EditSession, name: str, attend: Attend, module: Attend, args: Any, kwargs: Any) -> Any:
+    """Return the arguments of the edited call; None leaves them as they are.
+
+    `attend` is the model's own module, `module` the one that runs: decoding runs a copy of the model.
+    """
+    if not session.is_active():
+        return None
+    observer = observer_of(attend, session.thread)
+    if observer is not None and session.of(name):
+        observer.recording.add_edits(tuple(one.edit for one in session.of(name)))
+    call, across = _call(module, *args, **kwargs)
+    changed = session.change(name, call)
+    if changed is call:
+        return None
+    return (changed.queries, changed.keys, changed.values, changed.attention), {"across": across}
+
+
+def _after_attention(session: EditSession, name: str, module: Attend, args: Any, kwargs: Any, context: Tensor) -> Any:
+    """Return the context with the muted heads multiplied."""
+    if not session.is_active():
+        return None
+    return session.finish(name, _call(module, *args, **kwargs)[0], context)
+
+
+def _call(
+    module: Attend, queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, *, across: bool | None = None
+) -> tuple[AttentionCall, bool | None]:
+    """Return the arguments of Attend.forward as an AttentionCall."""
+    heads, dropout = tuple(range(queries.shape[1])), module.dropout if module.training else 0.0
+    return AttentionCall(queries, keys, values, attention, heads, dropout, across=across), across
