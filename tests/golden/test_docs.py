@@ -12,7 +12,9 @@ from pages import HOME, blocks, names
 
 DOCS = HOME / "docs"
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if page.parent.name not in ("lessons", "decisions")]
-every_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(DOCS).as_posix())
+every_page = pytest.mark.parametrize(
+    "page", sorted(DOCS.rglob("*.md")), ids=lambda path: path.relative_to(DOCS).as_posix()
+)
 WITH_CODE = [page for page in PAGES if re.search(r"^```(python|console)", page.read_text(encoding="utf-8"), re.M)]
 NAV = (HOME / "mkdocs.yml").read_text(encoding="utf-8")
 ROOMS = ("", "layers", "models", "decoding", "training", "plot", "explorer")
@@ -81,7 +83,7 @@ def test_every_page_is_in_the_navigation(page):
     assert page.relative_to(DOCS).as_posix() in NAV
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda path: path.relative_to(DOCS).as_posix())
+@every_page
 def test_links_lead_to_pages(page):
     for target in re.findall(r"\]\(([^)#]+?\.(?:md|png|svg))(?:#[\w-]+)?\)", page.read_text(encoding="utf-8")):
         if not target.startswith("http"):
