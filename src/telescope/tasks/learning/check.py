@@ -1,6 +1,7 @@
 """`check`: say what `train` would do with a recipe, and about how long it would take, without writing anything."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -16,6 +17,7 @@ from .train import check_folder
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 TIMED = 3  # steps that are timed, after one that warms up
+NEEDED = ("accelerate", "tensorboard", "sacrebleu", "rouge_score")  # of the train extra, by `train` or `evaluate`
 WIDTH = 100  # characters of a text that is shown
 
 
@@ -43,6 +45,9 @@ def check(recipe: Recipe, *, data: str | None = None, out: str | None = None) ->
     if out is not None:
         exists = Path(out).is_dir() and any(Path(out).iterdir())
         yield f"{'folder':<12}{out}: {'a run that will go on' if exists else 'will be made'}"
+    missing = [package for package in NEEDED if find_spec(package) is None]
+    if missing:
+        yield f"{'missing':<12}{' and '.join(missing)}: pip install 'telescope-attention[train]'"
     yield "nothing was written; leave out --check to train"
 
 
@@ -66,7 +71,8 @@ def _describe_stage(stage: Stage, model: torch.nn.Module, device: torch.device) 
     steps = settings.steps or each * (settings.epochs or 1)
     seconds = _seconds_of_a_step(stage, model, plans, prepared) * settings.accumulate
     size = f"{settings.tokens:,} tokens" if settings.tokens is not None else f"{settings.rows:,} rows"
-    where = "this GPU" if device.type == "cuda" else f"this CPU, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    where = "this GPU" if device.type == "cuda" else f"this CPU, {threads} thread{'s' if threads > 1 else ''}"
     return (
         f"{prepared.describe().partition(',')[0]}, {steps:,} steps of {size}: {steps / each:.1f} times "
         f"through the data; about {format_duration(steps * seconds)} on {where}, without validation"
