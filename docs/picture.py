@@ -1,4 +1,4 @@
-"""Draw docs/explain.svg, the picture of the README: python docs/picture.py"""
+"""Draw docs/explain.svg, the picture of the first page: python docs/picture.py"""
 
 from io import StringIO
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Take the pictures of the explorer for the README, docs/screens/*.png, with the shipped models:
+"""Take the pictures of the explorer for the documentation, docs/screens/*.png, with the shipped models:
 
 python docs/screens.py
 """

@@ -558,6 +558,34 @@ def use_corpus(folder: Path, dice: Random) -> None:
                 opened(lambda read=read, split=split, languages=languages: read(folder, split, *languages), ValueError)
 
 
+@cache
+def own() -> list[Files]:
+    """Return data of a user's own: a table of each kind, and a text."""
+    rows = [("Two men stand.", "Zwei Männer stehen."), ('She said "hi", twice.', "Sie sagte zweimal hallo.")]
+    records = [{"english": english, "german": german} for english, german in rows]
+    separated = ["english\tgerman", *("\t".join(row) for row in rows)]
+    quoted = ["english,german", *(",".join('"' + cell.replace('"', '""') + '"' for cell in row) for row in rows)]
+    return [
+        {"pairs.tsv": "\n".join(separated).encode()},
+        {"pairs.csv": "\r\n".join(quoted).encode()},
+        {"pairs.jsonl": "\n".join(map(json.dumps, records)).encode()},
+        {"pairs.json": json.dumps(records).encode()},
+        {"novel.txt": b"First Citizen:\nBefore we proceed, hear me speak.\n"},
+    ]
+
+
+def use_own(folder: Path, dice: Random) -> None:
+    from telescope.text.own_files import column_names, read_rows, read_running_text
+
+    for name in sorted(os.listdir(folder)):
+        file = str(folder / name)
+        opened(lambda file=file: column_names(folder, file), ValueError)
+        if name.startswith("pairs"):
+            opened(lambda file=file: read_rows(folder, file, ("english", "german")), ValueError)
+        column = "english" if name.startswith("pairs") else None
+        opened(lambda file=file, column=column: read_running_text(folder, file, column), ValueError)
+
+
 BODY = {"text": "Good morning", "model": "translator", "target": "Guten Morgen"}
 QUESTIONS = ("trace", "heads", "tokens", "geometry", "alignment", "cell", "cells", "map", "sharpest", "tiles/0/0/0")
 PARAMETERS = {"l": 0, "h": 1, "i": 2, "j": 1, "b": 0, "axis": "q", "start": 0, "stop": 5, "how": "max", "z": 0}
@@ -620,6 +648,7 @@ KINDS = (
     Kind("llama2.c", 5, bins, use_model),
     Kind("recipe", 12, recipes, use_recipe),
     Kind("corpus", 8, sets, use_corpus),
+    Kind("own data", 6, own, use_own),
     Kind("answers", 5, answers, use_answers),
     Kind("request", 8, lambda: [{"body.json": json.dumps(BODY).encode()}], use_api),
 )

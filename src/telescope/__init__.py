@@ -10,124 +10,53 @@ Example:
     torch.Size([1, 1, 3, 3])
 """
 
+import sys
 from importlib import import_module
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from . import decoding, layers, models
-from .atlas import Atlas, Comparison, atlas, compare
-from .atlas import open as open  # not in __all__: `from telescope import *` leaves the builtin alone
-from .attention import (
-    Attention,
-    Bias,
-    Mask,
-    Pairs,
-    Score,
-    additive,
-    alibi,
-    by_sum,
-    causal,
-    documents,
-    dot,
-    everyone,
-    from_additive,
-    from_forbidden,
-    from_tensor,
-    general,
-    padding,
-    prefix,
-    relative,
-    rotary,
-    sinusoidal,
-    softmax,
-    window,
-)
-from .edit import Effects, boost, edit, effect, frozen, hide, mute, redefine, tokens
-from .engines import Plan, attend
-from .health import Health, HealthReport, qk_clip
-from .models import LoadError, export, load
-from .recording import Recording
-from .survey import Survey, plan, survey
-from .trace import Row, Trace, trace
-from .watch import watch
+if TYPE_CHECKING:
+    from .public import *  # noqa: F403  the names of its __all__
+    from .public import open as open
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "Atlas",
-    "Attention",
-    "Bias",
-    "Comparison",
-    "Effects",
-    "Health",
-    "HealthReport",
-    "LoadError",
-    "Mask",
-    "Pairs",
-    "Plan",
-    "Recording",
-    "Row",
-    "Score",
-    "Survey",
-    "Trace",
-    "additive",
-    "alibi",
-    "atlas",
-    "attend",
-    "boost",
-    "by_sum",
-    "causal",
-    "compare",
-    "decoding",
-    "documents",
-    "dot",
-    "edit",
-    "effect",
-    "everyone",
-    "export",
-    "from_additive",
-    "from_forbidden",
-    "from_tensor",
-    "frozen",
-    "general",
-    "hide",
-    "layers",
-    "load",
-    "models",
-    "mute",
-    "padding",
-    "plan",
-    "prefix",
-    "press",
-    "qk_clip",
-    "redefine",
-    "relative",
-    "rotary",
-    "sinusoidal",
-    "softmax",
-    "survey",
-    "tokens",
-    "trace",
-    "watch",
-    "window",
-]
 
 LAZY = (
     "callbacks",
     "explorer",
+    "lessons",
+    "plot",
     "tasks",
     "text",
     "training",
-)  # imported at first use, so that `import telescope` stays fast
+)  # rooms that need more than the public names do
+
+
+class Package(ModuleType):
+    """This package. Public names are imported at first use: `telescope --help` and completion import no torch."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute, unless importing binds a room: `ts.survey` is the function, not the room of its name."""
+        if not isinstance(value, ModuleType) or value.__name__ != f"{__name__}.{name}":
+            super().__setattr__(name, value)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a lazy room, or a function for another library, at first use."""
-    if name == "press":
-        return import_module(".watch.huggingface.press", __name__).press
+    """Return a public name, or a room."""
     if name in LAZY:
         return import_module(f".{name}", __name__)
+    if not name.startswith("__") or name == "__all__":
+        public = import_module(".public", __name__)
+        if hasattr(public, name):
+            globals()[name] = getattr(public, name)
+            return globals()[name]
+        if f"{__name__}.{name}" in sys.modules:  # a room that is not public, as `import telescope.engines` names it
+            return sys.modules[f"{__name__}.{name}"]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *LAZY, "press"})
+    return sorted({*globals(), *LAZY, *import_module(".public", __name__).__all__, "open"})
+
+
+sys.modules[__name__].__class__ = Package

@@ -1,6 +1,7 @@
 """A wrong command gets one sentence on standard error, exit code 2, and nothing else."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -42,3 +43,38 @@ def test_commands_that_print_no_error(rest, encoding, begins):
     done = subprocess.run(line, shell=True, capture_output=True, encoding=encoding, env=environment, check=False)
     assert done.stdout.startswith(begins)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def _leaves(group, path=()):
+    for name, command in group.commands.items():
+        yield from _leaves(command, (*path, name)) if hasattr(command, "commands") else [(*path, name)]
+
+
+def test_every_help_has_examples_that_the_command_understands(command):
+    """Each example names its command, and options that the command has."""
+    import typer
+
+    from telescope.cli import app
+
+    for path in _leaves(typer.main.get_command(app)):
+        code, printed, _ = command(*path, "--help")
+        assert code == 0
+        examples = printed.partition("Examples:")[2].strip().splitlines()
+        assert examples, f"telescope {' '.join(path)} --help has no examples"
+        for example in examples:
+            assert example.strip().startswith(f"telescope {' '.join(path)}")
+            assert set(re.findall(r" (--[a-z-]+)", example)) <= set(
+                re.findall(r"(--[a-z-]+)", printed.partition("Examples:")[0])
+            )
+
+
+def test_shells_complete_commands_and_options(monkeypatch, tmp_path):
+    """As bash asks for it: the words so far in the environment, a line for each completion."""
+    monkeypatch.setenv("_TELESCOPE_COMPLETE", "complete_bash")
+    for words, expected in (("telescope tr", {"train", "translate"}), ("telescope train --ch", {"--check"})):
+        environment = os.environ | {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+        code = "import sys; sys.argv = ['telescope']; from telescope.cli import main; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment
+        )
+        assert set(done.stdout.split()) == expected, done.stderr

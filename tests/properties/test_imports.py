@@ -25,9 +25,10 @@ HOUSE = [
     ["atlas", "health"],
     ["callbacks"],
     ["training"],
-    ["tasks"],
+    ["tasks", "plot", "lessons"],
     ["explorer"],
     ["cli"],
+    ["public"],  # the public names
     ["__init__"],  # what `import telescope` gives
 ]
 EXCEPTIONS = {

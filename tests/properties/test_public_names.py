@@ -21,7 +21,7 @@ def test_a_star_import_leaves_the_builtins_alone():
 
 def test_the_explorer_is_there_after_import_telescope_alone():
     """It is imported on first use: `import telescope` starts no web server and imports no training library."""
-    later = ("explorer", "training", "tasks", "text")
+    later = ("explorer", "plot", "training", "tasks", "text")
     printed = fresh(
         "import sys, telescope\n"
         f"print(any(name in sys.modules for name in ('starlette', *(f'telescope.{{it}}' for it in {later}))))\n"
@@ -29,3 +29,26 @@ def test_the_explorer_is_there_after_import_telescope_alone():
         f"print({set(later)} <= set(dir(telescope)), hasattr(telescope, 'explorers'))\n"
     )
     assert printed == ["False", "True", "True", "True", "False"]
+
+
+def test_a_function_is_found_whatever_was_imported_before():
+    """Importing a room binds its name in the package, and some functions have the name of their room."""
+    printed = fresh(
+        "import telescope.survey.chunked, telescope.trace, telescope.watch.observer, telescope.engines.dispatch\n"
+        "import telescope as ts\n"
+        "from telescope import survey\n"
+        "print(callable(ts.survey), callable(survey), callable(ts.trace), callable(ts.watch))\n"
+        "print(telescope.engines.dispatch.__name__, ts.layers.__name__)\n"
+    )
+    assert printed == ["True"] * 4 + ["telescope.engines.dispatch", "telescope.layers"]
+
+
+def test_help_and_completion_import_no_torch():
+    """They answer in a fraction of a second; torch takes seconds to import."""
+    code = "import sys, telescope.cli; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    assert fresh(code) == ["False", "False"]
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    assert not hasattr(ts, "atend")
+    assert {"attend", "survey", "open", "plot", "lessons"} <= set(dir(ts))

@@ -11,13 +11,24 @@ from io import TextIOWrapper
 import typer
 
 from .atlas import atlas, compare
-from .learning import evaluate, train
+from .examples import EXAMPLES
+from .learning import evaluate, recipe, train
 from .looking import doctor, explain, serve, watch
 from .writing import generate, recall, summarize, translate
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None)
 for command in (explain, translate, summarize, generate, recall, train, evaluate, watch, atlas, compare, serve, doctor):
-    app.command()(command)
+    app.command(epilog=EXAMPLES.get(command.__name__))(command)
+new = typer.Typer(rich_markup_mode=None)
+new.command(epilog=EXAMPLES["new recipe"])(recipe)
+app.add_typer(new, name="new")
+
+
+@new.callback(invoke_without_command=True)
+def new_file(context: typer.Context) -> None:
+    """Write a file to start from: a recipe."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @app.callback(invoke_without_command=True)

@@ -15,7 +15,9 @@ DataFolder = Annotated[
 
 def train(
     recipe: Annotated[str, typer.Argument(help="A TOML file; recipes/ holds those of the published results.")],
-    out: Annotated[str, typer.Option(help="Folder for the model; a run that was stopped in it continues.")],
+    out: Annotated[
+        str | None, typer.Option(help="Folder for the model; a run that was stopped in it continues.")
+    ] = None,
     data: DataFolder = None,
     seed: Annotated[int | None, typer.Option(help="Seed, instead of the recipe's.")] = None,
     steps: Annotated[int | None, typer.Option(help="Number of steps, instead of the recipe's.")] = None,
@@ -25,13 +27,53 @@ def train(
             help="Number of steps after which statistics of every head are written to TensorBoard, again and again."
         ),
     ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Say what the training would do and how long it takes; write nothing.")
+    ] = False,
 ) -> None:
     """Train the model of a recipe. The same command continues a run that was stopped."""
+    from ..tasks.learning.check import check as check_recipe
     from ..tasks.learning.registry import read
     from ..tasks.learning.train import override
     from ..tasks.learning.train import train as train_recipe
 
-    train_recipe(override(read(recipe), seed=seed, steps=steps, watch=watch), out, data=data)
+    chosen = override(read(recipe), seed=seed, steps=steps, watch=watch)
+    if check:
+        for line in check_recipe(chosen, data=data, out=out):
+            print(line, flush=True)
+    elif out is None:
+        raise ValueError("--out is missing: it names the folder for the model, such as --out runs/mine")
+    else:
+        train_recipe(chosen, out, data=data)
+
+
+def recipe(
+    task: Annotated[str, typer.Argument(help="What the model will do: translate, summarize or generate.")],
+    file: Annotated[str | None, typer.Argument(help="File to write; TASK.toml unless given.")] = None,
+    train: Annotated[
+        str | None, typer.Option(help="File of training data: .tsv, .csv, .jsonl, .json, .parquet or plain text.")
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option(help="Column to read from; guessed from the header unless given.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="Column to write; guessed from the header unless given.")] = None,
+    data: DataFolder = None,
+) -> None:
+    """Write a recipe for data of your own: a TOML file with a comment at each setting."""
+    from pathlib import Path
+
+    from ..tasks.learning.new_recipe import new_recipe
+
+    place = Path(file or f"{task}.toml")
+    text = new_recipe(task, str(place), train=train, source=source, target=target, data=data)
+    try:
+        with place.open("x", encoding="utf-8") as opened:
+            opened.write(text)
+    except FileExistsError:
+        raise ValueError(f"{place} exists; name another file: telescope new recipe {task} FILE") from None
+    except OSError as problem:
+        raise ValueError(f"{place} cannot be written: {problem.strerror}") from None
+    print(f"{place} written. Next: telescope train {place} --check")
 
 
 def evaluate(

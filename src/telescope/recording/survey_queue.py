@@ -82,9 +82,7 @@ class SurveyQueue:
     one staging buffer is read while the other is filled.
     """
 
-    def __init__(
-        self, top: int, map: tuple[int, int] | None, *, streaming: bool = False, sample: bool = False
-    ) -> None:
+    def __init__(self, top: int, map: tuple[int, int] | None, *, streaming: bool = False, sample: bool = False) -> None:
         self.top, self.map, self.streaming, self.sample = top, map, streaming, sample
         self.queued: list[QueuedSurvey] = []
         self.kind: Any = None  # calls of one kind are surveyed together

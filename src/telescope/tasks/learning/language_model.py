@@ -7,13 +7,13 @@ from typing import Literal
 
 from tokenizers import Tokenizer
 
-from ...layers.check_sizes import check_choice
 from ...models import GPTConfig, Model
 from ...models.config import Config
 from ...text.corpora import TEXTS
 from ...text.corpus_files import Split
 from ...text.tokenizer import character_tokenizer, check_vocabulary_size, train_bpe
 from ...training import Training, Windows, language, mean_loss
+from .own_data import OwnData
 from .recipe import Recipe, Shape
 from .task import Answer, Stage, Task, Work, check_fields
 
@@ -21,16 +21,18 @@ LARGEST_LOSS = 700.0  # nats per token; the perplexity of larger losses overflow
 
 
 @dataclass(frozen=True)
-class RunningText(Config):
-    """The table [data]: one long text."""
+class RunningText(OwnData):
+    """The table [data]: one long text, of a corpus or of files of one's own."""
 
-    corpus: str
+    text: str | None = None  # the column of texts, where the file is a table
 
     def check(self) -> None:
-        check_choice("corpus", self.corpus, TEXTS)
+        self.check_source(TEXTS)
 
     def read(self, data: Path, split: Split) -> str:
         """Return the text of a split."""
+        if self.corpus is None:
+            return self.read_whole_text(data, split, self.text)
         return TEXTS[self.corpus](data, split)
 
 

@@ -5,34 +5,37 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from ...layers.check_sizes import check_choice
 from ...models import Model
-from ...models.config import Config, check_at_least_one, check_at_most
+from ...models.config import check_at_least_one, check_at_most
 from ...text.corpora import SUMMARIES, TextPair, rename_speakers
 from ...text.corpus_files import Split
 from . import sequence_pairs
+from .own_data import OwnData
 from .sequence_pairs import MOST_AGAIN, PairsRecipe, TextColumn, answers, build_work, predictions
 from .task import Answer, Task, Work
 
 
-@dataclass(frozen=True)
-class SummaryData(Config):
+@dataclass(frozen=True, kw_only=True)
+class SummaryData(OwnData):
     """The table [data]. Longer documents are truncated; pairs with a longer summary are left out."""
 
-    corpus: str
+    document: str = "document"  # the column of documents, in files of one's own
+    summary: str = "summary"  # the column of summaries
     longest: int = 256  # most tokens of a document
     longest_summary: int = 64  # most tokens of a summary
     renamed: int = 0  # additional copies of all chats, with other names for the people in them
 
     def check(self) -> None:
         check_at_least_one(self, "longest", "longest_summary")
-        check_choice("corpus", self.corpus, SUMMARIES)
+        self.check_source(SUMMARIES)
         check_at_most(self, MOST_AGAIN, "renamed")
         if self.renamed < 0:
             raise ValueError(f"renamed={self.renamed} must be at least 0, which is no copy")
 
     def read(self, data: Path, split: Split) -> list[TextPair]:
         """Return the documents and summaries of a split."""
+        if self.corpus is None:
+            return self.read_pairs(data, split, self.document, self.summary)
         return SUMMARIES[self.corpus](data, split)
 
 

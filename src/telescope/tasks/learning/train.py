@@ -41,7 +41,7 @@ def train(
     """
     recipe = recipe if isinstance(recipe, Recipe) else read(recipe)
     folder = Path(out)
-    _check_folder(folder, recipe)
+    check_folder(folder, recipe)
     tokenizer_file = folder / "tokenizer.json"  # trained once: a run that continues must have the same ids
     tokenizer = read_tokenizer(tokenizer_file) if tokenizer_file.exists() else None
     work = TASKS[recipe.task].prepare(recipe, data_folder(data), tokenizer)
@@ -82,7 +82,7 @@ def first_process() -> bool:
     return bool(import_required("accelerate").PartialState().is_main_process)
 
 
-def _check_folder(folder: Path, recipe: Recipe) -> None:
+def check_folder(folder: Path, recipe: Recipe) -> None:
     """Raise a ValueError unless the folder is new or empty, or holds a run of this recipe.
 
     Only what determines the token ids is compared here; `training` compares the settings.

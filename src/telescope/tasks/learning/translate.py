@@ -15,6 +15,7 @@ from ...text.corpora import TRANSLATIONS, TextPair, read_multi30k_merges
 from ...text.corpus_files import Split
 from ...text.tokenizer import bpe_from_merges
 from . import sequence_pairs
+from .own_data import OwnData
 from .sequence_pairs import (
     PairsRecipe,
     PairTokenizer,
@@ -28,13 +29,15 @@ from .sequence_pairs import (
 from .task import Answer, Task, Work
 
 
-@dataclass(frozen=True)
-class Translations(Config):
-    """The table [data]: `corpus` is trained and measured on; `also` is another corpus to train on."""
+@dataclass(frozen=True, kw_only=True)
+class Translations(OwnData):
+    """The table [data]: a corpus, or files of one's own; `also` is another corpus to train on.
 
-    corpus: str
-    source: Literal["en", "de"]
-    target: Literal["en", "de"]
+    source, target  the languages of a corpus, "en" or "de"; the two columns of files of one's own
+    """
+
+    source: str
+    target: str
     also: str | None = None
     bare: int = 0  # % of the pairs that are added once more without their final full stop
     longest: int = 128  # most tokens of either side; longer pairs are left out of the training
@@ -43,13 +46,21 @@ class Translations(Config):
         check_at_least_one(self, "longest")
         if not 0 <= self.bare <= 100:
             raise ValueError(f"bare={self.bare} % of the pairs is not possible; 0 to 100 is")
-        for name in ("corpus", "also"):
-            if getattr(self, name) is not None:
-                check_choice(name, getattr(self, name), TRANSLATIONS)
+        self.check_source(TRANSLATIONS)
+        if self.also is not None:
+            check_choice("also", self.also, TRANSLATIONS)
+        if self.corpus is not None or self.also is not None:
+            for name in ("source", "target"):
+                check_choice(name, getattr(self, name), ("en", "de"))
+        elif self.source == self.target:
+            raise ValueError(f'source and target are both "{self.source}"; a translation has two columns')
 
     def read(self, data: Path, split: Split, corpus: str | None = None) -> list[TextPair]:
         """Return the pairs of a split, of `corpus` or of another corpus."""
-        return TRANSLATIONS[corpus or self.corpus](data, split, self.source, self.target)
+        name = corpus or self.corpus
+        if name is None:
+            return self.read_pairs(data, split, self.source, self.target)
+        return TRANSLATIONS[name](data, split, self.source, self.target)
 
     def read_training(self, data: Path) -> list[TextPair]:
         """Return all pairs to train on, in a fixed order."""

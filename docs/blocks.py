@@ -1,0 +1,181 @@
+"""The code blocks of Markdown pages: run them, show what they print and draw, and write pages as notebooks.
+
+A page is the only source: `python docs/blocks.py` writes the notebooks of lessons/ from docs/lessons/*.md, with
+`--execute` it runs them, the site shows what each block gave (docs/hooks.py), and tests run every block of every page.
+"""
+
+import ast
+import base64
+import contextlib
+import io
+import json
+import re
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+LESSONS = DOCS / "lessons"
+NOTEBOOKS = DOCS.parent / "lessons"
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```[ ]*$", re.M | re.S)
+NOT_RUN = re.compile(r"<!-- not run: (.+?) -->\s*$")
+
+
+@dataclass
+class Block:
+    """A code block of a page.
+
+    language  as the fence says: python, console, toml
+    start     where the fence begins in the page, and `stop`, where it ends
+    folded    whether the block is a solution, inside <details>
+    skipped   why the block is not run, from a comment before it: <!-- not run: it needs a GPU -->
+    """
+
+    language: str
+    code: str
+    start: int
+    stop: int
+    folded: bool
+    skipped: str | None
+
+
+@dataclass
+class Result:
+    """What a block printed, the value of its last line as text, and the pictures that it drew."""
+
+    printed: str = ""
+    value: str = ""
+    pictures: list = field(default_factory=list)
+
+
+def blocks(page):
+    """Return the code blocks of a page in order."""
+    found = []
+    for fence in FENCE.finditer(page):
+        before = page[: fence.start()]
+        folded = before.count("<details") > before.count("</details>")
+        skipped = NOT_RUN.search(before)
+        reason = skipped[1] if skipped else None
+        found.append(Block(fence[1], fence[2], fence.start(), fence.end(), folded, reason))
+    return found
+
+
+def run(code, names, name="page"):
+    """Run a block as a notebook would: the value of a last line that is an expression is shown, too."""
+    tree, result, last = ast.parse(code, name), Result(), None
+    if tree.body and isinstance(tree.body[-1], ast.Expr) and not code.rstrip().endswith(";"):
+        last = ast.Expression(tree.body.pop().value)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(tree, name, "exec"), names)
+        value = None if last is None else eval(compile(last, name, "eval"), names)
+    result.printed = printed.getvalue()
+    if value is not None:
+        if hasattr(value, "_repr_png_"):
+            result.pictures.append(value._repr_png_())
+        else:
+            result.value = f"{value}\n"
+    return result
+
+
+def run_page(page, name="page"):
+    """Run the Python blocks of a page in one namespace, solutions included, and yield each with its result."""
+    names = {"__name__": "__main__"}
+    for block in blocks(page):
+        if block.language == "python" and block.skipped is None:
+            yield block, run(block.code, names, name)
+
+
+def with_results(page, name="page"):
+    """Return the page with what each block printed and drew below the block."""
+    parts, end = [], 0
+    for block, result in run_page(page, name):
+        parts.append(page[end : block.stop])
+        end = block.stop
+        text = (result.printed + result.value).rstrip()
+        if text and not block.folded:
+            parts.append(f'\n\n```text title="output"\n{text}\n```\n')
+        for picture in result.pictures:
+            data = base64.b64encode(picture).decode()
+            parts.append(
+                f'\n\n<img class="picture" alt="the picture that this code draws" src="data:image/png;base64,{data}">\n'
+            )
+    return "".join(parts) + page[end:]
+
+
+def notebook(page):
+    """Return a page as a notebook: text and folded solutions are Markdown cells, all other Python is code."""
+    cells, end = [], 0
+
+    def add_text(text):
+        text = text.replace(' markdown="1"', "").strip()
+        if text:
+            cells.append({"cell_type": "markdown", "metadata": {}, "source": _lines(text)})
+
+    for block in blocks(page):
+        if block.language == "python" and not block.folded and block.skipped is None:
+            add_text(page[end : block.start])
+            source = _lines(block.code.strip())
+            cells.append(
+                {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": [], "source": source}
+            )
+            end = block.stop
+    add_text(page[end:])
+    for number, cell in enumerate(cells):
+        cell["id"] = f"cell-{number}"
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
+    return {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+
+
+def solved(book):
+    """Return a notebook with each exercise's cell replaced by the solution that is folded below it."""
+    cells, stub = [], None
+    for cell in book["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "code":
+            stub = len(cells) if "raise NotImplementedError" in source or "= ..." in source else None
+        elif stub is not None and "<details" in source:
+            (solution,) = [block.code for block in blocks(source) if block.folded]
+            cells[stub] = {**cells[stub], "source": _lines(solution.strip())}
+            stub = None
+        cells.append(cell)
+    return {**book, "cells": cells}
+
+
+def write_notebooks(folder=NOTEBOOKS):
+    """Write a notebook for each lesson."""
+    folder.mkdir(exist_ok=True)
+    for page in sorted(LESSONS.glob("[0-9]*.md")):
+        (folder / f"{page.stem}.ipynb").write_text(notebook_text(page), encoding="utf-8")
+
+
+def notebook_text(page):
+    """Return the file of a lesson's notebook."""
+    return json.dumps(notebook(page.read_text(encoding="utf-8")), indent=1, ensure_ascii=False) + "\n"
+
+
+def execute_notebooks():
+    """Run every notebook in a kernel of its own, with the solutions filled in, and print how long each took."""
+    import nbclient
+    import nbformat
+
+    begun = time.perf_counter()
+    for file in sorted(NOTEBOOKS.glob("*.ipynb")):
+        start = time.perf_counter()
+        book = solved(json.loads(file.read_text(encoding="utf-8")))
+        nbclient.NotebookClient(nbformat.reads(json.dumps(book), as_version=4), timeout=300).execute()
+        print(f"{file.name:32} {time.perf_counter() - start:5.1f} s", flush=True)
+    print(f"{'all lessons':32} {time.perf_counter() - begun:5.1f} s")
+
+
+def _lines(text):
+    return text.splitlines(keepends=True)
+
+
+if __name__ == "__main__":
+    if "--execute" in sys.argv:
+        execute_notebooks()
+    else:
+        write_notebooks()

@@ -1,0 +1,47 @@
+"""Hooks of mkdocs: results below the code of lessons, the reference from docstrings, the help of every command."""
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+try:
+    import blocks
+    import names
+
+    import telescope  # noqa: F401  the reference is made from it
+except ImportError as problem:
+    raise SystemExit(f"the site needs the library and the extra docs: pip install -e '.[docs]' ({problem})") from None
+
+
+def on_page_markdown(markdown, *, page, config, files):
+    """Complete a page before it is rendered."""
+    name = page.file.src_uri
+    if name.startswith("reference/"):
+        return names.expand(markdown).replace("{{ commands }}", commands() if "{{ commands }}" in markdown else "")
+    if name.startswith("lessons/") and not name.endswith("index.md") and "DOCS_WITHOUT_RESULTS" not in os.environ:
+        there = f"As a notebook: `lessons/{Path(name).stem}.ipynb`.\n\n## The question"
+        return blocks.with_results(markdown, name).replace("## The question", there, 1)
+    return markdown
+
+
+def commands():
+    """Return a section with the help of each command."""
+    import typer
+
+    from telescope.cli import app
+
+    group = typer.main.get_command(app)
+    parts = []
+    for path, command in _commands(group, ("telescope",)):
+        context = typer.Context(command, info_name=" ".join(path), terminal_width=96)
+        parts.append(f"## {' '.join(path)}\n\n```text\n{command.get_help(context)}\n```")
+    return "\n\n".join(parts)
+
+
+def _commands(group, path):
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, (*path, name))
+        else:
+            yield (*path, name), command

@@ -1,0 +1,11 @@
+"""What the notebooks of lessons/ need: checks of the exercises, the vectors of the examples, plain weight matrices.
+
+May import watch and what is below it. Read check.py first: each function of it takes a reader's own solution, compares
+it with the library, and says what is wrong with a wrong one.
+"""
+
+from . import check
+from .answers import WrongAnswer
+from .material import JOURNEY, TELESCOPE, journey, matrices
+
+__all__ = ["JOURNEY", "TELESCOPE", "WrongAnswer", "check", "journey", "matrices"]

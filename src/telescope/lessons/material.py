@@ -1,0 +1,73 @@
+"""What the lessons work with: the sentences and vectors of the notes, and the weights of layers as plain matrices."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..layers import DecoderBlock, EncoderBlock, FeedForward, MultiHeadAttention
+from ..models import GPT, Transformer
+
+JOURNEY = ("Your", "journey", "starts", "with", "one", "step")
+TELESCOPE = ("The", "man", "saw", "the", "astronomer", "with", "a", "telescope")
+
+
+def journey() -> Float[Tensor, "6 3"]:
+    """Return the six vectors of "Your journey starts with one step" (Raschka, Build a Large Language Model, chapter 3).
+
+    Example:
+        >>> from telescope.lessons import journey
+        >>> journey().shape
+        torch.Size([6, 3])
+    """
+    return torch.tensor(
+        [
+            [0.43, 0.15, 0.89],
+            [0.55, 0.87, 0.66],
+            [0.57, 0.85, 0.64],
+            [0.22, 0.58, 0.33],
+            [0.77, 0.25, 0.10],
+            [0.05, 0.80, 0.55],
+        ]
+    )
+
+
+def matrices(module: nn.Module) -> dict[str, Any]:
+    """Return the weights of a layer, a block or a whole model as plain matrices, for y = x W.
+
+    An attention has W_q, W_k, W_v and W_o; a feed-forward network W_1 and W_2; a block `self`, `feed_forward` and, in a
+    decoder, `cross`; a model `embedding`, `positions` where they are learned, and lists of blocks. Biases are left out:
+    the models of the lessons have none.
+
+    Raises TypeError for any other module.
+
+    Example:
+        >>> from telescope.layers import FeedForward
+        >>> from telescope.lessons import matrices
+        >>> matrices(FeedForward(8, 32, bias=False))["W_1"].shape
+        torch.Size([8, 32])
+    """
+    match module:
+        case MultiHeadAttention():
+            named = {name: part.weight.detach().mT for name, part in module.projections().items()}
+            return {**{name: named[name] for name in ("W_q", "W_k", "W_v")}, "W_o": module.W_O.weight.detach().mT}
+        case FeedForward():
+            return {name: getattr(module, name).weight.detach().mT for name in ("W_1", "W_2")}
+        case EncoderBlock():
+            return {"self": matrices(module.self_attention), "feed_forward": matrices(module.feed_forward)}
+        case DecoderBlock():
+            attentions = {"self": matrices(module.self_attention), "cross": matrices(module.cross_attention)}
+            return attentions | {"feed_forward": matrices(module.feed_forward)}
+        case GPT():
+            blocks = [matrices(block) for block in module.blocks]
+            learned = {} if module.positions is None else {"positions": next(module.positions.parameters()).detach()}
+            return {"embedding": module.embedding.weight.detach(), **learned, "blocks": blocks}
+        case Transformer():
+            return {
+                "embedding": module.embedding.weight.detach(),
+                "encoder": [matrices(block) for block in module.encoder],
+                "decoder": [matrices(block) for block in module.decoder],
+            }
+        case _:
+            raise TypeError(f"a {type(module).__name__} is not part of the lessons; MultiHeadAttention or GPT is")

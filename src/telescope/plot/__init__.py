@@ -1,0 +1,35 @@
+"""Draw attention with matplotlib: one function for each picture, for papers, slides and notebooks.
+
+May import training and what is below it. Read style.py first, then matrices.py. Each function takes what the library
+returns (a `Trace`, a `Survey`, one attention of a `Recording`, a table of heads) or plain tensors, and returns a
+`Picture`, which a notebook shows and `save` writes as PNG, SVG or PDF. Needs matplotlib.
+
+Example:
+    >>> import torch, telescope as ts
+    >>> x = torch.eye(3)[None, None]
+    >>> steps = ts.trace(x, x, x, ts.Attention(mask=ts.causal), ["the", "cat", "sat"])
+    >>> ts.plot.heatmap(steps).save("weights.svg")
+"""
+
+from .matrices import alignment, heads_grid, heatmap
+from .style import Picture
+from .tables import effects, habits, scatter
+from .text import text
+from .tracks import entropy, received, training
+from .vectors import geometry, variance
+
+__all__ = [
+    "Picture",
+    "alignment",
+    "effects",
+    "entropy",
+    "geometry",
+    "habits",
+    "heads_grid",
+    "heatmap",
+    "received",
+    "scatter",
+    "text",
+    "training",
+    "variance",
+]

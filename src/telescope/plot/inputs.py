@@ -1,0 +1,126 @@
+"""What the functions of `ts.plot` accept: weights and tracks of traces, surveys, recorded attentions and tensors."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, SupportsIndex
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..recording.recorded_call import RecordedCall
+from ..recording.recording import Watched
+from ..survey import Survey
+from ..trace import Trace
+from ..words import check_index
+
+Seen = Trace | Survey | Watched | RecordedCall | Tensor
+
+FINEST = 512  # queries and keys up to which single weights are drawn; more are pooled to a map
+POOLED = 256  # rows and columns of that map
+
+
+class Matrices(NamedTuple):
+    """The weights of every head of one sequence, and the names of queries and keys, where they are known.
+
+    numbers  (heads, rows, columns)
+    pooled   how many queries and keys a cell holds; (1, 1) for single weights
+    """
+
+    numbers: Float[Tensor, "heads row column"]
+    rows: tuple[str, ...] | None
+    columns: tuple[str, ...] | None
+    pooled: tuple[float, float]
+    names: tuple[int, ...]
+
+
+def matrices_of(
+    seen: Seen, tokens: Sequence[str] | tuple[Sequence[str], Sequence[str]] | None, batch: SupportsIndex
+) -> Matrices:
+    """Return the matrices to draw: exact weights up to 512 tokens, a pooled map of longer texts.
+
+    Raises TypeError for anything that holds no weights, and ValueError for tokens of another number.
+    """
+    names: tuple[int, ...] | None = None
+    given: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+    if isinstance(seen, Watched):
+        seen = seen.call
+    if isinstance(seen, RecordedCall):
+        names = seen.heads
+        seen = seen.trace() if seen.keep == "steps" else seen.survey()
+    if isinstance(seen, Trace):
+        numbers, size = seen.weights, tuple(seen.weights.shape[-2:])
+        given = seen.query_tokens, seen.key_tokens
+    elif isinstance(seen, Survey):
+        numbers, size = _survey_map(seen), (seen.queries.shape[-2], seen.keys.shape[-2])
+    elif isinstance(seen, Tensor):
+        if not 2 <= seen.ndim <= 4:
+            raise TypeError(
+                f"a tensor of shape {tuple(seen.shape)} is no matrix; (query, key) or (heads, query, key) is"
+            )
+        numbers, size = seen[(None,) * (4 - seen.ndim)], tuple(seen.shape[-2:])
+    else:
+        raise TypeError(
+            f"{type(seen).__name__} holds no weights to draw; a Trace, a Survey, an attention of a recording, such as "
+            'recording["blocks.0.self"], or a tensor does'
+        )
+    number = check_index("batch", batch, len(numbers))
+    matrices = numbers[number].detach().double().cpu()
+    rows, columns = _names(tokens, given, size)
+    pooled = size[0] / max(1, matrices.shape[-2]), size[1] / max(1, matrices.shape[-1])
+    if pooled != (1.0, 1.0):
+        rows = columns = None
+    return Matrices(matrices, rows, columns, pooled, names or tuple(range(len(matrices))))
+
+
+def _survey_map(survey: Survey) -> Float[Tensor, "batch heads rows cols"]:
+    queries, keys = survey.queries.shape[-2], survey.keys.shape[-2]
+    if survey.queries.is_meta:
+        if survey.recorded is None:
+            raise ValueError('this recording kept no map: ts.watch(model, keep="queries-keys") or map=(128, 128) does')
+        return survey.map(*survey.recorded)
+    if max(queries, keys) <= FINEST:
+        return survey.rows(slice(None))
+    return survey.map(min(queries, POOLED), min(keys, POOLED))
+
+
+def _names(
+    tokens: Sequence[str] | tuple[Sequence[str], Sequence[str]] | None,
+    given: tuple[tuple[str, ...], tuple[str, ...]] | None,
+    size: tuple[int, ...],
+) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
+    """Return the names of queries and keys; one list names both, from the end where there are fewer queries."""
+    if tokens is None:
+        return given or (None, None)
+    if isinstance(tokens, str):
+        raise TypeError(f'tokens is one string, "{tokens}"; it takes a list with a string for each position')
+    if len(tokens) == 2 and not any(isinstance(part, str) for part in tokens):
+        rows, columns = (tuple(map(str, part)) for part in tokens)
+    else:
+        columns = tuple(map(str, tokens))
+        rows = columns[len(columns) - size[0] :] if size[0] <= len(columns) else columns
+    if (len(rows), len(columns)) != size:
+        raise ValueError(
+            f"tokens name {len(rows)} queries and {len(columns)} keys; there are {size[0]} queries and {size[1]} keys; "
+            "two sequences are named by tokens=(query tokens, key tokens)"
+        )
+    return rows, columns
+
+
+def track_of(seen: Seen, kind: str, batch: SupportsIndex) -> tuple[Float[Tensor, "heads place"], tuple[int, ...]]:
+    """Return what each key receives, or the entropy of each query, for every head of one sequence; and head numbers."""
+    names: tuple[int, ...] | None = None
+    if isinstance(seen, Watched):
+        seen = seen.call
+    if isinstance(seen, RecordedCall):
+        names, seen = seen.heads, seen.survey()
+    if isinstance(seen, Trace):
+        seen = seen.weights
+    if isinstance(seen, Survey):
+        numbers = seen.received if kind == "received" else seen.entropy
+    elif isinstance(seen, Tensor) and 2 <= seen.ndim <= 4:
+        weights = seen[(None,) * (4 - seen.ndim)].double()
+        numbers = weights.sum(-2) if kind == "received" else -torch.xlogy(weights, weights).sum(-1)
+    else:
+        raise TypeError(f"{type(seen).__name__} holds no weights to draw; a Survey or an attention of a recording does")
+    track = numbers[check_index("batch", batch, len(numbers))].detach().double().cpu()
+    return track, names or tuple(range(len(track)))

@@ -1,0 +1,198 @@
+"""Pictures of tables: heads by two of their columns, habits of all heads as a grid, effects of edits as bars."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import isnan, nan
+from typing import Any
+
+from ..recording.heads import HABITS, MEASURES, Heads
+from ..words import hint
+from .style import COLOURS, SEQUENTIAL, Picture, Width, inches, new_picture, styled
+
+Row = Mapping[str, Any]
+TableLike = Any  # Heads, Effects, a pandas or polars frame, a mapping of columns, or rows as mappings
+
+MARKERS = "os^Dvp*X<>"  # a kind has a colour and a shape, so that it can be told without colours
+
+
+def rows_of(table: TableLike) -> list[Row]:
+    """Return the rows of a table as mappings: of Heads, a frame, columns by name, or rows.
+
+    Raises TypeError for anything else, ValueError for a table without rows.
+    """
+    if isinstance(table, Heads):
+        rows: Any = table.to_dict()
+    elif hasattr(table, "columns") and isinstance(table.columns, Mapping):
+        rows = rows_of(table.columns)
+    elif hasattr(table, "to_dicts"):  # polars
+        rows = table.to_dicts()
+    elif hasattr(table, "to_dict"):  # pandas
+        rows = table.to_dict("records")
+    elif isinstance(table, Mapping):
+        rows = [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
+    else:
+        rows = list(table) if isinstance(table, Iterable) else None
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+        raise TypeError(f"{type(table).__name__} is no table; a frame, Heads, or a list of dicts is")
+    if not rows:
+        raise ValueError("the table has no rows, so there is nothing to draw")
+    return rows
+
+
+def column(rows: Sequence[Row], name: str) -> list[Any]:
+    """Return one column; raise a ValueError that suggests a name where there is no such column."""
+    if name not in rows[0]:
+        raise ValueError(f'there is no column "{name}"; {hint(name, list(rows[0]))}')
+    return [row[name] for row in rows]
+
+
+def scatter(
+    table: TableLike,
+    x: str = "previous",
+    y: str = "induction",
+    *,
+    colour: str = "kind",
+    label: str | None = None,
+    title: str | None = None,
+    width: Width = "column",
+) -> Picture:
+    """Draw each row of a table, such as each head of a model, as a point by two of its columns.
+
+    table   `recording.heads()`, an atlas's table, a pandas or polars frame, or a list of dicts
+    colour  a column of words; each word has a colour and a shape
+    label   a column to write beside each point
+
+    Rows where a number is unknown are left out.
+
+    Example:
+        >>> import telescope as ts
+        >>> first = {"kind": "first", "previous": 0.1, "induction": 0.0}
+        >>> previous = {"kind": "previous", "previous": 0.9, "induction": 0.1}
+        >>> len(ts.plot.scatter([first, previous]).axes[0].collections)
+        2
+    """
+    rows = rows_of(table)
+    kinds = [str(kind) for kind in column(rows, colour)] if colour in rows[0] else [""] * len(rows)
+    points = [
+        (across, up, kind, row)
+        for across, up, kind, row in zip(column(rows, x), column(rows, y), kinds, rows, strict=True)
+        if _known(across) and _known(up)
+    ]
+    if not points:
+        raise ValueError(f'no row has both "{x}" and "{y}", so there is nothing to draw')
+    wide = inches(width)
+    with styled():
+        picture = new_picture(wide, 0.8 * wide)
+        axes = picture.subplots()
+        for i, kind in enumerate(sorted(set(kinds))):
+            chosen = [(across, up) for across, up, own, _ in points if own == kind]
+            if chosen:
+                axes.scatter(
+                    [across for across, _ in chosen],
+                    [up for _, up in chosen],
+                    s=16,
+                    marker=MARKERS[i % len(MARKERS)],
+                    color=COLOURS[i % len(COLOURS)],
+                    alpha=0.8,
+                    linewidths=0,
+                    label=kind,
+                )
+        if label is not None:
+            for (across, up, *_), name in zip(points, column([row for *_, row in points], label), strict=True):
+                axes.annotate(str(name), (across, up), (2, 2), textcoords="offset points", fontsize=5.5)
+        axes.set(xlabel=x, ylabel=y, title=title or "")
+        if any(kinds):
+            axes.legend(title=colour, title_fontsize=6.5, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return picture
+
+
+def habits(heads: Heads, habit: str = "induction", *, title: str | None = None, width: Width = "column") -> Picture:
+    """Draw a square for each head, layers from top to bottom, brighter for a larger share of the weight.
+
+    heads  `recording.heads()`, or a part of it
+    habit  a column of the table: itself, previous, first, sink, same, induction, punctuation, far, spread
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> layer = ts.layers.MultiHeadAttention(8, 2)
+        >>> with ts.watch(layer) as recording:
+        ...     _ = layer(torch.randn(1, 5, 8))
+        >>> ts.plot.habits(recording.heads(), "previous").axes[0].get_title()
+        'previous'
+    """
+    if habit not in MEASURES:
+        raise ValueError(f'there is no habit "{habit}"; {hint(habit, MEASURES)}')
+    if not heads:
+        raise ValueError("there is no head in this table, so there is nothing to draw")
+    shown = {head.layer for head in heads}
+    layers = [layer for layer in heads.layers if layer in shown]
+    squares = [[nan] * (1 + max(head.number for head in heads)) for _ in layers]
+    for head in heads:
+        squares[layers.index(head.layer)][head.number] = getattr(head, habit)
+    wide = inches(width)
+    with styled():
+        picture = new_picture(wide, min(9.0, 0.6 + 0.8 * wide * len(layers) / max(4, len(squares[0]))))
+        axes = picture.subplots()
+        image = axes.imshow(squares, cmap=SEQUENTIAL, vmin=0.0, vmax=1.0 if habit in HABITS else None, aspect="auto")
+        axes.set(xlabel="head", title=title or habit, yticks=range(len(layers)), yticklabels=layers)
+        axes.set_xticks(range(len(squares[0])))
+        axes.spines[:].set_visible(False)
+        label = "share of the weight" if habit in HABITS else "effective number of keys"
+        bar = picture.colorbar(image, ax=axes, pad=0.02, label=label)
+        bar.outline.set_visible(False)
+    return picture
+
+
+def effects(
+    table: TableLike,
+    measure: str | None = None,
+    *,
+    name: str = "edit",
+    most: int = 20,
+    title: str | None = None,
+    width: Width = "column",
+) -> Picture:
+    """Draw what each edit of a model changed, the largest change on top.
+
+    table    what measuring edits returned: a frame, columns by name, or a list of dicts. A row whose `name` is None is
+             the model as it is, drawn as a line to compare with
+    measure  the column to draw; the first one with numbers unless given
+    name     the column that names each row
+    most     rows that are drawn
+
+    Example:
+        >>> import telescope as ts
+        >>> table = {"edit": [None, "head 0 muted", "head 1 muted"], "loss": [2.0, 2.1, 2.5]}
+        >>> [label.get_text() for label in ts.plot.effects(table).axes[0].get_yticklabels()]  # from below
+        ['head 0 muted', 'head 1 muted']
+    """
+    rows = rows_of(table)
+    names = column(rows, name)
+    numeric = [key for key, value in rows[-1].items() if key != name and _known(value)]
+    if measure is None and not numeric:
+        raise ValueError(f"the table has no column with numbers; it has {', '.join(map(str, rows[0]))}")
+    measure = measure or numeric[0]
+    numbers = column(rows, measure)
+    plain = next((number for own, number in zip(names, numbers, strict=True) if own is None), None)
+    changed = [
+        (str(own), number) for own, number in zip(names, numbers, strict=True) if own is not None and _known(number)
+    ]
+    changed.sort(key=lambda row: -abs(row[1] - (plain or 0.0)))
+    del changed[most:]
+    if not changed:
+        raise ValueError(f'no edit has a "{measure}", so there is nothing to draw')
+    with styled():
+        picture = new_picture(width, 0.55 + 0.16 * len(changed))
+        axes = picture.subplots()
+        axes.barh(
+            [own for own, _ in changed][::-1], [number for _, number in changed][::-1], color=COLOURS[0], height=0.7
+        )
+        if plain is not None and _known(plain):
+            axes.axvline(plain, color=COLOURS[1], linewidth=0.9, label="as it is")
+            axes.legend(loc="lower right")
+        axes.set(xlabel=measure, title=title or "")
+        axes.tick_params(axis="y", length=0)
+    return picture
+
+
+def _known(number: Any) -> bool:
+    return isinstance(number, int | float) and not isinstance(number, bool) and not isnan(number)

@@ -1,0 +1,207 @@
+"""Pictures along a text or a training: what keys receive, the entropy of queries, losses and the health of heads."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, SupportsIndex
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..training.events import Event, HeadsWatched, Logged, Validated
+from ..training.processes import import_required
+from .inputs import Seen, track_of
+from .style import COLOURS, SEQUENTIAL, LogNorm, Picture, Width, name_ticks, new_picture, styled
+
+LINES = 4  # heads up to which each is a line; more are rows of a heat map
+POINTS = 600  # places along a text that are drawn; a longer text is averaged in blocks
+
+
+def received(
+    seen: Seen,
+    tokens: Sequence[str] | None = None,
+    *,
+    batch: SupportsIndex = 0,
+    title: str | None = None,
+    width: Width = "text",
+) -> Picture:
+    """Draw the weight that each key receives from all queries together, for every head.
+
+    seen    a `Survey`, one attention of a recording, a `Trace` or a tensor of weights
+    tokens  the name of each key
+
+    Up to four heads are lines, more are rows of a heat map, whose colours rise with the logarithm: a sink receives a
+    thousand times more than other keys. A text of more than 600 tokens is averaged in blocks.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> q, k = torch.randn(2, 1, 2, 50, 8)
+        >>> len(ts.plot.received(ts.survey(q, k)).axes[0].lines)
+        2
+    """
+    track, names = track_of(seen, "received", batch)
+    return _draw_track(track, names, tokens, "weight received", "key", title, width, logarithmic=True)
+
+
+def entropy(
+    seen: Seen,
+    tokens: Sequence[str] | None = None,
+    *,
+    batch: SupportsIndex = 0,
+    title: str | None = None,
+    width: Width = "text",
+) -> Picture:
+    """Draw the entropy of each query's weights, in nats, for every head: 0 where all weight is on one key.
+
+    The arguments are those of `received`; `tokens` name the queries.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> q, k = torch.randn(2, 1, 8, 50, 8)
+        >>> picture = ts.plot.entropy(ts.survey(q, k))
+        >>> picture.axes[0].get_ylabel()
+        'head'
+    """
+    track, names = track_of(seen, "entropy", batch)
+    return _draw_track(track, names, tokens, "entropy (nats)", "query", title, width, logarithmic=False)
+
+
+def _draw_track(
+    track: Float[Tensor, "heads place"],
+    names: Sequence[int],
+    tokens: Sequence[str] | None,
+    measure: str,
+    places: str,
+    title: str | None,
+    width: Width,
+    *,
+    logarithmic: bool,
+) -> Picture:
+    heads, count = track.shape
+    if tokens is not None and len(tokens) != count:
+        raise ValueError(f"there are {len(tokens)} tokens for {count} {'queries' if places == 'query' else 'keys'}")
+    step = max(1, -(-count // POINTS))
+    blocks = torch.stack([track[:, i : i + step].mean(-1) for i in range(0, count, step)], -1) if count else track
+    at = [min(step * i + (step - 1) / 2, count - 1) for i in range(blocks.shape[-1])]
+    with styled():
+        picture = new_picture(width, 1.5 if heads <= LINES else min(8.0, 0.7 + 0.12 * heads))
+        axes = picture.subplots()
+        if heads <= LINES:
+            for i, (number, line) in enumerate(zip(names, blocks.tolist(), strict=True)):
+                axes.plot(at, line, color=COLOURS[i], label=f"head {number}")
+            axes.set(ylabel=measure, xlim=(-0.5, max(count, 1) - 0.5))
+            axes.set_ylim(bottom=0.0)
+            if heads > 1:
+                axes.legend(ncols=heads)
+        else:
+            low = float(blocks[blocks > 0].min()) if bool((blocks > 0).any()) else 0.1
+            norm = LogNorm(max(low, 1e-3), max(float(blocks.max()), 2e-3)) if logarithmic else None
+            image = axes.imshow(
+                blocks.numpy(),
+                cmap=SEQUENTIAL,
+                norm=norm,
+                vmin=None if logarithmic else 0.0,
+                aspect="auto",
+                interpolation="nearest",
+                extent=(-0.5, count - 0.5, heads - 0.5, -0.5),
+            )
+            axes.set(ylabel="head", yticks=range(heads), yticklabels=list(names))
+            axes.spines[:].set_visible(False)
+            bar = picture.colorbar(image, ax=axes, pad=0.01, label=measure)
+            bar.outline.set_visible(False)
+        name_ticks(axes, "x", tokens, count)
+        axes.set(xlabel=places if tokens is None else "", title=title or "")
+    return picture
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+
+
+def training(
+    run: Iterable[Event] | str | os.PathLike[str], *, title: str | None = None, width: Width = "text"
+) -> Picture:
+    """Draw the health of a training: losses, and for every head its mean entropy and its largest logit.
+
+    run  the events of a training (`report=events.append` collects them), or the folder that `telescope train` wrote,
+         whose TensorBoard logs are read. Entropies and logits are there where `watch_every` or `--watch` was set
+
+    An entropy that falls to 0 is a head that attends to one key alone; logits that rise without end end in overflow.
+
+    Example:
+        >>> import telescope as ts
+        >>> from telescope.training import HeadsWatched
+        >>> entropy, logit = {"blocks.0.self": (1.0, 0.5)}, {"blocks.0.self": (2.0, 9.0)}
+        >>> events = [HeadsWatched(step, entropy, logit) for step in (10, 20)]
+        >>> [axes.get_title() for axes in ts.plot.training(events).axes]
+        ['entropy of each head (nats)', 'largest logit of each head']
+    """
+    curves = _read_logs(Path(run)) if isinstance(run, str | os.PathLike) else _curves(run)
+    panels = {name: lines for name, lines in curves.items() if lines}
+    if not panels:
+        raise ValueError("there are no losses and no heads to draw in this run")
+    with styled():
+        picture = new_picture(width, 1.9)
+        grid = picture.subplots(1, len(panels), squeeze=False)[0]
+        for axes, (name, lines) in zip(grid, panels.items(), strict=True):
+            for i, (label, points) in enumerate(lines.items()):
+                steps, numbers = zip(*sorted(points.items()), strict=True)
+                few = len(lines) <= LINES
+                axes.plot(steps, numbers, color=COLOURS[i % 7], alpha=1.0 if few else 0.5, label=label, linewidth=1.0)
+            axes.set(title=name, xlabel="step")
+            if len(lines) <= LINES:
+                axes.legend()
+        if title:
+            picture.suptitle(title, fontsize=8.0)
+    return picture
+
+
+Curves = dict[str, dict[str, dict[int, float]]]  # panel, line, step
+
+PANELS = {
+    "loss": "loss (nats)",
+    "entropy": "entropy of each head (nats)",
+    "largest_logit": "largest logit of each head",
+}
+
+
+def _curves(events: Iterable[Event]) -> Curves:
+    curves: Curves = {panel: {} for panel in PANELS.values()}
+
+    def add(panel: str, line: str, step: int, number: float) -> None:
+        curves[PANELS[panel]].setdefault(line, {})[step] = number
+
+    for event in events:
+        match event:
+            case Logged():
+                add("loss", "training", event.step, event.loss)
+            case Validated():
+                if "loss" in event.metrics:
+                    add("loss", "validation", event.step, event.metrics["loss"])
+            case HeadsWatched():
+                for panel, by_name in (("entropy", event.entropy), ("largest_logit", event.logit)):
+                    for name, numbers in by_name.items():
+                        for head, number in enumerate(numbers):
+                            add(panel, f"{name}.{head}", event.step, number)
+            case _:
+                pass
+    return curves
+
+
+def _read_logs(folder: Path) -> Curves:
+    """Return the curves of the TensorBoard logs in a folder; of several stages, the last one's."""
+    files = sorted(folder.rglob("events.out.tfevents.*"))
+    if not files:
+        raise ValueError(f"there are no TensorBoard logs in {folder}; telescope train writes them")
+    module = import_required("tensorboard.backend.event_processing.event_accumulator")
+    logs: Any = module.EventAccumulator(str(files[-1].parent), size_guidance={"scalars": 0})
+    logs.Reload()
+    tags: Mapping[str, Any] = logs.Tags()
+    curves: Curves = {panel: {} for panel in PANELS.values()}
+    for tag in tags["scalars"]:
+        kind, _, name = tag.partition("/")
+        panel = "loss" if name == "loss" else kind
+        if panel in PANELS:
+            line = {"train": "training"}.get(kind, kind) if panel == "loss" else name
+            curves[PANELS[panel]][line] = {point.step: point.value for point in logs.Scalars(tag)}
+    return curves

@@ -1,0 +1,98 @@
+"""The public names of the package, imported from their rooms; `telescope/__init__.py` hands them on at first use."""
+
+from . import decoding, layers, models
+from .atlas import Atlas, Comparison, atlas, compare
+from .atlas import open as open  # not in __all__: `from telescope import *` leaves the builtin alone
+from .attention import (
+    Attention,
+    Bias,
+    Mask,
+    Pairs,
+    Score,
+    additive,
+    alibi,
+    by_sum,
+    causal,
+    documents,
+    dot,
+    everyone,
+    from_additive,
+    from_forbidden,
+    from_tensor,
+    general,
+    padding,
+    prefix,
+    relative,
+    rotary,
+    sinusoidal,
+    softmax,
+    window,
+)
+from .edit import Effects, boost, edit, effect, frozen, hide, mute, redefine, tokens
+from .engines import Plan, attend
+from .health import Health, HealthReport, qk_clip
+from .models import LoadError, export, load
+from .recording import Recording
+from .survey import Survey, plan, survey
+from .trace import Row, Trace, trace
+from .watch import watch
+from .watch.huggingface.press import press
+
+__all__ = [
+    "Atlas",
+    "Attention",
+    "Bias",
+    "Comparison",
+    "Effects",
+    "Health",
+    "HealthReport",
+    "LoadError",
+    "Mask",
+    "Pairs",
+    "Plan",
+    "Recording",
+    "Row",
+    "Score",
+    "Survey",
+    "Trace",
+    "additive",
+    "alibi",
+    "atlas",
+    "attend",
+    "boost",
+    "by_sum",
+    "causal",
+    "compare",
+    "decoding",
+    "documents",
+    "dot",
+    "edit",
+    "effect",
+    "everyone",
+    "export",
+    "from_additive",
+    "from_forbidden",
+    "from_tensor",
+    "frozen",
+    "general",
+    "hide",
+    "layers",
+    "load",
+    "models",
+    "mute",
+    "padding",
+    "plan",
+    "prefix",
+    "press",
+    "qk_clip",
+    "redefine",
+    "relative",
+    "rotary",
+    "sinusoidal",
+    "softmax",
+    "survey",
+    "tokens",
+    "trace",
+    "watch",
+    "window",
+]

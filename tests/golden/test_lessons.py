@@ -1,0 +1,244 @@
+"""Every lesson runs with its solutions, its notebook is up to date, and a wrong solution is told what is wrong."""
+
+import json
+import re
+from math import sqrt
+from pathlib import Path
+
+import pytest
+import torch
+
+from pages import HOME, blocks
+
+pytest.importorskip("matplotlib", reason="the plot extra is not installed")
+import telescope
+from telescope.lessons import WrongAnswer, check
+
+LESSONS = sorted((HOME / "docs" / "lessons").glob("[0-9]*.md"))
+every_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
+
+
+@pytest.fixture(autouse=True)
+def one_thread(tmp_path, monkeypatch):
+    """Each lesson starts in an empty folder, with torch as it is in a new process."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.chdir(tmp_path)
+    with torch.random.fork_rng():
+        yield
+    torch.set_num_threads(threads)
+
+
+def text_of(lesson):
+    return lesson.read_text(encoding="utf-8")
+
+
+def has_learned(names):
+    plain, pretrained = (names["accuracy"](names[model], names["unasked"]) for model in ("plain", "pretrained"))
+    return plain <= 0.35 and pretrained >= 0.5
+
+
+def banks_part(names):
+    first, *_, last = (names["nearness"](*two).cosine for two in zip(*names["vectors"].values(), strict=True))
+    return last < first
+
+
+CLAIMS = {  # what a lesson's text says about its numbers
+    "02-softmax-or-sum": lambda names: (names["rows"][0].weights < 0).any(),
+    "05-geometry": banks_part,
+    "09-two-sequences": lambda names: names["weights"].max() > 0.4,
+    "13-recall": has_learned,
+    "15-without-the-matrix": lambda names: names["seen"].received[0, 0].argmax() == 0,
+    "16-watching": lambda names: names["best"].induction < 0.4,
+}
+
+
+@every_lesson
+def test_a_lesson_runs_with_its_solutions(lesson):
+    names, pictures, checks = {"__name__": "__main__"}, 0, 0
+    for block in blocks.blocks(text_of(lesson)):
+        if block.language == "python":
+            result = blocks.run(block.code, names, lesson.name)
+            pictures += len(result.pictures)
+            checks += result.printed.count("✓")
+    assert pictures >= 1
+    assert checks >= 2
+    assert CLAIMS.get(lesson.stem, lambda names: True)(names)
+
+
+@every_lesson
+def test_a_lesson_has_the_form_of_all_lessons(lesson):
+    text = text_of(lesson)
+    number = int(lesson.stem[:2])
+    assert text.startswith(f"# {number}. ")
+    (minutes,) = re.findall(r"\*\*You will learn\*\* .+? \*\*Time:\*\* (\d+) minutes\.", text, flags=re.S)
+    assert 10 <= int(minutes) <= 20
+    for heading in ("## The question", "## What to notice", "## Exercises"):
+        assert heading in text
+    exercises = re.split(rf"^### {number}\.\d ", text, flags=re.M)[1:]
+    assert 2 <= len(exercises) <= 3
+    for exercise in exercises:
+        assert re.search(r"^Difficulty [●○]{5} · importance [●○]{5} · \d+ minutes$", exercise, flags=re.M)
+        parts = [block for block in blocks.blocks(exercise) if block.language == "python"]
+        solutions = sum(block.folded for block in parts)
+        stubs = sum("raise NotImplementedError" in block.code or "= ..." in block.code for block in parts)
+        assert solutions == stubs == sum(block.code.startswith("check.") for block in parts) >= 1
+    index = text_of(LESSONS[0].with_name("index.md"))
+    assert f"({lesson.name})" in index
+    assert max(map(len, text.splitlines())) <= 160
+
+
+@every_lesson
+def test_a_notebook_is_what_its_page_says(lesson):
+    """`python docs/blocks.py` writes the notebooks."""
+    file = HOME / "lessons" / f"{lesson.stem}.ipynb"
+    assert file.read_text(encoding="utf-8") == blocks.notebook_text(lesson)
+    assert all(not cell.get("outputs") for cell in json.loads(file.read_text(encoding="utf-8"))["cells"])
+
+
+@every_lesson
+def test_an_exercise_that_was_not_begun_is_told_so(lesson):
+    names = {"check": check, "torch": torch}
+    for block in blocks.blocks(text_of(lesson)):
+        if block.folded or block.language != "python":
+            continue
+        if "raise NotImplementedError" in block.code or "= ..." in block.code:
+            exec(block.code, names)
+        elif block.code.startswith("check."):
+            with pytest.raises(WrongAnswer, match=r"is not written yet|is not given yet"):
+                exec(block.code, names)
+
+
+def test_every_check_is_used():
+    used = {name for lesson in LESSONS for name in re.findall(r"^check\.(\w+)\(", text_of(lesson), flags=re.M)}
+    assert used == set(check.__all__)
+
+
+def test_solved_notebooks_have_no_stubs():
+    for lesson in LESSONS:
+        book = blocks.solved(blocks.notebook(text_of(lesson)))
+        code = "".join("".join(cell["source"]) for cell in book["cells"] if cell["cell_type"] == "code")
+        assert "NotImplementedError" not in code
+        assert "= ..." not in code
+
+
+def past(n):
+    return torch.ones(n, n, dtype=torch.bool).tril()
+
+
+def weigh(raw, v):
+    return raw.softmax(-1) @ v
+
+
+def sliced(x, q, k, v, o, heads, off):
+    """Return multi-head attention with a slice of the output set to 0: the mistake that people make with hooks."""
+    parts = [(x @ W).reshape(len(x), heads, -1).transpose(0, 1) for W in (q, k, v)]
+    width = parts[0].shape[-1]
+    context = weigh(parts[0] @ parts[1].mT / width**0.5, parts[2])
+    y = context.transpose(0, 1).reshape(len(x), -1) @ o
+    y[:, off * width : (off + 1) * width] = 0.0
+    return y
+
+
+WRONG = [
+    (check.muted, sliced, "W_o has mixed the heads by then"),
+    (check.hidden, lambda o, lse, o_g, lse_g: o - (lse_g - lse).exp()[:, None] * o_g, "must sum to 1 again"),
+    (check.scores, lambda x: x.mT @ x, "products of features"),
+    (check.scores, lambda x: x[:, None] * x, "not summed"),
+    (check.scores, lambda x: (x @ x.mT)[:2], r"shape \(2, 6\), and should have \(6, 6\)"),
+    (check.scores, lambda x: 2 * x @ x.mT, "2 times too large everywhere"),
+    (check.scores, lambda x: x @ x.mT + torch.eye(len(x)), r"is \d\.\d+ at \[\d, \d\], and should be \d\.\d+"),
+    (check.scores, lambda x: (x @ x.mT).tolist(), "should return a tensor of shape .*, and returned a list"),
+    (check.scores, lambda x: None, "returned nothing"),
+    (check.scores, lambda x: x @ x, r"scores\(a tensor of shape \(6, 3\)\) raised RuntimeError"),
+    (check.scores, 3, "should be a function, and is int 3"),
+    (check.weight_free, lambda x: (x @ x.mT).softmax(0) @ x, "over the queries"),
+    (check.weight_free, lambda x: (x @ x.mT).softmax(-1), "these are the weights"),
+    (check.weight_free, lambda x: (x @ x.mT / sqrt(x.shape[1])).softmax(-1) @ x, "lesson 4"),
+    (check.softmax, lambda s: s.exp() / s.exp().sum(-1, keepdim=True), r"exp\(1000\) is infinite"),
+    (check.softmax, lambda s: s.exp() / s.exp().sum(), "each row has its own"),
+    (check.negative_weight, [1.0, 2.0, 3.0], "all from 0 to 1"),
+    (check.negative_weight, [1.0, -1.0, 0.0], "the sum of these scores is 0"),
+    (check.attention_of, lambda x, q, k, v: weigh((x @ q) @ (x @ k).mT, x @ v), "not divided by √d_k"),
+    (check.attention_of, lambda x, q, k, v: weigh((x @ q) @ (x @ k).mT / q.shape[1], x @ v), "its square root"),
+    (check.attention_of, lambda x, q, k, v: weigh((x @ k) @ (x @ q).mT / q.shape[1] ** 0.5, x @ v), "keys ask"),
+    (check.even_weights, torch.ones(3, 2).cumsum(0), "are all keys the same vector"),
+    (check.score_variance, lambda q, k: ((q @ k.mT).var().item(),) * 2, "nothing was scaled"),
+    (check.score_variance, lambda q, k: ((q @ k.mT).std().item(), 1.0), "standard deviation"),
+    (check.score_variance, lambda q, k: 3.0, "two numbers"),
+    (check.entropy, lambda w: (w * w.log()).sum(-1), "the sign is missing"),
+    (check.entropy, lambda w: -(w * w.log()).sum(-1), "0 · ln 0 is NaN"),
+    (check.entropy, lambda w: -(w * w.log2()).sum(-1), "in bits"),
+    (check.cosine, lambda a, b: a @ b, "divide it by the lengths"),
+    (check.towards, torch.tensor([0.0, 1.0, 0.0]), "a larger dot product with money"),
+    (check.causal_mask, lambda q, k: torch.ones(q, k, dtype=torch.bool).tril(), "aligned to the first query"),
+    (check.causal_mask, lambda q, k: ~torch.ones(q, k, dtype=torch.bool).tril(k - q), "exchanged"),
+    (check.causal_mask, lambda q, k: torch.ones(q, k, dtype=torch.bool).tril(k - q - 1), "see itself too"),
+    (check.causal_mask, lambda q, k: torch.ones(q, k).tril(k - q), "use torch.bool"),
+    (check.masked_softmax, lambda s, m: s.softmax(-1) * m, "rows do not sum to 1"),
+    (check.masked_softmax, lambda s, m: s.masked_fill(~m, -torch.inf).softmax(-1), "sees nothing gives NaN"),
+    (check.masked_softmax, lambda s, m: (s * m).softmax(-1), "use -inf"),
+    (check.two_readings, lambda target: torch.eye(6)[2] * 20, "reads feature 2"),
+    (check.two_readings, lambda target: torch.eye(6)[target], "make it clearer"),
+    (check.reads, lambda w, even: int(w.argmax()), "compare each weight with its even share|neither word"),
+    (check.reads, lambda w, even: int((w / even).argmax()), "neither word gets more than even"),
+    (check.split_heads, lambda x, heads: x.reshape(heads, x.shape[0], -1), "rows are mixed"),
+    (check.split_heads, lambda x, heads: x.reshape(x.shape[0], heads, -1), "exchange the first two axes"),
+    (check.merge_heads, lambda y: y.reshape(y.shape[1], -1), "before you reshape"),
+    (check.multi_head, lambda x, q, k, v, o, heads: weigh(x @ q @ (x @ k).mT / sqrt(8), x @ v) @ o, "one head"),
+    (check.parameters, lambda d, m, width, T: d * (2 * m + width) * T, "W_o is missing"),
+    (check.luong, lambda s, h: weigh(s @ h.mT / 2, h), "no √d_k"),
+    (check.general_score, lambda s, h, W: (s @ W @ h.mT).softmax(-1), "multiply them by the memory"),
+    (check.cross_attention, lambda y, m, q, k, v, o, heads: y, "should be"),
+    (
+        check.synthesizer,
+        lambda x, A, b, B, c, V: weigh(((x @ A + b).relu() @ B + c)[:, : len(x)], x @ V),
+        "mask is missing",
+    ),
+    (check.synthesizer_parameters, lambda d, block: 2 * d * d + d * block, "b1 and b2 are missing"),
+    (check.positions, lambda n, d: torch.zeros(n, d), "and should be"),
+    (check.layer_norm, lambda x: (x - x.mean(-1, True)) / (x.var(-1, keepdim=True) + 1e-5).sqrt(), "correction=0"),
+    (check.encoder_block, lambda x, w, heads: x[:, :4], r"shape \(5, 4\)"),
+    (check.decoder_block, lambda y, memory, w, heads: memory, r"shape \(6, 8\), and should have \(4, 8\)"),
+    (check.transformer, lambda s, t, w, heads: w["embedding"][t] @ w["embedding"].mT, "and should be"),
+    (check.gpt, lambda ids, w, heads: w["embedding"][ids] @ w["embedding"].mT, "and should be"),
+    (check.corrupt, lambda words, a, b: [*words[:a], "⁇", *words[b:], *words[a:b]], "there are two ⁇"),
+    (check.attend_in_blocks, lambda q, k, v, block: weigh(q @ k.mT, v), "not divided by √d_k"),
+    (
+        check.attend_in_blocks,
+        lambda q, k, v, block: (q @ k.mT / sqrt(8)).exp() @ v / (q @ k.mT / sqrt(8)).exp().sum(-1, keepdim=True),
+        "overflow",
+    ),
+    (check.bytes_of_weights, lambda n, heads, layers: n * n * heads * layers, "2 bytes"),
+    (check.received, lambda q, k, lse, block: (q @ k.mT / 2).exp().sum(0), "lse is not subtracted"),
+    (check.received, lambda q, k, lse, block: ((q @ k.mT / 2).softmax(-1)).mean(0), "received is the sum"),
+    (check.entropy_from_lse, lambda s, lse: lse - s.mean(-1), "even weights here"),
+    (check.previous_share, lambda w: w.diagonal(0, 1, 2).mean(-1), "one below the diagonal"),
+    (
+        check.induction_share,
+        lambda w, ids: (w * (ids[:, None] == ids).tril(-1)).sum(-1)[:, (ids[:, None] == ids).tril(-1).any(-1)].mean(-1),
+        "the token after it",
+    ),
+]
+
+
+@pytest.mark.parametrize(("judge", "solution", "message"), WRONG, ids=lambda value: getattr(value, "__name__", None))
+def test_a_wrong_solution_is_told_what_is_wrong(judge, solution, message):
+    with pytest.raises(WrongAnswer, match=message):
+        judge(solution)
+
+
+def test_every_check_knows_a_wrong_solution():
+    assert {judge.__name__ for judge, *_ in WRONG} == set(check.__all__)
+
+
+def test_a_notebook_runs_in_jupyter(monkeypatch):
+    """One is enough here; `make lessons` runs all of them."""
+    nbclient = pytest.importorskip("nbclient", reason="the lessons extra is not installed")
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    monkeypatch.setenv("PYTHONPATH", str(Path(telescope.__file__).parents[1]))
+    book = blocks.solved(json.loads((HOME / "lessons" / "01-weight-free.ipynb").read_text(encoding="utf-8")))
+    done = nbclient.NotebookClient(nbformat.reads(json.dumps(book), as_version=4), timeout=120).execute()
+    outputs = [output for cell in done.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
