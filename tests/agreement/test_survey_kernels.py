@@ -22,6 +22,7 @@ def _small_tiles(monkeypatch):
         monkeypatch.setattr(module, "BM", 16)
         monkeypatch.setattr(module, "BN", 32)
     monkeypatch.setattr(launch, "BLOCK", 32)
+    monkeypatch.setattr(launch, "GROUP", 2)
     monkeypatch.setattr(launch, "MANY_TILES", 1)
     monkeypatch.setattr(launch, "SPLIT", torch.float16)  # the interpreter multiplies no bfloat16
 
@@ -122,7 +123,10 @@ def test_what_is_asked_for_besides(name, dtype):
     for field in ("weighted", "carried", "largest_weight", "map"):
         assert_near(getattr(got, field), getattr(truth, field), torch.float32, unit=32.0)
     assert torch.equal(got.largest_query, truth.largest_query)
-    assert_near(engine.weigh(q, k, attention, got.lse, weights), truth.weighted, torch.float32, unit=32.0)
+    for sets in (1, 3, 20):  # in one kernel, in another, and in more than one launch of it
+        weights = normal(1, shape.heads, sets, shape.queries, seed=sets).float()
+        exact = reference.summarize(q.double(), k.double(), attention, None, 0, None, Extras(weights.double()))
+        assert_near(engine.weigh(q, k, attention, got.lse, weights), exact.weighted, torch.float32, unit=32.0)
 
 
 def test_bands_of_rows_agree_on_the_largest(monkeypatch):

@@ -33,8 +33,7 @@ def by_hiding(question: Question, model: Any) -> list[float]:
     if huggingface.owns(dict(model.named_modules())):
         names = ("input_ids",) if read is None else ("input_ids", "decoder_input_ids")
         inputs = dict(zip(names, (written,) if read is None else (read, written), strict=True))
-    segments = [question.segments.tokens(number) for number in range(len(question.segments.names))]
-    edits = [_hidden(question, own, len(written[0])) for own in segments]
+    edits = [_hidden(question, own, len(written[0])) for own in question.segments.tokens()]
     plain, *falls = effect(model, inputs, edits, log_probability, progress=False).columns["value"]
     return [plain - one for one in falls]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..attention.restrict import restrict_to_queries
@@ -18,7 +18,7 @@ from ..words import check_index, hint
 from .names import Layers, select_layers, stack_and_number
 from .recorded_call import RecordedCall
 from .segments import OTHER, Segments, read_segments, span_positions
-from .sources import ANSWER, KINDS, Sources, ranked, token_texts
+from .sources import ANSWER, KINDS, Sources, token_texts
 
 Calls = Mapping[str, RecordedCall]
 
@@ -102,16 +102,15 @@ def find_sources(
     context = token_texts(None if read is None else read[:count], count, decode, token_name)
     own = None if written is None else [written[token] for token in question.span if token < len(written)]
     answer = token_texts(own, len(question.span), decode, token_name)
-    names, tokens = list(question.segments.names), [*map(question.segments.tokens, range(len(question.segments.names)))]
+    segments = question.segments
     if isinstance(found, list):
-        return ranked(how, question.span, names, tokens, found, context, answer, None)
+        by_segment = torch.tensor(found, dtype=torch.float64)
+        return Sources(how, question.span, segments, by_segment, None, tuple(context), tuple(answer))
     scores = found.double().cpu()
-    by_segment = torch.zeros(len(names), dtype=torch.float64).index_add_(0, question.segments.ids, scores[:count])
-    sums = by_segment.tolist()
-    rest = list(range(count, len(scores)))
-    if not question.across and rest:
-        names, tokens, sums = [*names, ANSWER], [*tokens, rest], [*sums, float(scores[count:].sum())]
-    return ranked(how, question.span, names, tokens, sums, context, answer, scores[:count])
+    if not question.across and len(scores) > count:
+        segments = segments.with_rest(ANSWER, len(scores))
+    by_segment = torch.zeros(len(segments.names), dtype=torch.float64).index_add_(0, segments.ids, scores)
+    return Sources(how, question.span, segments, by_segment, scores[:count], tuple(context), tuple(answer))
 
 
 def _ids(call: RecordedCall) -> Tensor | None:
@@ -233,27 +232,22 @@ def _weights(question: Question, call: RecordedCall, how: str, factors: Tensor |
     Without factors, the rows are those of the span, and each counts equally.
     """
     _need(call, how, "queries", 'keep="queries-keys"')
-    first = 0 if call.across else call.size[1] - call.size[0]
-    rows = [row - first for row in question.rows] if factors is None else factors.nonzero().flatten().tolist()
-    if len(rows) > call.size[0] // 2 and len(call.rows) == call.size[0]:
-        rows = list(range(call.size[0]))  # those without a weight cost less than a copy of the others
-    kept = {row: place for place, row in enumerate(call.rows)}
-    missing = [row for row in rows if row not in kept]
-    if missing:
-        raise NotKeptError(
-            f'sources(how="{how}") needs the query of token {missing[0] + first + 1} of "{call.name}", which was not '
-            "kept: leave queries= out of ts.watch"
-        )
-    device = call.facts.device
-    places = torch.tensor([kept[row] for row in rows])
-    share = _shares(question, first, rows) if factors is None else factors.cpu()[rows]
-    every = rows == list(range(call.size[0])) and len(rows) == len(call.rows)
-    attention = call.attention if every else restrict_to_queries(call.attention, torch.tensor(rows), call.size)
-    queries, lse = call.queries, call.lse
-    if not every:
-        queries = queries[:, :, places.to(queries.device)]
-        lse = None if lse is None else lse[:, :, places.to(lse.device)]
-    queries, keys = queries.to(device), call.keys.to(device)
+    first, device = 0 if call.across else call.size[1] - call.size[0], call.facts.device
+    if factors is None:
+        rows = torch.tensor(question.rows) - first
+        share = torch.full((len(rows),), 1.0 / len(rows), dtype=torch.float64)
+    else:
+        rows = factors.nonzero().flatten()
+        every = 2 * len(rows) > call.size[0] and call.facts.rows is None  # zeros cost less than a copy of the others
+        share = factors if every else factors[rows]
+        rows = torch.arange(call.size[0]) if every else rows.cpu()
+    queries, keys, lse, attention = call.queries, call.keys, call.lse, call.attention
+    if call.facts.rows is not None or len(rows) < queries.shape[2]:
+        places = _places(call, rows, first, how).to(queries.device)
+        queries, lse = queries[:, :, places], None if lse is None else lse[:, :, places.to(lse.device)]
+    if len(rows) < call.size[0]:
+        attention = restrict_to_queries(attention, rows, call.size)
+    queries, keys = queries.to(device), keys.to(device)
     with torch_modes.without_autocast(device):
         engine = choose(queries, keys, attention, 0, None)
         given = share.to(device, torch.promote_types(queries.dtype, torch.float32))[None, None, None]
@@ -261,10 +255,19 @@ def _weights(question: Question, call: RecordedCall, how: str, factors: Tensor |
     return found[question.sequence, _heads(question, call), 0].double()
 
 
-def _shares(question: Question, first: int, rows: list[int]) -> Float[Tensor, " row"]:
-    """Return equal weights of the span's rows, and 0 for the others."""
-    wanted = {row - first for row in question.rows}
-    return torch.tensor([1.0 / len(wanted) if row in wanted else 0.0 for row in rows], dtype=torch.float64)
+def _places(call: RecordedCall, rows: Tensor, first: int, how: str) -> Int[Tensor, " row"]:
+    """Return where the queries of these rows stand among those that were kept; raise a NotKeptError if one does not."""
+    if call.facts.rows is None:
+        return rows
+    place = {row: place for place, row in enumerate(call.facts.rows)}
+    wanted = rows.tolist()
+    missing = next((row for row in wanted if row not in place), None)
+    if missing is not None:
+        raise NotKeptError(
+            f'sources(how="{how}") needs the query of token {missing + first + 1} of "{call.name}", which was not '
+            "kept: leave queries= out of ts.watch"
+        )
+    return torch.tensor([place[row] for row in wanted])
 
 
 # ------------------------------------------------------------------------------------------------------------- rollout
@@ -282,16 +285,17 @@ def by_rollout(question: Question, model: Any) -> Float[Tensor, " token"]:
     """
     calls = question.calls
     decoding = {stack_of(name) for name in question.readers}
-    answer = torch.zeros(_length(question.reader), dtype=torch.float64)
+    device = question.reader.facts.device
+    answer = torch.zeros(_length(question.reader), dtype=torch.float64, device=device)
     answer[question.rows] = 1.0 / len(question.rows)
-    context = torch.zeros(question.context if question.across else 0, dtype=torch.float64)
+    context = torch.zeros(question.context if question.across else 0, dtype=torch.float64, device=device)
     for name, call in reversed([*calls.items()]):
         if call.size[0] != call.size[1] and not call.across:
             raise ValueError(f'sources(how="rollout") needs every query of "{name}"; record the text from its start')
         of_answer = call.across or not question.across or stack_of(name) in decoding
         relevance = answer if of_answer else context
-        passed_on = 0.5 * _passed_on(question, call, relevance)
-        stays = relevance * (1.0 - 0.5 * _given(call, question))
+        passed_on = 0.5 * _passed_on(question, call, relevance).to(device)
+        stays = relevance * (1.0 - 0.5 * _given(call, question).to(device))
         if call.across:
             answer, context = stays, context + passed_on
         elif of_answer:
@@ -315,18 +319,19 @@ def _length(reader: RecordedCall) -> int:
 def _passed_on(question: Question, call: RecordedCall, relevance: Tensor) -> Float[Tensor, " token"]:
     """Return Aᵀr, the mean of all heads."""
     if not relevance.any():
-        return torch.zeros(call.size[1], dtype=torch.float64)
-    return _weights(replace(question, heads=None), call, "rollout", relevance).mean(0).cpu()
+        return relevance.new_zeros(call.size[1])
+    relevance = relevance.to(call.facts.device)  # a model's layers may be on several
+    return _weights(replace(question, heads=None), call, "rollout", relevance).mean(0)
 
 
-def _given(call: RecordedCall, question: Question) -> Tensor | float:
+def _given(call: RecordedCall, question: Question) -> Tensor:
     """Return the weight that each query gives to keys, the mean of the heads: 1, or what a sink leaves."""
     if call.attention.sink is None:
-        return 1.0
+        return torch.ones((), dtype=torch.float64)
     lse = call.lse if call.lse is not None else call.survey(top=0).lse
     assert lse is not None
     sink = torch.as_tensor(call.attention.sink, dtype=torch.float64, device=lse.device).reshape(-1, 1)
-    return (1.0 - torch.exp(sink - lse[question.sequence].double())).mean(0).cpu()
+    return (1.0 - torch.exp(sink - lse[question.sequence].double())).mean(0)
 
 
 # ------------------------------------------------------------------------------------------------------------ gradient

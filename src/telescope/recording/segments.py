@@ -7,6 +7,7 @@ from typing import Any, SupportsIndex
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..words import whole_number
 
@@ -23,9 +24,16 @@ class Segments:
     names: tuple[str, ...]
     ids: Int[Tensor, " token"]
 
-    def tokens(self, number: int) -> list[int]:
-        """Return the positions of the tokens of a segment."""
-        return (self.ids == number).nonzero().flatten().tolist()
+    def tokens(self) -> list[list[int]]:
+        """Return the positions of the tokens of every segment."""
+        found: list[list[int]] = [[] for _ in self.names]
+        for token, number in enumerate(self.ids.tolist()):
+            found[number].append(token)
+        return found
+
+    def with_rest(self, name: str, count: int) -> "Segments":
+        """Return these segments and one more, of the tokens behind the text up to `count`."""
+        return Segments((*self.names, name), pad(self.ids, (0, count - len(self.ids)), value=len(self.names)))
 
 
 def read_segments(given: Any, count: int, texts: Sequence[str] | None = None) -> Segments:

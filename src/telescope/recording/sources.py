@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from ..files.frames import frame
 from ..trace.render import render_text
+from .segments import Segments
 
 ANSWER = "the answer itself"
 SHOWN = 20  # rows of a printed table
@@ -51,13 +53,37 @@ class Sources:
     how: str
     span: range
     """The positions of the tokens that were written."""
-    rows: tuple[Source, ...]
+    segments: Segments
+    """Of the context, and of the answer's own tokens behind it where they count."""
+    by_segment: Float[Tensor, " segment"]
+    """The score of each segment, float64, in the order of the segments."""
     scores: Float[Tensor, " token"] | None
     """The score of every token of the context, float64; None for how="hidden", which knows segments alone."""
     context: tuple[str, ...]
     """The text of every token of the context, or its number where there is no tokenizer."""
     answer: tuple[str, ...]
     """The same of the tokens that were written."""
+
+    @cached_property
+    def rows(self) -> tuple[Source, ...]:
+        """A row for each segment, the largest score first."""
+        whole, total = [*self.context, *self.answer], float(self.by_segment.abs().sum()) or 1.0
+        rows = [
+            Source(
+                name,
+                own[0],
+                own[-1] + 1,
+                len(own),
+                score,
+                score / total,
+                "".join(whole[token] for token in own if token < len(whole)),
+            )
+            for name, own, score in zip(
+                self.segments.names, self.segments.tokens(), self.by_segment.tolist(), strict=True
+            )
+            if own
+        ]
+        return tuple(sorted(rows, key=lambda row: -row.score))
 
     def __iter__(self) -> Iterator[Source]:
         return iter(self.rows)
@@ -111,7 +137,7 @@ class Sources:
 
     def _repr_html_(self) -> str:
         """Return the text of the context, each token on a background as strong as its score, then the answer."""
-        scores = self.scores.tolist() if self.scores is not None else self._by_segment()
+        scores = (self.by_segment[self.segments.ids] if self.scores is None else self.scores).tolist()
         largest = max((abs(score) for score in scores), default=0.0) or 1.0
         words = "".join(_word(text, score, largest) for text, score in zip(self.context, scores, strict=True))
         return (
@@ -119,14 +145,6 @@ class Sources:
             f"<strong>{escape(''.join(self.answer))}</strong><br><small>{escape(self.how)}: "
             f"{escape(KINDS[self.how])}</small></div>"
         )
-
-    def _by_segment(self) -> list[float]:
-        """Return the score of its segment for every token of the context."""
-        scores = [0.0] * len(self.context)
-        for row in self.rows:
-            for token in range(row.start, min(row.stop, len(scores))) if row.name != ANSWER else ():
-                scores[token] = row.score
-        return scores
 
 
 def _word(text: str, score: float, largest: float) -> str:
@@ -141,37 +159,6 @@ def _word(text: str, score: float, largest: float) -> str:
 def _one_line(text: str) -> str:
     flat = " ".join(text.split())
     return flat if len(flat) <= WIDE else f"{flat[: WIDE - 1]}…"
-
-
-def ranked(
-    how: str,
-    span: range,
-    names: Sequence[str],
-    tokens: Sequence[Sequence[int]],
-    scores: Sequence[float],
-    context: Sequence[str],
-    answer: Sequence[str],
-    by_token: Tensor | None,
-) -> Sources:
-    """Return the rows of these segments, the largest score first.
-
-    `tokens` are the positions of each segment; those of the answer's own tokens stand after the context.
-    """
-    whole, total = [*context, *answer], sum(abs(score) for score in scores) or 1.0
-    rows = [
-        Source(
-            name,
-            min(own),
-            max(own) + 1,
-            len(own),
-            score,
-            score / total,
-            "".join(whole[token] for token in own if token < len(whole)),
-        )
-        for name, own, score in zip(names, tokens, scores, strict=True)
-    ]
-    rows.sort(key=lambda row: -row.score)
-    return Sources(how, span, tuple(rows), by_token, tuple(context), tuple(answer))
 
 
 def token_texts(

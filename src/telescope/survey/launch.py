@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from functools import lru_cache, partial
 from inspect import Parameter, Signature, signature
+from math import log
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import torch
@@ -21,6 +22,11 @@ MANY_KEYS = 2**14
 MANY_TILES = 32  # tiles of keys from which on whole tiles get kernels of their own, 5 % faster without checks of bounds
 MAXIMA = torch.float16  # dtype of these largest weights, precise enough to choose the blocks to search
 SPLIT = torch.bfloat16  # dtype of the two parts of a query's weight: float16 would lose small ones
+GROUP = 32  # tiles of rows, one of which has the largest weight of a key; which, is found out afterwards
+ALL_TILES = 2**30
+MOST_SETS = 16  # weights of a query that are multiplied with a tile at a time
+NO_WEIGHT = -1e30  # log2 of no weight, as in the kernels
+LOG2_E = 1.0 / log(2.0)
 MOST_COMMON = 16  # blocks per tile of rows that may raise its thresholds
 PROGRAMS_PER_BLOCK = 4  # programs that share the rows to be multiplied with one block of keys
 SMALL: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}  # triton's defaults, which later versions require
@@ -214,8 +220,14 @@ def survey_rows(
         norms, None if carried is None else _rows_from(band, carried), largest, largest_row,
         *sizes, row_tiles, lse_stride, cell_rows, cell_keys, pooled.shape[-1],
         pooled.shape[-2] * pooled.shape[-1], band.first,
-        BLOCK=block, **settings | ({} if largest is None else {"num_warps": 8}),  # its maxima need more registers
+        BLOCK=block, GROUP=ALL_TILES if largest is None else GROUP, **settings,
     )  # fmt: skip
+    if largest_row is not None:
+        launch(
+            kernels.find_largest_rows, (-(-keys // BN), matrices),
+            q, k, band_lse, rule, largest_row.argsort(-1), largest_row, *sizes, lse_stride, band.first,
+            GROUP=GROUP, **_without_even(settings) | {"num_warps": 8},
+        )  # fmt: skip
     if maxima is None:
         return
 
@@ -267,20 +279,41 @@ def survey_rows(
 def survey_weighted(band: Band, lse: Tensor, query_weights: Tensor, weighted: Tensor) -> None:
     """Add Σ over the band's rows of query_weights · weight to weighted (batch, heads, sets, key).
 
-    query_weights (part, batch or 1, heads or 1, sets, query) has one part in float32, or two in half precision.
+    query_weights (batch or 1, heads or 1, sets, query) are float32. At most MOST_SETS are summed at a time.
     """
     from . import kernels
 
     launch = launch_cache_for(*band, lse, query_weights, weighted)
     q, k, rule, spans = band.kernel_arguments()
-    sets, steps = query_weights.shape[3], _strides(query_weights[0])
-    launch(
-        kernels.weigh, (-(-band.keys.shape[-2] // BN), band.matrices),
-        q, k, _rows_from(band, lse), rule, spans, query_weights[..., band.first :], weighted,
-        *band.sizes, band.tiles.shape[-1], lse.shape[-1], sets, query_weights.stride(0), *steps[:2],
-        query_weights.stride(3),
-        SETS=max(16, _next_power(sets)), PARTS=len(query_weights), **_tile_settings(band),
-    )  # fmt: skip
+    rows, grid = band.queries.shape[-2], (-(-band.keys.shape[-2] // BN), band.matrices)
+    own, settings = query_weights[..., band.first : band.first + rows], _tile_settings(band)
+    sizes = *band.sizes, band.tiles.shape[-1], lse.shape[-1]
+    if weighted.shape[2] == 1:
+        own = own[:, :, 0].contiguous()
+        launch(kernels.weigh_once, grid, q, k, _rows_from(band, lse), rule, spans, own, weighted, *sizes,
+               *_strides(own)[:2], **settings)  # fmt: skip
+        return
+    lse_base_2 = torch.where(lse == -torch.inf, -NO_WEIGHT, lse * LOG2_E)
+    for first in range(0, weighted.shape[2], MOST_SETS):
+        part = slice(first, min(first + MOST_SETS, weighted.shape[2]))
+        factors = _factors(own[:, :, part], band.queries.dtype)
+        sums = torch.zeros_like(weighted[:, :, part])
+        launch(
+            kernels.weigh, grid, q, k, _rows_from(band, lse_base_2), rule, spans, factors, sums, *sizes,
+            sums.shape[2], *_strides(factors)[:2], SETS=factors.shape[-1], PARTS=factors.shape[-2], **settings,
+        )  # fmt: skip
+        weighted[:, :, part] += sums
+
+
+def _factors(query_weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the weights of queries (batch, head, row, part, set): beside float32 one part, else two of SPLIT."""
+    sets = query_weights.shape[2]
+    weights = query_weights.mT
+    if dtype == torch.float32:
+        return pad(weights, (0, max(16, _next_power(sets)) - sets))[..., None, :].contiguous()
+    weights = pad(weights, (0, max(8, _next_power(sets)) - sets))
+    high = weights.to(SPLIT)
+    return torch.stack([high, (weights - high.float()).to(SPLIT)], -2)
 
 
 @_operator("pooled")

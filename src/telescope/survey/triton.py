@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib.util import find_spec
-from math import log
 from typing import Any
 
 import torch
@@ -18,13 +17,13 @@ from torch import Tensor
 from ..attention import Attention, Bias, Mask, Pairs, dot, softmax
 from ..attention.biases import Alibi, Relative
 from ..attention.values import has_data, tensors
-from . import launch
 from .cells import Cells
 from .device import StreamEvent, record_event, run_within_memory
 from .extras import Extras
 from .launch import (
     BM,
     BN,
+    LOG2_E,
     Band,
     aligned_rows,
     compile_ahead,
@@ -43,7 +42,6 @@ from .summary import Summary
 MEMORY = 2**29  # bytes that a band of rows may take for scratch memory and for a mask or bias written out as a table
 LEAST = 2**22  # bytes below which a band would hardly have a tile of rows
 MOST = 64  # the longest top a row is searched for
-LOG2_E = 1.0 / log(2.0)
 INSTALLED = find_spec("triton") is not None  # looked up once, not for every survey
 
 
@@ -177,7 +175,7 @@ def _rehearse(band: Band, needs_lse: bool, top: int, cells: Cells | None, extras
     _survey([band], lse, columns, top, cells, extras)
     if extras.query_weights is not None:
         weighted = lse.new_empty(*lse.shape[:2], extras.sets, columns)
-        survey_weighted(band, lse, _parts(extras.query_weights, band.queries), weighted)
+        survey_weighted(band, lse, extras.query_weights.float(), weighted)
     if cells is not None and not _fits_tiles(cells):
         runs = aligned_rows(band.start.new_empty(3, 1))
         pooled = lse.new_empty(*lse.shape[:2], cells.rows, cells.columns)
@@ -219,18 +217,10 @@ def weigh(
 
 def _weigh(matrix: "Matrix", lse: Tensor, query_weights: Tensor) -> Float[Tensor, "batch heads sets key"]:
     sets, columns = query_weights.shape[2], matrix.keys.shape[-2]
-    weighted, parts = lse.new_zeros(*lse.shape[:2], sets, columns), _parts(query_weights, matrix.queries)
+    weighted, query_weights = lse.new_zeros(*lse.shape[:2], sets, columns), query_weights.float()
     for band in matrix.bands():
-        run(survey_weighted, band, lse, parts, weighted)
+        run(survey_weighted, band, lse, query_weights, weighted)
     return weighted
-
-
-def _parts(query_weights: Tensor, queries: Tensor) -> Float[Tensor, "part #batch #heads sets query"]:
-    """Return the weights as `survey_weighted` takes them: as they are beside float32, else as two numbers of SPLIT."""
-    if queries.dtype == torch.float32:
-        return query_weights.float()[None].contiguous()
-    high = query_weights.to(launch.SPLIT)
-    return torch.stack([high, (query_weights - high.float()).to(launch.SPLIT)])
 
 
 def log_sum_exp(

@@ -5,10 +5,10 @@ They import nothing but Triton.
 """
 
 from .pool import pool, sum_listed
-from .sums import check_rows, log_sum_exp, statistics
+from .sums import check_rows, find_largest_rows, log_sum_exp, statistics
 from .tiles import HeadTensor, Rule, TileSpans
 from .top import collect_keys, find_blocks, group_rows, raise_thresholds, rank_keys, search_all_keys
-from .weigh import weigh
+from .weigh import weigh, weigh_once
 
 __all__ = [
     "HeadTensor",
@@ -17,6 +17,7 @@ __all__ = [
     "check_rows",
     "collect_keys",
     "find_blocks",
+    "find_largest_rows",
     "group_rows",
     "log_sum_exp",
     "pool",
@@ -26,4 +27,5 @@ __all__ = [
     "statistics",
     "sum_listed",
     "weigh",
+    "weigh_once",
 ]

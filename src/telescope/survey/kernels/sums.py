@@ -89,13 +89,14 @@ def statistics(
     q, k, LSE, rule, tiles, RECEIVED, ENTROPY, MAXIMA, MAP, NORMS, CARRIED, LARGEST, LARGEST_ROW,
     rows, keys, heads, group, width, row_tiles, lse_stride, cell_rows, cell_keys, map_columns, map_size, first_row,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Add what BN keys contribute: to RECEIVED, to the ENTROPY of every row, and to the MAP unless that is None.
 
     Write into MAXIMA, unless None, the largest x of each row in each BLOCK of these keys. Add NORMS · weight, unless
-    None, to CARRIED of every row. Raise LARGEST, unless None, to the largest weight of each key, with LARGEST_ROW. A
-    program has these keys to itself, so only ENTROPY, MAP and CARRIED need atomic additions."""
+    None, to CARRIED of every row. Raise LARGEST, unless None, to the largest weight of each key; LARGEST_ROW is the
+    first row of the GROUP of tiles that has it. A program has these keys to itself, so only ENTROPY, MAP and CARRIED
+    need atomic additions."""
     block = tl.program_id(0)
     bh = tl.program_id(1).to(tl.int64)
     b, h = bh // heads, bh % heads
@@ -103,13 +104,13 @@ def statistics(
     rn, cm = n + tl.arange(0, BN), tl.arange(0, BM)
     key = rn[None, :]
     key_tile = load(k, b, h // group, rn, keys, width, D, EVEN).T
-    received = tl.zeros([BM, BN], tl.float32)
+    received = tl.zeros([BM // 16, 8, BN], tl.float32)
     pooled = tl.zeros([BM], tl.float32)
     if NORMS is not None:
         norm = tl.load(NORMS + bh * keys + rn, mask=rn < keys, other=0.0)[None, :]
     if LARGEST is not None:
-        largest_weight = tl.zeros([BM, BN], tl.float32)
-        largest_tile = tl.zeros([BM, BN], tl.int32)
+        best = tl.load(LARGEST + bh * keys + rn, mask=rn < keys, other=0.0)  # of bands with lower rows
+        best_row = tl.load(LARGEST_ROW + bh * keys + rn, mask=rn < keys, other=0)
 
     begin, end, unmasked_begin, unmasked_end = visible_rows(tiles, b, n, keys, row_tiles, BN)
     if MAP is not None:
@@ -117,45 +118,83 @@ def statistics(
         cell = (first_row // BM + begin) // per_cell
         tiles_left = (cell + 1) * per_cell - first_row // BM - begin  # tiles of rows that the cell still takes
         cell = cell * map_columns + n // cell_keys
-    for m in range(begin, end):
-        rm = m * BM + cm
-        row = rm[:, None]
-        query_tile = load(q, b, h, rm, rows, width, D, EVEN)
-        lse = load_lse(LSE, bh * lse_stride + rm, rm < rows)[:, None]
-        product = tl.dot(query_tile, key_tile, input_precision=PRECISION)
-        x = log2_weights(product, lse, row, key, b, h, rule, rows, keys)
-        if (m < unmasked_begin) | (m >= unmasked_end):
-            x = hide(x, row, key, b, h, rule, rows, keys)
-        weight = tl.exp2(x)
-        received += weight
-        tl.atomic_add(ENTROPY + bh * lse_stride + rm, tl.sum(weight * x, 1) * -LN_2, mask=rm < rows, sem="relaxed")
-        if NORMS is not None:
-            tl.atomic_add(CARRIED + bh * lse_stride + rm, tl.sum(weight * norm, 1), mask=rm < rows, sem="relaxed")
+    for first_tile in range(begin, end, GROUP):  # a loop within a loop: a condition in the inner one costs more
         if LARGEST is not None:
-            better = weight > largest_weight
-            largest_weight = tl.where(better, weight, largest_weight)
-            largest_tile = tl.where(better, m, largest_tile)
-        if MAXIMA is not None:
-            largest = tl.max(tl.reshape(x, [BM, BN // BLOCK, BLOCK]), 2)
-            largest = tl.where(largest > NOWHERE, tl.maximum(largest, LOWEST), float("-inf"))
-            where = (bh * tl.num_programs(0) + block) * (BN // BLOCK) + tl.arange(0, BN // BLOCK)[None, :]
-            tl.store(MAXIMA + where * row_tiles * BM + row, largest.to(MAXIMA.dtype.element_ty))
-        if MAP is not None:
-            pooled += tl.sum(weight, 1)
-            tiles_left -= 1
-            if (tiles_left == 0) | (m == end - 1):
-                part = tl.sum(tl.reshape(pooled, [BM // 16, 16]), 1)  # 16 rows belong to one warp: no synchronisation
-                tl.atomic_add(MAP + bh * map_size + cell + tl.zeros_like(part).to(tl.int32), part, sem="relaxed")
-                pooled = tl.zeros([BM], tl.float32)
-                tiles_left, cell = per_cell, cell + map_columns
+            largest_weight = tl.zeros([BM // 16, 8, BN], tl.float32)
+        for m in range(first_tile, tl.minimum(first_tile + GROUP, end)):
+            rm = m * BM + cm
+            row = rm[:, None]
+            query_tile = load(q, b, h, rm, rows, width, D, EVEN)
+            lse = load_lse(LSE, bh * lse_stride + rm, rm < rows)[:, None]
+            product = tl.dot(query_tile, key_tile, input_precision=PRECISION)
+            x = log2_weights(product, lse, row, key, b, h, rule, rows, keys)
+            if (m < unmasked_begin) | (m >= unmasked_end):
+                x = hide(x, row, key, b, h, rule, rows, keys)
+            weight = tl.exp2(x)
+            pairs = tl.reshape(weight, [BM // 16, 2, 8, BN])  # a thread has both: half of the registers
+            received += tl.sum(pairs, 1)
+            tl.atomic_add(ENTROPY + bh * lse_stride + rm, tl.sum(weight * x, 1) * -LN_2, mask=rm < rows, sem="relaxed")
+            if NORMS is not None:
+                tl.atomic_add(CARRIED + bh * lse_stride + rm, tl.sum(weight * norm, 1), mask=rm < rows, sem="relaxed")
+            if LARGEST is not None:
+                largest_weight = tl.maximum(largest_weight, tl.max(pairs, 1))
+            if MAXIMA is not None:
+                largest = tl.max(tl.reshape(x, [BM, BN // BLOCK, BLOCK]), 2)
+                largest = tl.where(largest > NOWHERE, tl.maximum(largest, LOWEST), float("-inf"))
+                where = (bh * tl.num_programs(0) + block) * (BN // BLOCK) + tl.arange(0, BN // BLOCK)[None, :]
+                tl.store(MAXIMA + where * row_tiles * BM + row, largest.to(MAXIMA.dtype.element_ty))
+            if MAP is not None:
+                pooled += tl.sum(weight, 1)
+                tiles_left -= 1
+                if (tiles_left == 0) | (m == end - 1):
+                    part = tl.sum(tl.reshape(pooled, [BM // 16, 16]), 1)  # 16 rows are one warp's: no synchronisation
+                    tl.atomic_add(MAP + bh * map_size + cell + tl.zeros_like(part).to(tl.int32), part, sem="relaxed")
+                    pooled = tl.zeros([BM], tl.float32)
+                    tiles_left, cell = per_cell, cell + map_columns
+        if LARGEST is not None:
+            of_group = tl.max(tl.max(largest_weight, 0), 0)
+            best_row = tl.where(of_group > best, first_row + first_tile * BM, best_row)
+            best = tl.maximum(best, of_group)
     at = RECEIVED + bh * keys + rn
     before = tl.load(at, mask=rn < keys, other=0.0)
-    tl.store(at, before + tl.sum(received, 0), mask=rn < keys)
+    tl.store(at, before + tl.sum(tl.sum(received, 0), 0), mask=rn < keys)
     if LARGEST is not None:
-        best = tl.max(largest_weight, 0)
-        numbered = first_row + largest_tile * BM + cm[:, None]
-        first = tl.min(tl.where(largest_weight == best[None, :], numbered, 2147483647), 0)
-        known = tl.load(LARGEST + bh * keys + rn, mask=rn < keys, other=0.0)  # of bands with lower rows
-        better = (best > known) & (rn < keys)
-        tl.store(LARGEST + bh * keys + rn, best, mask=better)
-        tl.store(LARGEST_ROW + bh * keys + rn, first, mask=better)
+        tl.store(LARGEST + bh * keys + rn, best, mask=rn < keys)
+        tl.store(LARGEST_ROW + bh * keys + rn, best_row, mask=rn < keys)
+
+
+@kernel
+def find_largest_rows(
+    q, k, LSE, rule, ORDER, LARGEST_ROW, rows, keys, heads, group, width, lse_stride, first_row,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Replace the first row of a GROUP of tiles in LARGEST_ROW by the row that gives the key its largest weight.
+
+    ORDER (bh, key) has the keys by LARGEST_ROW, so that the BN keys of a program have few groups. Keys whose group is
+    in another band of rows are left alone."""
+    bh = tl.program_id(1).to(tl.int64)
+    b, h = bh // heads, bh % heads
+    cm, at = tl.arange(0, BM), tl.program_id(0) * BN + tl.arange(0, BN)
+    rn = tl.load(ORDER + bh * keys + at, mask=at < keys, other=keys).to(tl.int32)
+    begin = tl.load(LARGEST_ROW + bh * keys + rn, mask=rn < keys, other=-1) - first_row
+    own = (rn < keys) & (begin >= 0)
+    first, stop = tl.min(tl.where(own, begin, rows), 0), tl.max(tl.where(own, begin + GROUP * BM, 0), 0)
+    if first < stop:
+        key = rn[None, :]
+        key_tile = load(k, b, h // group, rn, keys, width, D, False).T
+        best = tl.full([BM, BN], HIDDEN, tl.float32)
+        best_row = tl.zeros([BM, BN], tl.int32)
+        for m in range(first // BM, tl.cdiv(tl.minimum(stop, rows), BM)):
+            rm = m * BM + cm
+            row = rm[:, None]
+            query_tile = load(q, b, h, rm, rows, width, D, False)
+            lse = load_lse(LSE, bh * lse_stride + rm, rm < rows)[:, None]
+            product = tl.dot(query_tile, key_tile, input_precision=PRECISION)
+            x = log2_weights(product, lse, row, key, b, h, rule, rows, keys)
+            x = hide(x, row, key, b, h, rule, rows, keys)
+            better = (x > best) & (row >= begin[None, :]) & (row < begin[None, :] + GROUP * BM)
+            best = tl.where(better, x, best)
+            best_row = tl.where(better, row, best_row)
+        largest = tl.max(best, 0)[None, :]
+        found = tl.min(tl.where(best == largest, best_row, rows), 0)
+        tl.store(LARGEST_ROW + bh * keys + rn, first_row + found, mask=own)

@@ -27,8 +27,8 @@ UNSPECIALIZED = [
     "map_columns", "map_size", "first_row", "row_slots", "key_slots", "row_batch", "key_batch", "span_batch",
     "span_set", "share_set", "top", "has_sinks", "batch_step", "head_step", "row_step", "row_count",
     "SINKS", "LSE", "ENTROPY", "MAP", "KEY_COUNT", "ROWS", "KEYS", "START", "STOP", "SHARES", "SEEN",
-    "NORMS", "CARRIED", "LARGEST", "LARGEST_ROW", "WEIGHTED", "sets", "weight_part", "weight_batch", "weight_head",
-    "weight_set",
+    "NORMS", "CARRIED", "LARGEST", "LARGEST_ROW", "WEIGHTED", "sets", "weight_batch", "weight_head", "factor_batch",
+    "factor_head", "ORDER", "QUERY_WEIGHTS",
 ]  # fmt: skip
 kernel = triton.jit(do_not_specialize=UNSPECIALIZED)
 
