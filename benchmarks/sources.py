@@ -31,6 +31,7 @@ from .watch import _model, _read, _text, gpt2, qwen2
 
 HOW = ("weights", "carried", "rollout", "gradient")
 ANSWER = 64  # tokens
+SEGMENTS = 64
 
 
 def about(device: torch.device, quick: bool) -> str:
@@ -250,7 +251,7 @@ def _statistics(length: int, device: torch.device) -> Iterator[Row]:
     plain = ts.survey(q, k, CAUSAL, top=0, lse=lse)
     weights, norms = torch.rand(8, length, device=device), torch.rand(1, 16, length, device=device)
     window = ts.window(min(4_096, length // 4)) | ts.prefix(4)
-    segments = (torch.arange(length, device=device) // 100).tolist()
+    segments = (torch.arange(length, device=device) * SEGMENTS // length).tolist()
     survey = partial(ts.survey, q, k, CAUSAL, lse=lse)
     runners: dict[str, Callable[[], object]] = {
         "forward: cudnn": lambda: _cudnn(q, k, v),
@@ -263,7 +264,7 @@ def _statistics(length: int, device: torch.device) -> Iterator[Row]:
         "survey top=0, all three": lambda: survey(top=0, norms=norms, largest=True, within=window),
         "survey top=8": lambda: survey(top=8),
         "survey top=8, all three": lambda: survey(top=8, norms=norms, largest=True, within=window),
-        "shares of segments of 100": lambda: plain.map(segments=(range(length), segments)),
+        f"shares of {SEGMENTS} segments": lambda: plain.map(segments=(range(length), segments)),
     }
     rows = race(f"n = {length:,}", runners, device, rounds=7)
     yield from (replace(row, note=_note(row, rows[0])) for row in rows)

@@ -43,6 +43,33 @@ def test_statistics_agree(sizes, dtype, attention):
     assert_close(alone, got.weighted, atol=1e-4, rtol=1e-4)
 
 
+def test_sums_over_many_queries_do_not_drift():
+    """Tensor cores cut off what they add up, always towards zero: a sum of 32,768 rows would show it."""
+    torch.manual_seed(0)
+    n, attention = 32_768, ts.Attention(mask=ts.causal)
+    q, k = (
+        (3.0 * torch.randn(1, 2, n, 64, device="cuda")).bfloat16(),
+        torch.randn(1, 2, n, 64, device="cuda").bfloat16(),
+    )
+    weights = torch.rand(1, 1, 9, n, device="cuda")
+    exact, largest = torch.zeros(1, 2, 9, n, device="cuda").double(), torch.zeros(1, 2, n, device="cuda").double()
+    query = torch.full((1, 2, n), -1, device="cuda")
+    for rows in torch.arange(n, device="cuda").split(1_024):
+        scores = q[:, :, rows].double() @ k.double().mT / 8.0
+        chances = scores.masked_fill(torch.arange(n, device="cuda") > rows[:, None], -torch.inf).softmax(-1)
+        exact += weights[..., rows].double() @ chances
+        best, where = chances.max(2)
+        query = torch.where(best > largest, rows[where], query)
+        largest = torch.maximum(largest, best)
+    seen = ts.survey(q, k, attention, top=0, largest=True, query_weights=weights[0, 0])
+    assert seen.engine == "triton"
+    assert_close(seen.weighted.double(), exact, atol=0.0, rtol=3e-5)
+    alone = engine.weigh(q, k, attention, seen.lse, weights[:, :, :1])
+    assert_close(alone.double(), exact[:, :, :1], atol=0.0, rtol=1e-5)
+    assert_close(seen.largest.weight.double(), largest, atol=0.0, rtol=1e-5)
+    assert (seen.largest.query != query).float().mean() < 1e-3  # where two weights are equal but for their rounding
+
+
 @pytest.mark.parametrize("mask", [ts.window(99) | ts.prefix(4), ts.window(50), ~ts.window(9)], ids=str)
 def test_the_share_within_a_mask(mask):
     q, k = inputs((2, 4, 2, 700, 700, 64), torch.bfloat16)
