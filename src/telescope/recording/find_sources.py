@@ -3,7 +3,7 @@
 A token is written by the query before it: the rows of a span are those of its tokens less one.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -226,10 +226,17 @@ def _heads(question: Question, call: RecordedCall) -> list[int]:
     return [call.head_index(number) for number in question.heads]
 
 
-def _weights(question: Question, call: RecordedCall, how: str, factors: Tensor | None) -> Float[Tensor, "head token"]:
+def _weights(
+    question: Question,
+    call: RecordedCall,
+    how: str,
+    factors: Tensor | None,
+    fetched: tuple[Tensor, Tensor] | None = None,
+) -> Float[Tensor, "head token"]:
     """Return what each key gets from some rows, each with its factor, for the heads that were asked for.
 
-    Without factors, the rows are those of the span, and each counts equally.
+    Without factors, the rows are those of the span, and each counts equally. `fetched` are the queries and keys, where
+    they were copied to the device already.
     """
     _need(call, how, "queries", 'keep="queries-keys"')
     first, device = 0 if call.across else call.size[1] - call.size[0], call.facts.device
@@ -241,13 +248,13 @@ def _weights(question: Question, call: RecordedCall, how: str, factors: Tensor |
         every = 2 * len(rows) > call.size[0] and call.facts.rows is None  # zeros cost less than a copy of the others
         share = factors if every else factors[rows]
         rows = torch.arange(call.size[0]) if every else rows.cpu()
-    queries, keys, lse, attention = call.queries, call.keys, call.lse, call.attention
+    (queries, keys), lse, attention = fetched or (call.queries, call.keys), call.lse, call.attention
     if call.facts.rows is not None or len(rows) < queries.shape[2]:
         places = _places(call, rows, first, how).to(queries.device)
         queries, lse = queries[:, :, places], None if lse is None else lse[:, :, places.to(lse.device)]
     if len(rows) < call.size[0]:
         attention = restrict_to_queries(attention, rows, call.size)
-    queries, keys = queries.to(device), keys.to(device)
+    queries, keys = queries.to(device, non_blocking=True), keys.to(device, non_blocking=True)
     with torch_modes.without_autocast(device):
         engine = choose(queries, keys, attention, 0, None)
         given = share.to(device, torch.promote_types(queries.dtype, torch.float32))[None, None, None]
@@ -289,12 +296,12 @@ def by_rollout(question: Question, model: Any) -> Float[Tensor, " token"]:
     answer = torch.zeros(_length(question.reader), dtype=torch.float64, device=device)
     answer[question.rows] = 1.0 / len(question.rows)
     context = torch.zeros(question.context if question.across else 0, dtype=torch.float64, device=device)
-    for name, call in reversed([*calls.items()]):
+    for name, call, fetched in _fetched_ahead([*reversed([*calls.items()])]):
         if call.size[0] != call.size[1] and not call.across:
             raise ValueError(f'sources(how="rollout") needs every query of "{name}"; record the text from its start')
         of_answer = call.across or not question.across or stack_of(name) in decoding
         relevance = answer if of_answer else context
-        passed_on = 0.5 * _passed_on(question, call, relevance).to(device)
+        passed_on = 0.5 * _passed_on(question, call, relevance, fetched).to(device)
         stays = relevance * (1.0 - 0.5 * _given(call, question).to(device))
         if call.across:
             answer, context = stays, context + passed_on
@@ -303,6 +310,32 @@ def by_rollout(question: Question, model: Any) -> Float[Tensor, " token"]:
         else:
             context = stays + passed_on
     return context if question.across else answer
+
+
+def _fetched_ahead(
+    calls: Sequence[tuple[str, RecordedCall]],
+) -> Iterator[tuple[str, RecordedCall, tuple[Tensor, Tensor] | None]]:
+    """Yield the calls; with queries and keys that a GPU reads from RAM, copied while the call before is computed."""
+    streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    def fetch(call: RecordedCall) -> tuple[tuple[Tensor, Tensor], torch.cuda.Stream] | None:
+        device = call.facts.device
+        if device.type != "cuda" or "queries" not in call.parts or call.queries.is_cuda:
+            return None
+        stream = streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            return tuple(part.to(device, non_blocking=True) for part in (call.queries, call.keys)), stream  # type: ignore[return-value]
+
+    upcoming = fetch(calls[0][1]) if calls else None
+    for (name, call), following in zip(calls, [*calls[1:], None], strict=True):
+        fetched, current = None, upcoming
+        if current is not None:
+            fetched, own = current[0], torch.cuda.current_stream(call.facts.device)
+            own.wait_stream(current[1])
+            for part in fetched:
+                part.record_stream(own)
+        upcoming = None if following is None else fetch(following[1])
+        yield name, call, fetched
 
 
 def stack_of(name: str) -> str:
@@ -316,12 +349,14 @@ def _length(reader: RecordedCall) -> int:
     return reader.size[0]
 
 
-def _passed_on(question: Question, call: RecordedCall, relevance: Tensor) -> Float[Tensor, " token"]:
+def _passed_on(
+    question: Question, call: RecordedCall, relevance: Tensor, fetched: tuple[Tensor, Tensor] | None
+) -> Float[Tensor, " token"]:
     """Return Aᵀr, the mean of all heads."""
     if not relevance.any():
         return relevance.new_zeros(call.size[1])
     relevance = relevance.to(call.facts.device)  # a model's layers may be on several
-    return _weights(replace(question, heads=None), call, "rollout", relevance).mean(0)
+    return _weights(replace(question, heads=None), call, "rollout", relevance, fetched).mean(0)
 
 
 def _given(call: RecordedCall, question: Question) -> Tensor:

@@ -28,6 +28,8 @@ MOST_SETS = 16  # weights of a query that are multiplied with a tile at a time
 NO_WEIGHT = -1e30  # log2 of no weight, as in the kernels
 LOG2_E = 1.0 / log(2.0)
 MOST_COMMON = 16  # blocks per tile of rows that may raise its thresholds
+PROGRAMS = 256  # of a kernel, to occupy a GPU: few rows share their keys among so many
+LEAST_KEYS = 1024  # for each of these
 PROGRAMS_PER_BLOCK = 4  # programs that share the rows to be multiplied with one block of keys
 SMALL: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}  # triton's defaults, which later versions require
 
@@ -155,12 +157,19 @@ def survey_lse(band: Band, sinks: Tensor | None, lse: Tensor) -> None:
     from . import kernels
 
     launch = launch_cache_for(*band, sinks, lse)
+    grid, keys = (-(-band.queries.shape[-2] // (2 * BM)), band.matrices), band.keys.shape[-2]
+    parts = min(PROGRAMS // (grid[0] * grid[1]), keys // LEAST_KEYS)
+    part_keys = keys if parts < 2 else -(-keys // (parts * BN)) * BN
+    parts = -(-keys // part_keys)
+    written = _rows_from(band, lse) if parts == 1 else lse.new_empty(parts, *band.queries.shape[:3])
     launch(
-        kernels.log_sum_exp, (-(-band.queries.shape[-2] // (2 * BM)), band.matrices),
-        *band.kernel_arguments(), lse if sinks is None else sinks, _rows_from(band, lse), *band.sizes,
-        band.tiles.shape[-1], lse.shape[-1], int(sinks is not None),
+        kernels.log_sum_exp, (*grid, parts),
+        *band.kernel_arguments(), lse if sinks is None else sinks, written, *band.sizes,
+        band.tiles.shape[-1], lse.shape[-1] if parts == 1 else written.shape[-1], int(sinks is not None), part_keys,
         TILES=2, **_tile_settings(band) | {"BM": 2 * BM, "BN": BN // 2, "num_warps": 8},
     )  # fmt: skip
+    if parts > 1:
+        lse[:, :, band.first : band.first + written.shape[-1]] = written.logsumexp(0)
 
 
 @_operator("numbers")
@@ -225,7 +234,8 @@ def survey_rows(
     if largest_row is not None:
         launch(
             kernels.find_largest_rows, (-(-keys // BN), matrices),
-            q, k, band_lse, rule, largest_row.argsort(-1), largest_row, *sizes, lse_stride, band.first,
+            q, k, band_lse, rule, (largest_row // (GROUP * BM)).short().argsort(-1), largest_row, *sizes, lse_stride,
+            band.first,
             GROUP=GROUP, **_without_even(settings) | {"num_warps": 8},
         )  # fmt: skip
     if maxima is None:

@@ -7,11 +7,14 @@ from .tiles import HIDDEN, LN_2, LOG2_E, LOWEST, NOWHERE, hide, kernel, load, lo
 
 @kernel
 def log_sum_exp(
-    q, k, rule, tiles, SINKS, LSE, rows, keys, heads, group, width, row_tiles, lse_stride, has_sinks,
+    q, k, rule, tiles, SINKS, LSE, rows, keys, heads, group, width, row_tiles, lse_stride, has_sinks, part_keys,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
     TILES: tl.constexpr,
 ):  # fmt: skip
-    """Write ln Σ exp(score) of BM rows, which are TILES tiles; with has_sinks, SINKS (heads,) included."""
+    """Write ln Σ exp(score) of BM rows, which are TILES tiles; with has_sinks, SINKS (heads,) included.
+
+    Where rows are few, several programs share their keys: each takes part_keys of them, and writes to LSE (part, bh,
+    row)."""
     m = tl.num_programs(0) - 1 - tl.program_id(0)
     bh = tl.program_id(1).to(tl.int64)
     b, h = bh // heads, bh % heads
@@ -20,8 +23,9 @@ def log_sum_exp(
     query_tile = load(q, b, h, rm, rows, width, D, EVEN)
     tile = m * TILES + tl.arange(0, TILES)
     at, valid = b * tiles.batch + tile, tile < row_tiles
-    first = tl.min(tl.load(tiles.first + at, mask=valid, other=keys), 0) // BN * BN
-    stop = tl.max(tl.load(tiles.stop + at, mask=valid, other=0), 0)
+    part = tl.program_id(2)
+    first = tl.maximum(tl.min(tl.load(tiles.first + at, mask=valid, other=keys), 0) // BN * BN, part * part_keys)
+    stop = tl.minimum(tl.max(tl.load(tiles.stop + at, mask=valid, other=0), 0), (part + 1) * part_keys)
     inner_first = tl.max(tl.load(tiles.inner_first + at, mask=valid, other=0), 0)
     inner_stop = tl.min(tl.load(tiles.inner_stop + at, mask=valid, other=keys), 0)
     largest = tl.full([BM], NOWHERE, tl.float32)
@@ -35,14 +39,14 @@ def log_sum_exp(
         new_largest = tl.maximum(largest, tl.max(x, 1))
         total = total * tl.exp2(largest - new_largest) + tl.sum(tl.exp2(x - new_largest[:, None]), 1)
         largest = new_largest
-    if has_sinks:
+    if (has_sinks != 0) & (part == 0):
         sink = tl.load(SINKS + h)
         new_largest = tl.maximum(largest, sink)
         total = total * tl.exp2(largest - new_largest) + tl.exp2(sink - new_largest)
         largest = new_largest
     nothing = total == 0.0
     lse = tl.where(nothing, float("-inf"), (largest + tl.log2(tl.where(nothing, 1.0, total))) * LN_2)
-    tl.store(LSE + bh * lse_stride + rm, lse, mask=rm < rows)
+    tl.store(LSE + (part * tl.num_programs(1) + bh) * lse_stride + rm, lse, mask=rm < rows)
 
 
 @kernel

@@ -28,7 +28,7 @@ UNSPECIALIZED = [
     "span_set", "share_set", "top", "has_sinks", "batch_step", "head_step", "row_step", "row_count",
     "SINKS", "LSE", "ENTROPY", "MAP", "KEY_COUNT", "ROWS", "KEYS", "START", "STOP", "SHARES", "SEEN",
     "NORMS", "CARRIED", "LARGEST", "LARGEST_ROW", "WEIGHTED", "sets", "weight_batch", "weight_head", "factor_batch",
-    "factor_head", "ORDER", "QUERY_WEIGHTS",
+    "factor_head", "ORDER", "QUERY_WEIGHTS", "part_keys",
 ]  # fmt: skip
 kernel = triton.jit(do_not_specialize=UNSPECIALIZED)
 
