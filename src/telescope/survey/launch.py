@@ -233,10 +233,10 @@ def survey_rows(
     )  # fmt: skip
     if largest_row is not None:
         launch(
-            kernels.find_largest_rows, (-(-keys // BN), matrices),
-            q, k, band_lse, rule, (largest_row // (GROUP * BM)).short().argsort(-1), largest_row, *sizes, lse_stride,
-            band.first,
-            GROUP=GROUP, **_without_even(settings) | {"num_warps": 8},
+            kernels.find_largest_rows, (-(-keys // (BN // 2)), matrices),
+            q, k, band_lse, rule, spans, (largest_row // (GROUP * BM)).short().argsort(-1), largest_row, *sizes,
+            lse_stride, band.first,
+            GROUP=GROUP, **_without_even(settings) | {"BN": BN // 2},  # three tiles of registers
         )  # fmt: skip
     if maxima is None:
         return

@@ -169,7 +169,7 @@ def statistics(
 
 @kernel
 def find_largest_rows(
-    q, k, LSE, rule, ORDER, LARGEST_ROW, rows, keys, heads, group, width, lse_stride, first_row,
+    q, k, LSE, rule, tiles, ORDER, LARGEST_ROW, rows, keys, heads, group, width, lse_stride, first_row,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Replace the first row of a GROUP of tiles in LARGEST_ROW by the row that gives the key its largest weight.
@@ -180,25 +180,28 @@ def find_largest_rows(
     b, h = bh // heads, bh % heads
     cm, at = tl.arange(0, BM), tl.program_id(0) * BN + tl.arange(0, BN)
     rn = tl.load(ORDER + bh * keys + at, mask=at < keys, other=keys).to(tl.int32)
-    begin = tl.load(LARGEST_ROW + bh * keys + rn, mask=rn < keys, other=-1) - first_row
-    own = (rn < keys) & (begin >= 0)
-    first, stop = tl.min(tl.where(own, begin, rows), 0), tl.max(tl.where(own, begin + GROUP * BM, 0), 0)
-    if first < stop:
-        key = rn[None, :]
+    first = (tl.load(LARGEST_ROW + bh * keys + rn, mask=rn < keys, other=-1) - first_row) // BM  # tile
+    own = (rn < keys) & (first >= 0)
+    begin, end = tl.min(tl.where(own, first, tl.cdiv(rows, BM)), 0), tl.max(tl.where(own, first + GROUP, 0), 0)
+    if begin < end:
+        key, lowest, highest = rn[None, :], tl.min(rn, 0), tl.max(rn, 0)
         key_tile = load(k, b, h // group, rn, keys, width, D, False).T
         best = tl.full([BM, BN], HIDDEN, tl.float32)
-        best_row = tl.zeros([BM, BN], tl.int32)
-        for m in range(first // BM, tl.cdiv(tl.minimum(stop, rows), BM)):
+        best_tile = tl.zeros([BM, BN], tl.int32)
+        for m in range(begin, tl.minimum(end, tl.cdiv(rows, BM))):
             rm = m * BM + cm
             row = rm[:, None]
             query_tile = load(q, b, h, rm, rows, width, D, False)
             lse = load_lse(LSE, bh * lse_stride + rm, rm < rows)[:, None]
             product = tl.dot(query_tile, key_tile, input_precision=PRECISION)
             x = log2_weights(product, lse, row, key, b, h, rule, rows, keys)
-            x = hide(x, row, key, b, h, rule, rows, keys)
-            better = (x > best) & (row >= begin[None, :]) & (row < begin[None, :] + GROUP * BM)
+            seen = tl.load(tiles.inner_first + b * tiles.batch + m) <= lowest
+            if (tl.load(tiles.inner_stop + b * tiles.batch + m) <= highest) | (seen == 0):
+                x = hide(x, row, key, b, h, rule, rows, keys)
+            x += tl.where((m >= first) & (m < first + GROUP), 0.0, HIDDEN)[None, :]
+            better = x > best
             best = tl.where(better, x, best)
-            best_row = tl.where(better, row, best_row)
+            best_tile = tl.where(better, m, best_tile)
         largest = tl.max(best, 0)[None, :]
-        found = tl.min(tl.where(best == largest, best_row, rows), 0)
+        found = tl.min(tl.where(best == largest, best_tile * BM + cm[:, None], rows), 0)
         tl.store(LARGEST_ROW + bh * keys + rn, first_row + found, mask=own)
