@@ -24,6 +24,7 @@ MAXIMA = torch.float16  # dtype of these largest weights, precise enough to choo
 SPLIT = torch.bfloat16  # dtype of the two parts of a query's weight: float16 would lose small ones
 GROUP = 32  # tiles of rows, one of which has the largest weight of a key; which, is found out afterwards
 ALL_TILES = 2**30
+SUMMED = 16  # tiles that tensor cores add up; they cut off, always towards zero, so that more would drift
 MOST_SETS = 16  # weights of a query that are multiplied with a tile at a time
 NO_WEIGHT = -1e30  # log2 of no weight, as in the kernels
 LOG2_E = 1.0 / log(2.0)
@@ -236,7 +237,7 @@ def survey_rows(
             kernels.find_largest_rows, (-(-keys // (BN // 2)), matrices),
             q, k, band_lse, rule, spans, (largest_row // (GROUP * BM)).short().argsort(-1), largest_row, *sizes,
             lse_stride, band.first,
-            GROUP=GROUP, **_without_even(settings) | {"BN": BN // 2},  # three tiles of registers
+            GROUP=GROUP, **settings | {"BN": BN // 2},  # three tiles of registers
         )  # fmt: skip
     if maxima is None:
         return
@@ -310,7 +311,8 @@ def survey_weighted(band: Band, lse: Tensor, query_weights: Tensor, weighted: Te
         sums = torch.zeros_like(weighted[:, :, part])
         launch(
             kernels.weigh, grid, q, k, _rows_from(band, lse_base_2), rule, spans, factors, sums, *sizes,
-            sums.shape[2], *_strides(factors)[:2], SETS=factors.shape[-1], PARTS=factors.shape[-2], **settings,
+            sums.shape[2], *_strides(factors)[:2],
+            SETS=factors.shape[-1], PARTS=factors.shape[-2], GROUP=SUMMED, **settings,
         )  # fmt: skip
         weighted[:, :, part] += sums
 

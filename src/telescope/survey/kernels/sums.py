@@ -170,7 +170,8 @@ def statistics(
 @kernel
 def find_largest_rows(
     q, k, LSE, rule, tiles, ORDER, LARGEST_ROW, rows, keys, heads, group, width, lse_stride, first_row,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr,
 ):  # fmt: skip
     """Replace the first row of a GROUP of tiles in LARGEST_ROW by the row that gives the key its largest weight.
 
@@ -180,18 +181,18 @@ def find_largest_rows(
     b, h = bh // heads, bh % heads
     cm, at = tl.arange(0, BM), tl.program_id(0) * BN + tl.arange(0, BN)
     rn = tl.load(ORDER + bh * keys + at, mask=at < keys, other=keys).to(tl.int32)
-    first = (tl.load(LARGEST_ROW + bh * keys + rn, mask=rn < keys, other=-1) - first_row) // BM  # tile
-    own = (rn < keys) & (first >= 0)
+    first = tl.load(LARGEST_ROW + bh * keys + rn, mask=rn < keys, other=-1) - first_row
+    own, first = (rn < keys) & (first >= 0), first // BM
     begin, end = tl.min(tl.where(own, first, tl.cdiv(rows, BM)), 0), tl.max(tl.where(own, first + GROUP, 0), 0)
     if begin < end:
         key, lowest, highest = rn[None, :], tl.min(rn, 0), tl.max(rn, 0)
-        key_tile = load(k, b, h // group, rn, keys, width, D, False).T
+        key_tile = load(k, b, h // group, rn, keys, width, D, EVEN).T
         best = tl.full([BM, BN], HIDDEN, tl.float32)
         best_tile = tl.zeros([BM, BN], tl.int32)
         for m in range(begin, tl.minimum(end, tl.cdiv(rows, BM))):
             rm = m * BM + cm
             row = rm[:, None]
-            query_tile = load(q, b, h, rm, rows, width, D, False)
+            query_tile = load(q, b, h, rm, rows, width, D, EVEN)
             lse = load_lse(LSE, bh * lse_stride + rm, rm < rows)[:, None]
             product = tl.dot(query_tile, key_tile, input_precision=PRECISION)
             x = log2_weights(product, lse, row, key, b, h, rule, rows, keys)
