@@ -16,6 +16,7 @@ import { Geometry } from "./screens/geometry.js";
 import { Heads } from "./screens/heads.js";
 import { MapScreen } from "./screens/map.js";
 import { OutputScreen } from "./screens/output.js";
+import { Sources } from "./screens/sources.js";
 import { Variance } from "./screens/variance.js";
 import { Walk } from "./screens/walk.js";
 import { SCREENS, statePath } from "./state.js";
@@ -30,6 +31,7 @@ const VIEWS = {
   geometry: { View: Geometry, title: "Geometry", needs: "geometry" },
   alignment: { View: Alignment, title: "Alignment", needs: "alignment" },
   map: { View: MapScreen, title: "Map", needs: "tiles" },
+  sources: { View: Sources, title: "Sources", needs: null },
   output: { View: OutputScreen, title: "Output", needs: null },
   variance: { View: Variance, title: "Why √d", needs: null },
 };
@@ -132,7 +134,11 @@ const openHome = (transport, go) => (event) => {
 /** @type {(screen: string, run: Run | null, state: State) => boolean} */
 const isOffered = (screen, run, state) =>
   screen === state.screen ||
-  (screen === "output" ? Boolean(run?.output) : screen === "variance" ? run?.kind === "example" : true);
+  (screen === "output"
+    ? Boolean(run?.output)
+    : screen === "variance" || screen === "sources"
+      ? (run?.kind === "example") === (screen === "variance")
+      : true);
 
 /** @param {{screen: string, run: Run | null, state: State, go: Go}} props */
 function Tab({ screen, run, state, go }) {
@@ -274,7 +280,7 @@ function Tools({ toggleTheme, theme, ...rest }) {
   useKeys(root, ({ key }) => {
     if (key === "?") setHelp(true);
     else if (key === "t") toggleTheme();
-    else if (run && /^[1-7]$/.test(key)) {
+    else if (run && /^[1-8]$/.test(key)) {
       const offered = SCREENS.filter((screen) => isOffered(screen, run, state));
       if (!offered[Number(key) - 1]) return false;
       go({ screen: offered[Number(key) - 1] });

@@ -1,6 +1,6 @@
 /** One state for all screens, and where it is kept: in the page's address, behind its #, or in a notebook's cell. */
 
-export const SCREENS = ["walk", "heads", "geometry", "alignment", "map", "output", "variance"];
+export const SCREENS = ["walk", "heads", "geometry", "alignment", "map", "sources", "output", "variance"];
 
 /**
  * null has not been chosen: each screen then starts where it shows the most.
@@ -11,8 +11,11 @@ export const DEFAULTS = {
   ...{ kind: null, card: null, at: null, pieces: 0, d: 64, temperature: 1, top_k: 0, top_p: 1, edits: null },
   ...{ word: null, la: null, a: null, lb: null, b: null, alpha: 1, x: null, y: null, z: null },
   ...{ of: "mean", how: "share", scale: "log", lim: null, palette: "viridis" },
+  ...{ first: null, end: null, via: null, cut: null, low: null, high: null, hide: null },
 };
-const NUMBERS = new Set("l h i j word la a lb b alpha x y z at pieces d temperature top_k top_p".split(" "));
+const NUMBERS = new Set(
+  "l h i j word la a lb b alpha x y z at pieces d temperature top_k top_p first end low high".split(" "),
+);
 /** The fields that every screen writes into its address. @type {(keyof State)[]} */
 const COMMON_FIELDS = ["pieces", "edits", "card", "at"];
 
@@ -26,6 +29,7 @@ const ADDRESS_FIELDS = {
   geometry: ["l", "i", "j", "alpha"],
   alignment: ["l", "h", "word", "of"],
   map: ["l", "h", "x", "y", "z", "how", "scale", "lim", "palette"],
+  sources: ["first", "end", "via", "cut", "low", "high", "hide"],
   output: ["i", "temperature", "top_k", "top_p"],
   variance: ["d"],
 };

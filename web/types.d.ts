@@ -182,6 +182,15 @@ interface State {
   scale: string;
   lim: string | null;
   palette: string;
+  /** Sources: the tokens of the answer, how their sources are found, how the context is cut, the part of it that the
+   * minimap shows, and the segment that is hidden, as start-stop. */
+  first: number | null;
+  end: number | null;
+  via: string | null;
+  cut: string | null;
+  low: number | null;
+  high: number | null;
+  hide: string | null;
 }
 
 /** Change some fields of the state; `step` false replaces the entry of the browser's history instead of adding one. */
@@ -349,6 +358,65 @@ interface GeometryAnswer {
   explained: number[];
   moved: number[];
   cosines: { before: number[][]; after: number[][] } | null;
+}
+
+/** The answer to /runs/{run}/answer: what was written, and by which `how` its sources can be found. */
+interface AnswerOfRun {
+  across: boolean;
+  begins: number;
+  ends: number;
+  prompt: number | null;
+  start: number;
+  tokens: string[];
+  words: number[];
+  span: number[];
+  /** Why a `how` cannot be used; null if it can. */
+  hows: Record<string, string | null>;
+  hide: string | null;
+}
+
+/** The answer to /runs/{run}/sources. */
+interface SourcesAnswer {
+  how: string;
+  meaning: string;
+  first: number;
+  end: number;
+  answer: string[];
+  n: number;
+  by: string;
+  counts: Record<string, number>;
+  most: number;
+  low: number;
+  high: number;
+  overview: number[] | null;
+  start: number;
+  stop: number;
+  tokens: string[];
+  /** For each token, where its segment begins and the segment's score. */
+  segments: [number, number][];
+  rows: SourceRow[];
+  more: number;
+}
+
+interface SourceRow {
+  start: number;
+  stop: number;
+  tokens: number;
+  score: number;
+  share: number;
+  text: string;
+  /** Whether this is what comes from the answer's own tokens. */
+  own: boolean;
+}
+
+/** The answer to /runs/{run}/hidden: log-probabilities in nats. */
+interface HiddenAnswer {
+  before: number;
+  after: number;
+  kl: number;
+  tokens: { text: string; before: number; after: number; instead: string | null }[];
+  likeliest: { before: { text: string; p: number }[]; after: { text: string; p: number }[] }[];
+  wrote: { before: string | null; after: string | null };
 }
 
 /** What is drawn on the map's canvas. */

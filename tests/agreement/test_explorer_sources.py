@@ -55,7 +55,7 @@ def test_a_translation_reads_its_source():
         ({"first": "18", "end": "99"}, 400, "is not in the text"),
         ({"first": "18"}, 400, "end= is missing"),
         ({"first": "18", "end": "22", "how": "gradient"}, 409, "has no gradients of"),
-        ({"first": "18", "end": "22", "how": "hidden"}, 400, "not known; known: weights"),
+        ({"first": "18", "end": "22", "how": "hidden"}, 409, "a recording holds none: type the text"),
         ({"first": "18", "end": "22", "cuts": "0,x"}, 400, "cuts= takes the positions"),
         ({"first": "18", "end": "22", "b": "4"}, 400, "there is no sequence 4"),
     ],

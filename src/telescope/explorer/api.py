@@ -208,6 +208,11 @@ class Api:
 
     def __init__(self, library: Library) -> None:
         self.library, self.maps, self.sources = library, Maps(), SourcesOfRuns()
+        self.about_sources: dict[str, Resource] = {
+            "sources": self.sources,
+            "answer": self.sources.answer,
+            "hidden": self.sources.hide,
+        }
         self.resources: dict[str, Resource] = {
             "tokens": tokens,
             "trace": trace,
@@ -271,8 +276,8 @@ class Api:
         params = RequestParams(parameters)
         if resource in ABOUT_RUNS and not place:
             return ABOUT_RUNS[resource](run, params)
-        if resource == "sources" and not place:
-            return self.sources(run, params)
+        if resource in self.about_sources and not place:
+            return self.about_sources[resource](run, params)
         pictures = {("tiles", 3): self.maps.tile, ("tracks", 2): self.maps.track}
         picture = pictures.get((resource, len(place)))
         if picture is None and (place or resource not in self.resources):

@@ -1,0 +1,88 @@
+"""Cut a text into segments for the Sources screen: words, sentences, paragraphs or equal parts; name its tokens."""
+
+import re
+from collections.abc import Sequence
+
+from .run import AttentionView
+
+BY = ("words", "sentences", "paragraphs", "parts", "pieces")
+PARTS = 64  # how many equal parts
+MANY = 400  # segments: a text with more words opens by sentences
+CLOSING = re.compile(r"[.,;:!?…)\]}»”’%']+", re.ASCII)
+SENTENCE_END = re.compile(r"[.!?…][\"'»”’)\]]*$")
+SAMPLE = 256  # tokens that are decoded together, to see whether a token's own text has its spaces
+
+
+def display_texts(view: AttentionView, axis: str, b: int, indices: range) -> list[str]:
+    """Return the texts of tokens with the spaces between them, so that joined they are readable."""
+    plain = view.tokens(axis, b, indices)
+    raw = _decoded(view, axis, b, indices)
+    if raw is not None:
+        return [text or name for text, name in zip(raw, plain, strict=True)]
+    found = []
+    for number, text in enumerate(plain):
+        continues = text.startswith("·") and len(text) > 1
+        close = CLOSING.fullmatch(text) is not None
+        found.append(text[1:] if continues else text if number == 0 or close else f" {text}")
+    return found
+
+
+def _decoded(view: AttentionView, axis: str, b: int, indices: range) -> list[str] | None:
+    """Return the text of each token by itself, if the tokenizer keeps spaces in it; None otherwise."""
+    ids, decode = view.ids(axis), view.decode
+    if ids is None or decode is None or (axis == "q" and view.kind == "cross"):
+        return None
+    tokens: list[int] = ids[b, indices.start : indices.stop].tolist()
+    if len(tokens) < len(indices):
+        return None
+    known = {token: decode([token]) for token in {*tokens}}
+    texts = [known[token] for token in tokens]
+    return texts if "".join(texts[:SAMPLE]) == decode(tokens[:SAMPLE]) else None
+
+
+def segment_starts(view: AttentionView, axis: str, texts: Sequence[str], by: str) -> list[int]:
+    """Return the tokens at which the segments of a context begin, the first at 0; `texts` are its tokens as shown."""
+    count = len(texts)
+    if by == "pieces" or not count:
+        return list(range(count))
+    if by == "parts":
+        return [*dict.fromkeys(part * count // PARTS for part in range(PARTS))]
+    if by == "words":
+        words = view.words(axis)
+        if words is not None and len(words.word_ids) >= count:
+            ids = words.word_ids
+            return [at for at in range(count) if at == 0 or ids[at] != ids[at - 1]]
+        return [at for at in range(count) if at == 0 or texts[at][:1].isspace() or texts[at - 1][-1:].isspace()]
+    return _breaks(texts, by)
+
+
+def _breaks(texts: Sequence[str], by: str) -> list[int]:
+    """Return where sentences or paragraphs begin: after a full stop and a space, after a line break or after two."""
+    starts, ended = [0], False
+    for at in range(1, len(texts)):
+        before, here = texts[at - 1], texts[at]
+        lines = before.endswith("\n") if by == "sentences" else _blank_line(texts, at)
+        ended = SENTENCE_END.search(before.strip()) is not None or (ended and not before.strip())
+        spaced = here[:1].isspace() or before[-1:].isspace()
+        if here.strip() and (lines or (by == "sentences" and ended and spaced)):
+            starts.append(at)
+    return starts
+
+
+def _blank_line(texts: Sequence[str], at: int) -> bool:
+    """Return whether two line breaks stand before a token."""
+    breaks, place = 0, at - 1
+    while place >= 0 and breaks < 2:
+        text = texts[place]
+        breaks += (text[len(text.rstrip()) :]).count("\n")
+        if text.strip():
+            break
+        place -= 1
+    return breaks >= 2
+
+
+def suggested(counts: dict[str, int]) -> str:
+    """Return how a text should be cut at first: into words where they are few, else sentences, else equal parts."""
+    if counts["words"] <= MANY:
+        return "words"
+    return "sentences" if 8 <= counts["sentences"] <= counts["words"] // 3 else "parts"
