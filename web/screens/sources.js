@@ -2,7 +2,7 @@
 import { useAnswer } from "../answers.js";
 import { Answered } from "../parts/answered.js";
 import { count, full, percent } from "../parts/numbers.js";
-import { clipped, visible } from "../parts/text.js";
+import { clipped, visibleLines } from "../parts/text.js";
 import { html, useState } from "../preact.js";
 import { AnswerPicker } from "./sources_answer.js";
 import { HiddenSegment } from "./sources_hidden.js";
@@ -46,9 +46,7 @@ function Asked({ asked, ...props }) {
   const lacks = asked.hows[how] ?? null;
   const view = { low: state.low ?? undefined, high: state.high ?? undefined };
   const [centre, setCentre] = useState(/** @type {number | null} */ (null));
-  const middle =
-    centre ?? (state.low !== null && state.high !== null ? Math.floor((state.low + state.high) / 2) : undefined);
-  const query = { first, end, how, by: state.cut ?? "auto", window: WINDOW, centre: middle, ...view };
+  const query = { first, end, how, by: state.cut ?? "auto", window: WINDOW, centre: centre ?? undefined, ...view };
   const found = useAnswer(answers, lacks === null ? `runs/${run.run}/sources` : null, query);
   const [lit, setLit] = useState(/** @type {number | null} */ (null));
   const value = /** @type {SourcesAnswer | null} */ (lacks === null && !found.error ? found.value : null);
@@ -143,19 +141,10 @@ function Context({ value, lit, point, hidden }) {
       const space = one.text.match(/^\s*/)?.[0] ?? "";
       const kinds = `${one.start === lit || (lit === null && one.start === strongest?.start) ? "lit" : ""} ${isHidden ? "away" : ""}`;
       return html`${space.includes("\n") ? space : space && " "}<span key=${one.start} class=${kinds} title=${`${full(one.score)}`} style=${{ background: background(one.score, value.most) }}
-        onClick=${() => point(/** @type {any} */ (one))}>${shownText(one.text.slice(space.length))}</span>`;
+        onClick=${() => point(/** @type {any} */ (one))}>${visibleLines(one.text.slice(space.length))}</span>`;
     })}
     ${value.stop < value.n && html`<span class="soft"> …</span>`}</p>`;
 }
-
-/** Return a text as it is, line breaks too, with other hidden characters spelled out. @param {string} text */
-const shownText = (text) =>
-  text.trim() === ""
-    ? visible(text)
-    : text
-        .split("\n")
-        .map((line) => line && visible(line))
-        .join("\n");
 
 const RANKED = 12; // rows that are shown at first
 
@@ -166,13 +155,13 @@ function Ranked({ asked, value, go, lit, point, hidden, end, first }) {
   const most = Math.max(...value.rows.map((row) => Math.abs(row.share)), 1e-30);
   const rest = value.rows.length - rows.length + (all ? 0 : value.more);
   const answer = clipped(value.answer.join("").trim(), 28);
-  return html`<section class="card ranked" aria-label="ranked segments">
+  return html`<section class=${`card ranked ${value.by === "words" || value.by === "pieces" ? "" : "long"}`} aria-label="ranked segments">
     <h3>The sources of <b class="q">${answer}</b></h3>
     <table class="ledger"><caption class="hidden">segments of the context, the strongest first</caption>
       <thead><tr><th scope="col">part</th><th scope="col">share</th><th scope="col" class="share"><span class="hidden">as a bar</span></th>${asked.hide === null && html`<th scope="col"><span class="hidden">hide</span></th>`}</tr></thead>
       <tbody>${rows.map((row) => {
         const away = hidden?.start === row.start && hidden.stop === row.stop && !row.own;
-        const name = clipped(row.own ? "the answer itself" : row.text.trim(), 44);
+        const name = clipped(row.own ? "the answer itself" : row.text.trim().replace(/\s+/g, " "), value.by === "words" || value.by === "pieces" ? 40 : 84);
         return html`<tr key=${`${row.start}`} class=${row.start === lit ? "chosen" : ""}>
         <td>${row.own ? html`<span class="soft own-part">${name}</span>` : html`<button type="button" class="pick" title=${`tokens ${row.start} to ${row.stop - 1}`} onClick=${() => point(row)}>${name}</button>`}</td>
         <td class="now" title=${`${full(row.share)}; score ${full(row.score)}`}>${row.share < 0 ? `−${percent(-row.share)}` : percent(row.share)}</td>
@@ -180,7 +169,7 @@ function Ranked({ asked, value, go, lit, point, hidden, end, first }) {
         ${asked.hide === null && html`<td>${!row.own && html`<button type="button" class="button small" aria-pressed=${away} aria-label=${away ? `show ${name} again` : `hide this one: ${name}`} onClick=${() => go({ first, end, hide: away ? null : `${row.start}-${row.stop}` }, false)}>${away ? "show" : "hide"}</button>`}</td>`}
       </tr>`;
       })}</tbody></table>
-    ${rest > 0 && html`<p><button type="button" class="button small" onClick=${() => setAll(true)} disabled=${all}>${count(rest)} more</button></p>`}
+    ${rest > 0 && html`<p><button type="button" class="button small" onClick=${() => setAll(true)} disabled=${all}>${count(Math.min(rest, value.rows.length - RANKED))} more</button></p>`}
     ${all && value.more > 0 && html`<p class="soft">${count(value.more)} more have smaller shares.</p>`}
     <p class="soft from-note">${value.rows.some((row) => row.share < 0) ? "Orange counts against the answer. " : ""}${asked.hide === null ? "Hide one: the model runs again without it." : `${asked.hide[0].toUpperCase()}${asked.hide.slice(1)}.`}</p>
   </section>`;

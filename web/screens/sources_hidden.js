@@ -1,8 +1,8 @@
 /** What the model writes when it cannot see a segment: before and after. */
 import { useAnswer } from "../answers.js";
 import { Answered } from "../parts/answered.js";
-import { full, percent, short } from "../parts/numbers.js";
-import { clipped, visible } from "../parts/text.js";
+import { count, full, percent, short } from "../parts/numbers.js";
+import { clipped, visible, visibleLines } from "../parts/text.js";
 import { html, useEffect, useRef } from "../preact.js";
 
 /**
@@ -25,11 +25,12 @@ function Compared({ found, gpt, last }) {
   const fall = found.before - found.after;
   const { before, after } = found.wrote;
   const times = Math.exp(Math.abs(fall));
-  const likely = `${times < 1.005 ? "as likely" : `${times < 1000 ? short(times, 3) : times.toExponential(1).replace("e+", " · 10^")} times ${fall > 0 ? "less" : "more"} likely`}`;
+  const often = times < 100 ? short(times, 3) : times < 1e9 ? count(Number(times.toPrecision(2))) : "over a billion";
+  const likely = times < 1.005 ? "as likely as before" : `${often} times ${fall > 0 ? "less" : "more"} likely`;
   return html`<div role="status">
     <dl class="wrote-now">
-      <dt>${gpt ? "it went on" : "it wrote"}</dt><dd>${visible(before ?? "…")}</dd>
-      <dt>${gpt ? "it goes on" : "it writes now"}</dt><dd><${Changed} before=${before ?? ""} after=${after} /></dd>
+      <dt>${gpt ? "it went on" : "it wrote"}</dt><dd>${visibleLines((before ?? "…").trim())}</dd>
+      <dt>${gpt ? "it goes on" : "it writes now"}</dt><dd><${Changed} before=${(before ?? "").trim()} after=${after === null ? null : after.trim()} /></dd>
     </dl>
     <p>The chosen words are <b>${likely}</b>: their log-probability goes from <span class="figures" title=${full(found.before)}>${short(found.before)}</span> to <span class="figures" title=${full(found.after)}>${short(found.after)}</span>${" "}
       nats, ${fall >= 0 ? "a fall" : "a rise"} of <b class="figures" data-fall title=${full(fall)}>${short(Math.abs(fall))}</b>.</p>
@@ -60,7 +61,7 @@ function Changed({ before, after }) {
     words.map((word) => word.trim()),
   );
   if (words.length === 1 && words[0] === "") return html`<span class="soft">nothing</span>`;
-  return html`${words.map((word, at) => (kept.has(at) ? visible(word) : html`<mark>${visible(word.trimEnd())}</mark>${word.slice(word.trimEnd().length)}`))}`;
+  return html`${words.map((word, at) => (kept.has(at) ? visibleLines(word) : html`<mark>${visible(word.trimEnd())}</mark>${word.slice(word.trimEnd().length)}`))}`;
 }
 
 /**

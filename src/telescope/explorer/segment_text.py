@@ -1,6 +1,7 @@
 """Cut a text into segments for the Sources screen: words, sentences, paragraphs or equal parts; name its tokens."""
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from .run import AttentionView
@@ -40,20 +41,36 @@ def _decoded(view: AttentionView, axis: str, b: int, indices: range) -> list[str
     return texts if "".join(texts[:SAMPLE]) == decode(tokens[:SAMPLE]) else None
 
 
-def segment_starts(view: AttentionView, axis: str, texts: Sequence[str], by: str) -> list[int]:
-    """Return the tokens at which the segments of a context begin, the first at 0; `texts` are its tokens as shown."""
-    count = len(texts)
-    if by == "pieces" or not count:
-        return list(range(count))
-    if by == "parts":
-        return [*dict.fromkeys(part * count // PARTS for part in range(PARTS))]
-    if by == "words":
-        words = view.words(axis)
-        if words is not None and len(words.word_ids) >= count:
-            ids = words.word_ids
-            return [at for at in range(count) if at == 0 or ids[at] != ids[at - 1]]
-        return [at for at in range(count) if at == 0 or texts[at][:1].isspace() or texts[at - 1][-1:].isspace()]
-    return _breaks(texts, by)
+class Cuttable:
+    """The tokens of a text as the page shows them, and where its words, sentences and paragraphs begin."""
+
+    def __init__(self, view: AttentionView, axis: str, b: int) -> None:
+        self.texts = display_texts(view, axis, b, range(view.call.size[0 if axis == "q" else 1]))
+        self._starts = {
+            "words": _word_starts(view, axis, self.texts),
+            "sentences": _breaks(self.texts, "sentences"),
+            "paragraphs": _breaks(self.texts, "paragraphs"),
+        }
+
+    def starts(self, by: str, count: int) -> list[int]:
+        """Return the tokens at which the segments of the first `count` tokens begin, the first at 0."""
+        if by == "pieces" or not count:
+            return list(range(count))
+        if by == "parts":
+            return [*dict.fromkeys(part * count // PARTS for part in range(PARTS))]
+        return self._starts[by][: bisect_left(self._starts[by], count)]
+
+    def counts(self, count: int) -> dict[str, int]:
+        """Return how many segments of each kind the first `count` tokens have."""
+        return {by: len(self.starts(by, count)) for by in BY}
+
+
+def _word_starts(view: AttentionView, axis: str, texts: Sequence[str]) -> list[int]:
+    words, count = view.words(axis), len(texts)
+    if words is not None:
+        ids = words.word_ids
+        return [at for at in range(count) if at == 0 or ids[at] != ids[at - 1]]
+    return [at for at in range(count) if at == 0 or texts[at][:1].isspace() or texts[at - 1][-1:].isspace()]
 
 
 def _breaks(texts: Sequence[str], by: str) -> list[int]:

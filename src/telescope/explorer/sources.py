@@ -14,7 +14,7 @@ from .hiding import NO_MODEL, calls_with_gradients, falls, hidden_segment, outpu
 from .lru_cache import LruCache
 from .requests import Refusal, RequestParams, bad_parameter, not_kept
 from .run import UNREAD, AttentionView, Run
-from .segment_text import BY, display_texts, segment_starts, suggested
+from .segment_text import BY, Cuttable, display_texts, suggested
 
 HOW = tuple(KINDS)
 MOST_ROWS, MOST_TOKENS, OVERVIEW, MOST_ANSWER = 200, 4_096, 512, 512  # in one answer
@@ -43,7 +43,7 @@ class SourcesOfRuns:
 
     def __init__(self) -> None:
         self.found: LruCache[tuple[Any, ...], Found] = LruCache(16)
-        self.contexts: LruCache[tuple[Any, ...], list[str]] = LruCache(4)
+        self.contexts: LruCache[tuple[Any, ...], Cuttable] = LruCache(4)
 
     def __call__(self, run: Run, params: RequestParams) -> dict[str, Any]:
         """Answer GET /runs/{run}/sources."""
@@ -139,10 +139,11 @@ class SourcesOfRuns:
         view = _reader(run)
         try:
             _question(run, _calls(run), span, None, b)  # before anything is cut or computed
-            texts = self._texts(run, view, b)[: None if view.call.across else span.start]
-            counts = {one: len(segment_starts(view, "k", texts, one)) for one in BY}
+            text = self._text(run, view, b)
+            texts = text.texts[: None if view.call.across else span.start]
+            counts = text.counts(len(texts))
             by = suggested(counts) if by == "auto" else by
-            starts = segment_starts(view, "k", texts, by)
+            starts = text.starts(by, len(texts))
             if cuts is not None:
                 starts = sorted({0, *(at for at in map(int, cuts.split(",")) if at < len(texts))})
             numbers = torch.bucketize(torch.arange(len(texts)), torch.tensor(starts[1:]), right=True)
@@ -172,11 +173,9 @@ class SourcesOfRuns:
             token_name=view.token_name,
         )
 
-    def _texts(self, run: Run, view: AttentionView, b: int) -> list[str]:
-        """Return all tokens of the context's text as the page shows them."""
-        return self.contexts.get_or_make(
-            (run.name, run.rev, b), lambda: display_texts(view, "k", b, range(view.call.size[1]))
-        )
+    def _text(self, run: Run, view: AttentionView, b: int) -> Cuttable:
+        """Return all tokens of the context's text."""
+        return self.contexts.get_or_make((run.name, run.rev, b), lambda: Cuttable(view, "k", b))
 
     def _names(self, run: Run, params: RequestParams, span: range) -> list[str]:
         """Return the tokens at some positions of the answer's text as the page shows them."""
@@ -184,7 +183,7 @@ class SourcesOfRuns:
         if view.call.across:
             return display_texts(view, "q", b, range(span.start - 1, span.stop - 1))
         inside = range(span.start, min(span.stop, view.call.size[1]))
-        names = self._texts(run, view, b)[inside.start : inside.stop]
+        names = self._text(run, view, b).texts[inside.start : inside.stop]
         if span.stop > view.call.size[1]:
             made = run.output
             last = span.stop - 1
@@ -286,7 +285,7 @@ def _opening_span(names: list[str], words: list[int], shown: range, *, across: b
 def _window(params: RequestParams, found: Found) -> range:
     """Return the tokens to send: start= to stop=, or window= of them around centre=, else around the strongest segment.
 
-    A text that is hardly longer than the window is sent whole.
+    Only segments between low= and high= count. A text that is hardly longer than the window is sent whole.
     """
     count = len(found.texts)
     if "window" not in params.parameters:
@@ -296,7 +295,9 @@ def _window(params: RequestParams, found: Found) -> range:
         raise bad_parameter(f"window={wanted} tokens cannot be sent; 1 to {MOST_TOKENS // 2:,} can")
     if count <= wanted * 3 // 2:
         return range(count)
-    strongest = next((row for row in found.sources.rows if row.name != ANSWER), None)
+    low, high = _range(params, count)
+    inside = (row for row in found.sources.rows if row.name != ANSWER and row.stop > low and row.start < high)
+    strongest = next(inside, None)
     middle = params.number("centre", 0 if strongest is None else (strongest.start + strongest.stop) // 2)
     start = max(0, min(middle - wanted // 2, count - wanted))
     return range(start, start + wanted)
