@@ -11,6 +11,7 @@ import { useKeys } from "./parts/use_keys.js";
 import { html, render, useCallback, useEffect, useMemo, useRef, useState } from "./preact.js";
 import { NOTHING_CHOSEN } from "./run_source.js";
 import { SaveMenu } from "./saving/menu.js";
+import { AtlasScreen } from "./screens/atlas.js";
 import { Alignment } from "./screens/alignment.js";
 import { Geometry } from "./screens/geometry.js";
 import { Heads } from "./screens/heads.js";
@@ -112,9 +113,11 @@ function App({ root, transport, store }) {
     <${LessonBar} ...${{ state, run, go, answers, transport }} />
     <main class="inside screen">
       ${
-        !state.run
-          ? html`<${Landing} ...${{ go, answers, transport, onSent, runs: runs.value?.runs ?? [] }} />`
-          : html`<${Answered} answer=${answer}>${(/** @type {Run} */ value) => (value.run === state.run ? html`<${Screen} run=${value} ...${shared} />` : null)}<//>`
+        state.atlas
+          ? html`<${AtlasScreen} ...${{ state, go, answers, transport, root, theme }} />`
+          : !state.run
+            ? html`<${Landing} ...${{ go, answers, transport, onSent, runs: runs.value?.runs ?? [] }} />`
+            : html`<${Answered} answer=${answer}>${(/** @type {Run} */ value) => (value.run === state.run ? html`<${Screen} run=${value} ...${shared} />` : null)}<//>`
       }
     </main>
     <footer class="inside foot">
@@ -128,7 +131,7 @@ const STARTING = new Set(["walk", "heads"]);
 /** @type {(transport: Transport, go: Go) => (event: Event) => void} */
 const openHome = (transport, go) => (event) => {
   event.preventDefault();
-  if (transport.canRun) go({ run: null, card: null, at: null });
+  if (transport.canRun) go({ run: null, atlas: null, card: null, at: null });
 };
 
 /** @type {(screen: string, run: Run | null, state: State) => boolean} */

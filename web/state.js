@@ -11,6 +11,7 @@ export const DEFAULTS = {
   ...{ kind: null, card: null, at: null, pieces: 0, d: 64, temperature: 1, top_k: 0, top_p: 1, edits: null },
   ...{ word: null, la: null, a: null, lb: null, b: null, alpha: 1, x: null, y: null, z: null },
   ...{ of: "mean", how: "share", scale: "log", lim: null, palette: "viridis" },
+  ...{ atlas: null, other: null, look: "scatter", col: "previous", row: "entropy", only: null, habit: null },
   ...{ first: null, end: null, via: null, cut: null, low: null, high: null, hide: null },
 };
 const NUMBERS = new Set(
@@ -34,6 +35,9 @@ const ADDRESS_FIELDS = {
   variance: ["d"],
 };
 
+/** The fields in the address of an atlas. @type {(keyof State)[]} */
+const ATLAS_FIELDS = ["other", "look", "col", "row", "only", "l", "h", "habit"];
+
 /**
  * Return the state that a path such as /s/r1/walk and its query hold; unknown fields are ignored.
  * @param {string} path
@@ -43,11 +47,13 @@ const ADDRESS_FIELDS = {
 export function parseState(path, query) {
   /** @type {Record<string, unknown>} */
   const state = { ...DEFAULTS };
+  const atlas = path.match(/^\/atlas\/([^/]+)/)?.[1];
+  if (atlas) state.atlas = decodeURIComponent(atlas);
   const [, run, screen] = path.match(/\/s\/([^/]+)(?:\/([^/]+))?/) ?? [];
   if (run) state.run = decodeURIComponent(run);
   if (SCREENS.includes(screen)) state.screen = screen;
   for (const [name, text] of new URLSearchParams(query)) {
-    if (!(name in DEFAULTS) || name === "run" || name === "screen") continue;
+    if (!(name in DEFAULTS) || ["run", "screen", "atlas"].includes(name)) continue;
     if (!NUMBERS.has(name)) state[name] = text;
     else if (text !== "" && Number.isFinite(Number(text))) state[name] = Number(text);
   }
@@ -59,12 +65,14 @@ export function parseState(path, query) {
  * @param {State} state
  */
 export function statePath(state) {
-  if (!state.run) return "/";
-  const fields = [...ADDRESS_FIELDS[state.screen], ...COMMON_FIELDS].filter(
-    (name) => state[name] !== null && state[name] !== DEFAULTS[name],
-  );
+  if (!state.run && !state.atlas) return "/";
+  const written = state.atlas ? ATLAS_FIELDS : [...ADDRESS_FIELDS[state.screen], ...COMMON_FIELDS];
+  const fields = written.filter((name) => state[name] !== null && state[name] !== DEFAULTS[name]);
   const query = fields.map((name) => `${name}=${encodeURIComponent(String(state[name]))}`).join("&");
-  return `/s/${encodeURIComponent(String(state.run))}/${state.screen}${query ? `?${query}` : ""}`;
+  const place = state.atlas
+    ? `/atlas/${encodeURIComponent(state.atlas)}`
+    : `/s/${encodeURIComponent(String(state.run))}/${state.screen}`;
+  return `${place}${query ? `?${query}` : ""}`;
 }
 
 /**

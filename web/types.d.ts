@@ -182,6 +182,15 @@ interface State {
   scale: string;
   lim: string | null;
   palette: string;
+  /** The atlas that is shown instead of a run, another one beside it, a scatter or a grid, the columns across and up,
+   * the only kind of heads that is not faded, and the habit whose strongest texts are listed. */
+  atlas: string | null;
+  other: string | null;
+  look: string;
+  col: string;
+  row: string;
+  only: string | null;
+  habit: string | null;
   /** Sources: the tokens of the answer, how their sources are found, how the context is cut, the part of it that the
    * minimap shows, and the segment that is hidden, as start-stop. */
   first: number | null;
@@ -417,6 +426,57 @@ interface HiddenAnswer {
   tokens: { text: string; before: number; after: number; instead: string | null }[];
   likeliest: { before: { text: string; p: number }[]; after: { text: string; p: number }[] }[];
   wrote: { before: string | null; after: string | null };
+}
+
+/** A head of an atlas: the mean of every column by name, null where it is unknown. */
+interface HeadOfAtlas {
+  layer: string;
+  head: number;
+  kind: string;
+  [column: string]: string | number | null;
+}
+
+/** The answer to /atlases/{name}. */
+interface AtlasAnswer {
+  atlas: string;
+  model: string | null;
+  texts: number;
+  tokens: number;
+  skipped: number;
+  layers: string[];
+  columns: string[];
+  habit_keys: Record<string, string>;
+  clear: number;
+  maps: Record<string, number>;
+  heads: HeadOfAtlas[];
+}
+
+/** The answer to /atlases/{name}/head. */
+interface AtlasHeadAnswer {
+  layer: string;
+  head: number;
+  kind: string;
+  profiles: Record<string, { labels: string[]; shares: (number | null)[] }>;
+  evidence: Record<
+    string,
+    { share: number; text: number; first: number; source: string; line: number; tokens: number; excerpt: string }[]
+  >;
+  maps: Record<string, number[][]>;
+  [column: string]: any;
+}
+
+/** A head in two atlases. */
+interface HeadChange {
+  layer: string;
+  number: number;
+  kind_before: string;
+  kind_after: string;
+  habit: string;
+  before: number;
+  after: number;
+  change: number;
+  errors: number | null;
+  moved: number | null;
 }
 
 /** What is drawn on the map's canvas. */

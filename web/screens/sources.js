@@ -161,7 +161,10 @@ function Ranked({ asked, value, go, lit, point, hidden, end, first }) {
       <thead><tr><th scope="col">part</th><th scope="col">share</th><th scope="col" class="share"><span class="hidden">as a bar</span></th>${asked.hide === null && html`<th scope="col"><span class="hidden">hide</span></th>`}</tr></thead>
       <tbody>${rows.map((row) => {
         const away = hidden?.start === row.start && hidden.stop === row.stop && !row.own;
-        const name = clipped(row.own ? "the answer itself" : row.text.trim().replace(/\s+/g, " "), value.by === "words" || value.by === "pieces" ? 40 : 84);
+        const name = clipped(
+          row.own ? "the answer itself" : row.text.trim().replace(/\s+/g, " "),
+          value.by === "words" || value.by === "pieces" ? 40 : 84,
+        );
         return html`<tr key=${`${row.start}`} class=${row.start === lit ? "chosen" : ""}>
         <td>${row.own ? html`<span class="soft own-part">${name}</span>` : html`<button type="button" class="pick" title=${`tokens ${row.start} to ${row.stop - 1}`} onClick=${() => point(row)}>${name}</button>`}</td>
         <td class="now" title=${`${full(row.share)}; score ${full(row.score)}`}>${row.share < 0 ? `−${percent(-row.share)}` : percent(row.share)}</td>

@@ -297,6 +297,9 @@ class Api:
             if not set(request) <= {"example", "inputs", "normalize"}:
                 raise Refusal(400, "bad-json", 'an example takes "inputs" and "normalize", and nothing else')
             return _created(self.library.make_example(request))
+        if isinstance(request, dict) and isinstance(request.get("atlas"), str):
+            run, opened = self.library.open_evidence(request)
+            return _created(run, opened=opened)
         fits = isinstance(request, dict) and isinstance(request.get("text"), str)
         fits = fits and set(request) <= {"text", "model", "target"}
         if fits and all(value is None or isinstance(value, str) for value in request.values()):
@@ -314,8 +317,8 @@ class Api:
         return Answer(200, html_page(file), "text/html; charset=utf-8", _as_attachment(run, "html"))
 
 
-def _created(run: Run) -> Answer:
-    return Answer(201, _json(run.to_json()), headers={"Location": f"/api/v1/runs/{run.name}"})
+def _created(run: Run, **more: object) -> Answer:
+    return Answer(201, _json(run.to_json() | more), headers={"Location": f"/api/v1/runs/{run.name}"})
 
 
 def _json(contents: object) -> bytes:
