@@ -445,6 +445,8 @@ interface AtlasAnswer {
   skipped: number;
   layers: string[];
   columns: string[];
+  /** The columns that are shares of one. */
+  shares: string[];
   habit_keys: Record<string, string>;
   clear: number;
   maps: Record<string, number>;

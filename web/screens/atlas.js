@@ -53,11 +53,11 @@ function Heads({ value, other, ...props }) {
   /** @param {HeadOfAtlas} head */
   const choose = (head) => go({ l: value.layers.indexOf(head.layer), h: head.head }, false);
   const atlases = other ? [value, other] : [value];
-  const limits = useMemo(
-    () => [state.col, state.row].map((name) => columnLimits(atlases, name)),
+  const ticks = useMemo(
+    () => [state.col, state.row].map((name) => columnTicks(atlases, name)),
     [value, other, state.col, state.row],
   );
-  const shared = { ...props, chosen, choose, limits };
+  const shared = { ...props, chosen, choose, ticks };
   return html`<${Legend} atlases=${atlases} only=${state.only} go=${go} />
     <div class=${`atlas ${other ? "both" : ""}`}>
       ${atlases.map((one) => html`<figure class="card atlas-picture" key=${one.atlas}><${AtlasPicture} ...${shared} atlas=${one} /></figure>`)}
@@ -79,13 +79,17 @@ function clearestHead(atlas) {
   return [...(named.length ? named : atlas.heads)].sort((a, b) => share(b) - share(a))[0];
 }
 
-/** Return the smallest and largest number of a column, over all atlases; shares are drawn from 0. @type {(atlases: AtlasAnswer[], name: string) => number[]} */
-function columnLimits(atlases, name) {
+/** Return the ticks of a column's axis, round numbers around all of its values in all atlases. @type {(atlases: AtlasAnswer[], name: string) => number[]} */
+function columnTicks(atlases, name) {
   const numbers = atlases.flatMap((one) => one.heads.map((head) => head[name])).filter((x) => typeof x === "number");
-  const [low, high] = [Math.min(...numbers), Math.max(...numbers)];
   if (!numbers.length) return [0, 1];
-  const share = low >= 0 && high <= 1;
-  return [share ? 0 : low, high > low || share ? Math.max(high, share ? 0.02 : high) : low + 1];
+  const low = Math.min(...numbers, atlases[0].shares.includes(name) ? 0 : Infinity);
+  const size = Math.max(...numbers) - low || Math.abs(low) || 1;
+  const power = 10 ** Math.floor(Math.log10(size / 4));
+  const step = [1, 2, 2.5, 5, 10].map((x) => x * power).find((x) => size / x <= 5) ?? 10 * power;
+  const first = Math.floor(low / step + 1e-9);
+  const last = Math.max(first + 1, Math.ceil((low + size) / step - 1e-9));
+  return Array.from({ length: last - first + 1 }, (_, at) => Number(((first + at) * step).toPrecision(12)));
 }
 
 /** @param {{atlases: AtlasAnswer[], only: string | null, go: Go}} props */

@@ -12,23 +12,23 @@ const REACH = 18; // pixels within which a mark is pointed at
 /** @typedef {{head: HeadOfAtlas, x: number, y: number, size: number}} Placed */
 
 /**
- * @param {{atlas: AtlasAnswer, chosen: HeadOfAtlas, choose: (head: HeadOfAtlas) => void, limits: number[][], state: State,
+ * @param {{atlas: AtlasAnswer, chosen: HeadOfAtlas, choose: (head: HeadOfAtlas) => void, ticks: number[][], state: State,
  *   root: HTMLElement, theme: Theme}} props
  */
-export function AtlasPicture({ atlas, chosen, choose, limits, state, root, theme }) {
+export function AtlasPicture({ atlas, chosen, choose, ticks, state, root, theme }) {
   const frame = useRef(/** @type {HTMLElement | null} */ (null));
   const canvas = useRef(/** @type {HTMLCanvasElement | null} */ (null));
   const size = useCanvasSize(frame, canvas, () => {});
   const [hover, setHover] = useState(/** @type {HeadOfAtlas | null} */ (null));
   const grid = state.look === "grid";
   const placed = useMemo(
-    () => (size ? (grid ? gridPlaces(atlas, size) : scatterPlaces(atlas, size, limits, state)) : []),
-    [atlas, size, limits, grid, state.col, state.row],
+    () => (size ? (grid ? gridPlaces(atlas, size) : scatterPlaces(atlas, size, ticks, state)) : []),
+    [atlas, size, ticks, grid, state.col, state.row],
   );
   const own = placed.find(({ head }) => head.layer === chosen.layer && head.head === chosen.head);
   useEffect(() => {
     if (!canvas.current || !size) return;
-    const scene = { ...size, placed, atlas, limits, state, theme, grid, hover, chosen: own?.head ?? null };
+    const scene = { ...size, placed, atlas, ticks, state, theme, grid, hover, chosen: own?.head ?? null };
     draw(canvas.current, scene, (name) => themeColour(root, name));
   }, [size, placed, hover, own, theme, state.only]);
 
@@ -60,37 +60,42 @@ export function AtlasPicture({ atlas, chosen, choose, limits, state, root, theme
   return html`<figcaption><b>${visible(atlas.atlas)}</b> <span class="soft">${atlas.model ?? "a model"}: ${count(atlas.heads.length)} heads, ${count(atlas.texts)} texts, ${count(atlas.tokens)} tokens${atlas.skipped ? `, ${count(atlas.skipped)} texts skipped` : ""}</span></figcaption>
     <div class="atlas-canvas" ref=${frame} role="application" tabindex="0" aria-roledescription="chart of heads" onKeyDown=${pressKey}
       style=${grid ? { height: `${gridHeight(atlas, size?.width ?? 600)}px` } : {}}
-      aria-label=${`${count(atlas.heads.length)} heads ${grid ? "by layer and number" : `by ${state.col} and ${state.row}`}; arrow keys go from head to head. Chosen: ${own ? describe(own.head, state) : "none"}`}
+      aria-label=${`${count(atlas.heads.length)} heads ${grid ? "by layer and number" : `by ${state.col} and ${state.row}`}; arrow keys go from head to head. Chosen: ${own ? describe(own.head, state, atlas) : "none"}`}
       onPointerMove=${(/** @type {PointerEvent} */ event) => setHover(nearest(event))} onPointerLeave=${() => setHover(null)}
       onClick=${(/** @type {MouseEvent} */ event) => {
         const head = nearest(event);
         if (head) choose(head);
       }}><canvas ref=${canvas} data-picture="atlas"></canvas></div>
-    <p class="atlas-said" aria-live="polite">${said ? describe(said, state) : ""}${missing > 0 && !grid ? html` <span class="soft">${count(missing)} heads have no such number.</span>` : ""}</p>`;
+    <p class="atlas-said" aria-live="polite">${said ? describe(said, state, atlas) : ""}${missing > 0 && !grid ? html` <span class="soft">${count(missing)} heads have no such number.</span>` : ""}</p>`;
 }
 
-/** @type {(head: HeadOfAtlas, state: State) => string} */
-const describe = (head, state) =>
-  `${head.layer}, head ${head.head}: ${head.kind}; ${[...new Set([state.col, state.row])].map((name) => `${name.replace(/_/g, " ")} ${numberText(head[name])}`).join(", ")}`;
+/** @type {(head: HeadOfAtlas, state: State, atlas: AtlasAnswer) => string} */
+const describe = (head, state, atlas) =>
+  `${head.layer}, head ${head.head}: ${head.kind}; ${[...new Set([state.col, state.row])].map((name) => `${label(name)} ${numberText(head[name], name, atlas)}`).join(", ")}`;
 
-/** @param {any} x */
-const numberText = (x) => (typeof x !== "number" ? "unknown" : x >= 0 && x <= 1 ? percent(x) : short(x, 3));
+/** @type {(x: string | number | null, name: string, atlas: AtlasAnswer) => string} */
+const numberText = (x, name, atlas) =>
+  typeof x !== "number" ? "unknown" : atlas.shares.includes(name) ? percent(x) : short(x, 3);
 
-/** @type {(atlas: AtlasAnswer, size: CanvasSize, limits: number[][], state: State) => Placed[]} */
-function scatterPlaces(atlas, { width, height }, limits, state) {
+/** @param {string} name */
+const label = (name) => `${name.replace(/_/g, " ")}${name === "entropy" ? " (nats)" : ""}`;
+
+/** @type {(atlas: AtlasAnswer, size: CanvasSize, ticks: number[][], state: State) => Placed[]} */
+function scatterPlaces(atlas, { width, height }, ticks, state) {
   const size = clamp(90 / Math.sqrt(atlas.heads.length), 4.5, 8);
   return atlas.heads.flatMap((head) => {
     const [x, y] = [head[state.col], head[state.row]];
     if (typeof x !== "number" || typeof y !== "number") return [];
-    return [{ head, x: across(x, limits[0], width), y: up(y, limits[1], height), size }];
+    return [{ head, x: across(x, ticks[0], width), y: up(y, ticks[1], height), size }];
   });
 }
 
-/** @type {(x: number, limits: number[], width: number) => number} */
-const across = (x, [low, high], width) => EDGE.left + ((x - low) / (high - low)) * (width - EDGE.left - EDGE.right);
-/** @type {(y: number, limits: number[], height: number) => number} */
-const up = (y, [low, high], height) =>
-  height - EDGE.bottom - ((y - low) / (high - low)) * (height - EDGE.top - EDGE.bottom);
+/** @type {(x: number, ticks: number[], width: number) => number} */
+const across = (x, ticks, width) => EDGE.left + within(x, ticks) * (width - EDGE.left - EDGE.right);
+/** @type {(y: number, ticks: number[], height: number) => number} */
+const up = (y, ticks, height) => height - EDGE.bottom - within(y, ticks) * (height - EDGE.top - EDGE.bottom);
+/** Where a number lies between the first and the last tick, from 0 to 1. @type {(x: number, ticks: number[]) => number} */
+const within = (x, ticks) => (x - ticks[0]) / (ticks[ticks.length - 1] - ticks[0]);
 
 /** @type {(atlas: AtlasAnswer, width: number) => {columns: number, cell: number, left: number}} */
 function gridShape(atlas, width) {
@@ -131,7 +136,7 @@ function besideInScatter(shown, own, [dx, dy]) {
 }
 
 /**
- * @typedef {CanvasSize & {placed: Placed[], atlas: AtlasAnswer, limits: number[][], state: State, theme: Theme, grid: boolean,
+ * @typedef {CanvasSize & {placed: Placed[], atlas: AtlasAnswer, ticks: number[][], state: State, theme: Theme, grid: boolean,
  *   hover: HeadOfAtlas | null, chosen: HeadOfAtlas | null}} Scene
  */
 
@@ -175,41 +180,49 @@ function draw(canvas, scene, colour) {
 }
 
 /** @type {(context: CanvasRenderingContext2D, scene: Scene, colour: (name: string) => string) => void} */
-function drawAxes(context, { width, height, limits, state }, colour) {
+function drawAxes(context, { width, height, ticks, state, atlas }, colour) {
   context.strokeStyle = colour("faint");
   context.lineWidth = 1;
   context.fillStyle = colour("soft");
-  for (let at = 0; at <= 4; at += 1) {
-    const [x, y] = limits.map(([low, high]) => low + ((high - low) * at) / 4);
-    const [left, top] = [across(x, limits[0], width), up(y, limits[1], height)];
+  /** @type {(x0: number, y0: number, x1: number, y1: number) => void} */
+  const line = (x0, y0, x1, y1) => {
     context.beginPath();
-    context.moveTo(left, EDGE.top);
-    context.lineTo(left, height - EDGE.bottom);
-    context.moveTo(EDGE.left, top);
-    context.lineTo(width - EDGE.right, top);
+    context.moveTo(x0, y0);
+    context.lineTo(x1, y1);
     context.stroke();
-    context.textAlign = at === 4 ? "right" : "center";
-    context.fillText(numberText(x), at === 4 ? width - 4 : left, height - EDGE.bottom + 16);
-    context.textAlign = "right";
-    context.fillText(numberText(y), EDGE.left - 7, top + 4);
+  };
+  ticks[0].forEach((tick, at) => {
+    const x = across(tick, ticks[0], width);
+    line(x, EDGE.top, x, height - EDGE.bottom);
+    context.textAlign = at === ticks[0].length - 1 ? "right" : "center";
+    context.fillText(
+      numberText(tick, state.col, atlas),
+      at === ticks[0].length - 1 ? width - 4 : x,
+      height - EDGE.bottom + 16,
+    );
+  });
+  context.textAlign = "right";
+  for (const tick of ticks[1]) {
+    const y = up(tick, ticks[1], height);
+    line(EDGE.left, y, width - EDGE.right, y);
+    context.fillText(numberText(tick, state.row, atlas), EDGE.left - 7, y + 4);
   }
   context.fillStyle = colour("ink");
   context.font = `600 12.5px ${colour("sans")}`;
   context.textAlign = "right";
-  context.fillText(`${state.col.replace(/_/g, " ")} →`, width - EDGE.right, height - 8);
+  context.fillText(`${label(state.col)} →`, width - EDGE.right, height - 8);
   context.save();
   context.translate(13, EDGE.top);
   context.rotate(-Math.PI / 2);
-  context.fillText(`${state.row.replace(/_/g, " ")} →`, 0, 0);
+  context.fillText(`${label(state.row)} →`, 0, 0);
   context.restore();
 }
 
 /** Draw the cells of the grid: their shade is the chosen column. @type {(context: CanvasRenderingContext2D, scene: Scene, colour: (name: string) => string) => void} */
-function drawLayers(context, { width, placed, atlas, limits, state }, colour) {
+function drawLayers(context, { width, placed, atlas, ticks, state }, colour) {
   const { cell, left, columns } = gridShape(atlas, width);
-  const [low, high] = limits[0];
   for (const { head, x, y } of placed) {
-    const share = typeof head[state.col] === "number" ? (Number(head[state.col]) - low) / (high - low) : 0;
+    const share = typeof head[state.col] === "number" ? within(Number(head[state.col]), ticks[0]) : 0;
     context.fillStyle = colour("sunk");
     context.fillRect(x - cell / 2 + 0.5, y - cell / 2 + 0.5, cell - 1, cell - 1);
     context.globalAlpha = 0.42 * clamp(share, 0, 1);

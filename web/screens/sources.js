@@ -39,8 +39,11 @@ export function Sources(props) {
 }
 
 /** @param {ScreenProps & {asked: AnswerOfRun}} props */
-function Asked({ asked, ...props }) {
-  const { run, state, go, answers, root, theme } = props;
+function Asked({ asked: described, ...props }) {
+  const { run, state, go, answers, root, theme, transport } = props;
+  const asked = transport.send
+    ? described
+    : { ...described, hide: described.hide ?? "a saved file cannot run the model" };
   const [first, end] = state.first !== null && state.end !== null ? [state.first, state.end] : asked.span;
   const how = state.via ?? Object.keys(asked.hows).find((one) => asked.hows[one] === null) ?? "weights";
   const lacks = asked.hows[how] ?? null;

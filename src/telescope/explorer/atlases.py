@@ -5,7 +5,7 @@ from typing import Any
 
 from ..atlas import Atlas, compare
 from ..atlas.sums import STATISTICS
-from ..recording.heads import CLEAR, HABIT_KEYS, HABITS
+from ..recording.heads import CLEAR, HABIT_KEYS, HABITS, MORE
 from .requests import Refusal, RequestParams, unknown
 
 
@@ -62,6 +62,7 @@ class Atlases:
             "skipped": atlas.skipped_count,
             "layers": [*atlas.layers],
             "columns": [*STATISTICS],
+            "shares": [name for name in STATISTICS if name in (*HABITS, *MORE, "peak")],
             "habit_keys": HABIT_KEYS,
             "clear": CLEAR,
             "maps": {str(longest): count for longest, count in atlas.map_sizes().items()},
