@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ..attention import Pairs
-from ..recording.find_sources import NotKeptError, Question, ask, find_sources, sources_of_scores
+from ..recording.find_sources import NotKeptError, Question, ask, find_sources, sources_of_scores, stack_of
+from ..recording.names import stack_and_number
 from ..recording.recorded_call import RecordedCall
 from ..recording.sources import ANSWER, KINDS, Sources
 from .hiding import NO_MODEL, calls_with_gradients, falls, hidden_segment, output_of, written_tokens
@@ -187,7 +188,9 @@ class SourcesOfRuns:
         if span.stop > view.call.size[1]:
             made = run.output
             last = span.stop - 1
-            names.append(UNREAD if made is None else made.text_of(last - 1, written_tokens(made, range(last, last + 1))[0]))
+            names.append(
+                UNREAD if made is None else made.text_of(last - 1, written_tokens(made, range(last, last + 1))[0])
+            )
         return names
 
 
@@ -201,10 +204,20 @@ def _reader(run: Run) -> AttentionView:
 
 
 def _calls(run: Run) -> Calls:
+    """Return the calls of each attention in the order of the model: a rollout goes through it from the end.
+
+    The views of a sentence are ordered by kind: of a decoder, all self-attentions stand before all cross-attentions.
+    """
     calls: Calls = {}
     for view in run.views:
         calls.setdefault(view.name.split(" ")[0], []).append(view.call)
-    return calls
+    stacks = [stack_of(name) for name in calls]
+
+    def place(name: str) -> tuple[int, int, bool]:
+        found = stack_and_number(name)
+        return stacks.index(stack_of(name)), found[1] if found else 0, calls[name][0].across
+
+    return calls if run.kind == "recording" else {name: calls[name] for name in sorted(calls, key=place)}
 
 
 def _question(run: Run, calls: Calls, span: range, segments: list[int] | None, b: int) -> Question:
@@ -235,9 +248,7 @@ def _sees_ahead(view: AttentionView) -> bool:
     queries, keys = view.call.size
     if queries < 2 or queries != keys:
         return False
-    at = Pairs.block(
-        range(1), range(keys - 1, keys), of=(queries, keys), batch=view.batch, heads=len(view.call.heads)
-    )
+    at = Pairs.block(range(1), range(keys - 1, keys), of=(queries, keys), batch=view.batch, heads=len(view.call.heads))
     return bool(view.call.attention.mask.sees(at).any())
 
 
