@@ -71,7 +71,7 @@ def test_bad_requests(run, parameters, status, message):
     assert message in json.loads(answer.body)["error"]["message"]
 
 
-# ------------------------------------------------------------------------------------------- sentences, which have a model
+# ---------------------------------------------------------------------------------------- sentences, which have a model
 
 
 def recording_of(server, text, model_name, also):
@@ -155,7 +155,7 @@ def test_the_word_after_a_text_can_be_asked_for():
     assert torch.tensor(hidden["before"]).exp() == pytest.approx(likeliest["p"], abs=1e-6)
 
 
-# ------------------------------------------------------------------------------------------------------- what can be asked
+# ---------------------------------------------------------------------------------------------------- what can be asked
 
 
 def test_what_was_generated_is_the_answer():
@@ -216,11 +216,11 @@ def test_a_segment_outside_of_the_context_cannot_be_hidden():
         assert (answer.status, json.loads(answer.body)["error"]["code"]) == (400, "bad-parameter")
 
 
-# ------------------------------------------------------------------------------------------------------------- long texts
+# ----------------------------------------------------------------------------------------------------------- long texts
 
 
 def test_a_part_of_a_long_text_is_summed_again():
-    """Bins of the whole text, and of a part of it, have the sums of the scores; the text is that of the strongest part."""
+    """Bins of a part of a text are sums of its scores; the tokens sent are those around its strongest segment."""
     recording = recorded(3_000)
     server, name = serving(recording)
     ask = {"first": 2_990, "end": 3_000, "by": "parts", "window": 200}

@@ -8,7 +8,6 @@ from ..atlas.sums import STATISTICS
 from ..recording.heads import CLEAR, HABIT_KEYS, HABITS, MORE
 from .requests import Refusal, RequestParams, unknown
 
-
 Rows = dict[tuple[str, int], dict[str, Any]]
 
 

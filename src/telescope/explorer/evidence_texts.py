@@ -1,7 +1,7 @@
 """Open a text in which a habit of a head is strong: find the model of an atlas, and the text in its corpus."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -17,14 +17,6 @@ from .requests import Refusal, bad_parameter, not_kept, unknown
 
 DTYPES = (None, torch.bfloat16, torch.float16)  # in which the model may have been read
 FIELDS = {"atlas", "l", "h", "habit", "rank"}
-
-
-class OpenedText(NamedTuple):
-    """A text for a model to read: the model's name, the text, and whether it is all that the atlas read."""
-
-    model: str
-    text: str
-    whole: bool
 
 
 def find_evidence(atlas: Atlas, request: Mapping[str, Any]) -> Evidence:
@@ -66,8 +58,8 @@ def find_model(atlas: Atlas, names: list[str], open_model: Callable[[str], Model
     if len(of_the_size) == 1:
         return of_the_size[0]
     raise not_kept(
-        f"the model of this atlas, a {wanted.get('class')} with {wanted.get('parameters', 0):,} parameters, is not here: "
-        "telescope serve ATLAS --model FOLDER opens it"
+        f"the model of this atlas, a {wanted.get('class')} with {wanted.get('parameters', 0):,} parameters, is not "
+        "here: telescope serve ATLAS --model FOLDER opens it"
     )
 
 

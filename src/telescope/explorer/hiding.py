@@ -144,7 +144,7 @@ def calls_with_gradients(run: Run, span: range) -> dict[str, list[RecordedCall]]
     with EDITING, torch.enable_grad(), watch(made.model, keep="queries-keys", also="gradients") as recording:
         states = made.run()
         rows = made.model.logits(states[None, [at - 1 for at in span]])[0].log_softmax(-1)
-        rows.gather(-1, tokens.to(rows.device)[:, None]).sum().backward()
+        torch.autograd.backward(rows.gather(-1, tokens.to(rows.device)[:, None]).sum())
         for parameter, gradient in zip(trainable, kept, strict=True):
             parameter.grad = gradient
     return {name: watched.calls for name, watched in recording.items()}

@@ -1,7 +1,7 @@
 """Answers about sources: what can be asked of a run, where a span comes from, and what hiding a segment changes."""
 
 import re
-from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +30,7 @@ Calls = dict[str, list[RecordedCall]]
 
 
 class Found(NamedTuple):
-    """The sources of a span, the tokens at which its segments begin, and the context's tokens as the page shows them."""
+    """The sources of a span, where its segments begin, and the context's tokens as the page shows them."""
 
     sources: Sources
     starts: list[int]
@@ -253,7 +253,7 @@ def _sees_ahead(view: AttentionView) -> bool:
 
 
 def _lacks(run: Run, how: str, b: int) -> str | None:
-    """Return why a run's sources cannot be found by a `how`, in one sentence with the option that keeps what it needs."""
+    """Return why a `how` cannot be used on a run: one sentence, with the option that keeps what is missing."""
     if run.output is not None:
         return None
     if how == "hidden":
@@ -278,7 +278,7 @@ def _words_of(view: AttentionView, shown: range, names: list[str]) -> list[int]:
         last = len(words.word_ids)
         return [words.word_ids[at - ahead] if at - ahead < last else words.word_ids[-1] + 1 for at in shown]
     numbers = [0]
-    for before, here in zip(names, names[1:], strict=False):
+    for before, here in pairwise(names):
         numbers.append(numbers[-1] + int(here[:1].isspace() or before[-1:].isspace() or not here.isalnum()))
     return numbers[: len(names)]
 

@@ -30,7 +30,7 @@ class Segments:
     def all_tokens(self) -> list[list[int]]:
         """Return the positions of the tokens of every segment, in one pass over the text."""
         order, sizes = self.ids.argsort(stable=True), self.ids.bincount(minlength=len(self.names)).tolist()
-        return [part.tolist() for part in order.split(sizes)]
+        return [part.tolist() for part in torch.split(order, sizes)]
 
 
 def read_segments(given: Any, count: int, texts: Sequence[str] | None = None) -> Segments:
