@@ -2,12 +2,13 @@
 import { html, useEffect, useRef } from "./preact.js";
 
 const KEYS = [
-  ["1 … 5", "the five screens"],
+  ["1 … 7", "the screens"],
   ["← →", "Walk: previous and next step. Map: pan"],
   ["↑ ↓", "Walk: previous and next query. Map: pan"],
+  ["⇧ ← →", "Sources: choose several words of the answer"],
   ["[ ]", "previous and next head"],
   ["{ }", "previous and next layer"],
-  ["+ −", "Map: zoom in and out. Home: the whole matrix"],
+  ["+ −", "Map, minimap: zoom in and out. Home: all of it"],
   ["g", "Map: go to a query and a key"],
   ["t", "light or dark"],
   ["?", "this help"],
