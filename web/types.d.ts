@@ -371,6 +371,8 @@ interface GeometryAnswer {
 
 /** The answer to /runs/{run}/answer: what was written, and by which `how` its sources can be found. */
 interface AnswerOfRun {
+  /** Why a run has no sources at all; null if it has some. */
+  why: string | null;
   across: boolean;
   begins: number;
   ends: number;

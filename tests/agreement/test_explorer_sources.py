@@ -184,7 +184,8 @@ def test_summaries_name_the_flag():
 
 def test_a_model_that_reads_a_whole_text_has_no_sources():
     server, name = serving(recorded(12, attention=ts.Attention()))
-    answer = server.answer("GET", f"/runs/{name}/answer", {})
+    assert "writes none" in got(server, f"/runs/{name}/answer")["why"]
+    answer = server.answer("GET", f"/runs/{name}/sources", {"first": "3", "end": "4"})
     assert answer.status == 409
     assert "writes none" in json.loads(answer.body)["error"]["message"]
 

@@ -35,8 +35,11 @@ export function Sources(props) {
   const found = useAnswer(answers, `runs/${run.run}/answer`, { at });
   return html`<h2>Where an answer comes from</h2>
     <p class="lede">Choose words of the answer: the parts of the text that they come from light up. Then hide a part, and see what the model writes without it.</p>
-    <${Answered} answer=${found}>${(/** @type {AnswerOfRun} */ value) => html`<${Asked} asked=${value} ...${props} />`}<//>`;
+    <${Answered} answer=${found}>${(/** @type {AnswerOfRun} */ value) => (value.why === null ? html`<${Asked} asked=${value} ...${props} />` : html`<p class="failure" role="status">${sentence(value.why)}</p>`)}<//>`;
 }
+
+/** @param {string} why */
+const sentence = (why) => `${why[0].toUpperCase()}${why.slice(1)}.`;
 
 /** @param {ScreenProps & {asked: AnswerOfRun}} props */
 function Asked({ asked: described, ...props }) {
@@ -65,7 +68,7 @@ function Asked({ asked: described, ...props }) {
     setLit(row.start);
     if (value && (row.start < value.start || row.stop > value.stop)) setCentre(Math.floor((row.start + row.stop) / 2));
   };
-  const shared = { asked, value, go, state, lit, point, hidden };
+  const shared = { asked, value, go, state, lit, point, hidden, theme };
   return html`<div class="row from-how">
       <span class="segments" role="group" aria-label="how sources are found">
         ${Object.keys(asked.hows).map((one) => html`<button type="button" aria-pressed=${one === how} title=${asked.hows[one] ?? HOWS[one][1]} class=${asked.hows[one] === null ? "" : "lacking"} onClick=${() => go({ via: one })}>${HOWS[one][0]}</button>`)}
@@ -73,7 +76,7 @@ function Asked({ asked: described, ...props }) {
       ${value && html`<${Cut} ...${{ value, state, go }} />`}
     </div>
     <p class="soft from-meaning">${HOWS[how][1]} ${value && html`<span>The number is ${value.meaning}.</span>`}</p>
-    ${lacks !== null && html`<p class="failure" role="status">${lacks[0].toUpperCase()}${lacks.slice(1)}.</p>`}
+    ${lacks !== null && html`<p class="failure" role="status">${sentence(lacks)}</p>`}
     ${found.error && lacks === null && html`<p class="failure" role="alert">${found.error.message}</p>`}
     ${found.slow && html`<div class="progress" role="progressbar" aria-label="loading"><i></i></div>`}
     <div class="sources">
@@ -117,17 +120,19 @@ function Cut({ value, state, go }) {
     ${possible.map((by) => html`<option value=${by} selected=${by === value.by}>${count(value.counts[by])} ${CUTS[by]}</option>`)}</select></label>`;
 }
 
-/** @type {(score: number, most: number) => string} */
-const background = (score, most) =>
-  `color-mix(in srgb, var(--${score < 0 ? "query" : "bar"}) ${Math.round(62 * Math.sqrt(Math.min(1, Math.abs(score) / (most || 1))))}%, transparent)`;
+/** The colour behind a segment; in dark colours it is weaker, so that the text on it stays readable. @type {(score: number, most: number, theme: Theme) => string} */
+const background = (score, most, theme) => {
+  const strength = Math.sqrt(Math.min(1, Math.abs(score) / (most || 1)));
+  return `color-mix(in srgb, var(--${score < 0 ? "query" : "bar"}) ${Math.round((theme === "dark" ? 40 : 62) * strength)}%, transparent)`;
+};
 
-/** @typedef {{asked: AnswerOfRun, value: SourcesAnswer, go: Go, state: State, lit: number | null, point: (row: SourceRow) => void, hidden: {start: number, stop: number} | null}} Shared */
+/** @typedef {{asked: AnswerOfRun, value: SourcesAnswer, go: Go, state: State, lit: number | null, point: (row: SourceRow) => void, hidden: {start: number, stop: number} | null, theme: Theme}} Shared */
 
 /**
  * The visible tokens of the context, by segments; the stronger a segment's score, the stronger its background.
  * @param {Shared} props
  */
-function Context({ value, lit, point, hidden }) {
+function Context({ value, lit, point, hidden, theme }) {
   /** @type {{start: number, stop: number, score: number, text: string}[]} */
   const segments = [];
   value.tokens.forEach((token, at) => {
@@ -143,7 +148,7 @@ function Context({ value, lit, point, hidden }) {
       const isHidden = hidden && one.start >= hidden.start && one.start < hidden.stop;
       const space = one.text.match(/^\s*/)?.[0] ?? "";
       const kinds = `${one.start === lit || (lit === null && one.start === strongest?.start) ? "lit" : ""} ${isHidden ? "away" : ""}`;
-      return html`${space.includes("\n") ? space : space && " "}<span key=${one.start} class=${kinds} title=${`${full(one.score)}`} style=${{ background: background(one.score, value.most) }}
+      return html`${space.includes("\n") ? space : space && " "}<span key=${one.start} class=${kinds} title=${`${full(one.score)}`} style=${{ background: background(one.score, value.most, theme) }}
         onClick=${() => point(/** @type {any} */ (one))}>${visibleLines(one.text.slice(space.length))}</span>`;
     })}
     ${value.stop < value.n && html`<span class="soft"> …</span>`}</p>`;
@@ -177,6 +182,6 @@ function Ranked({ asked, value, go, lit, point, hidden, end, first }) {
       })}</tbody></table>
     ${rest > 0 && html`<p><button type="button" class="button small" onClick=${() => setAll(true)} disabled=${all}>${count(Math.min(rest, value.rows.length - RANKED))} more</button></p>`}
     ${all && value.more > 0 && html`<p class="soft">${count(value.more)} more have smaller shares.</p>`}
-    <p class="soft from-note">${value.rows.some((row) => row.share < 0) ? "Orange counts against the answer. " : ""}${asked.hide === null ? "Hide one: the model runs again without it." : `${asked.hide[0].toUpperCase()}${asked.hide.slice(1)}.`}</p>
+    <p class="soft from-note">${value.rows.some((row) => row.share < 0) ? "Orange counts against the answer. " : ""}${asked.hide === null ? "Hide one: the model runs again without it." : sentence(asked.hide)}</p>
   </section>`;
 }

@@ -80,11 +80,12 @@ GET  /runs/{run}/sharpest       ?b   the attention that aligns words most sharpl
                                 {"l": 4, "mean": 0.71, "h": 2, "head": 0.93, "of": 2}. Sharpness is each word's largest
                                 weight on a word, averaged over words: `mean` for the mean of the heads of l, the
                                 highest of `of` attentions; `head` for h, the sharpest head of l
-GET  /runs/{run}/answer         ?at&b   what was written, and how its sources can be found; 409 if nothing was
-                                {"across": true, "n": 9 | null, "begins": 1, "ends": 12, "prompt": 5 | null: where the
-                                answer begins, if a prompt is known, "start": 1, "tokens": ["Der", " Mann", …], at most
-                                512 around `at`, "words": [0, 1, …], "span": [8, 10]: where a reader should begin,
-                                "hows": {"weights": null, "carried": "why not", …}, "hide": null | "why not"}
+GET  /runs/{run}/answer         ?at&b   what was written, and how its sources can be found: {"why": "…"} if nothing was,
+                                else {"why": null, "across": true, "n": 9 | null, "begins": 1, "ends": 12, "prompt":
+                                5 | null: where the answer begins, if a prompt is known, "start": 1, "tokens": ["Der",
+                                " Mann", …], at most 512 around `at`, "words": [0, 1, …], "span": [8, 10]: where a
+                                reader should begin, "hows": {"weights": null, "carried": "why not", …}, "hide": null |
+                                "why not"}
 GET  /runs/{run}/sources        ?first&end&how=weights|carried|rollout|gradient|hidden&b
                                 where the tokens at the positions first to end - 1 come from. Segments of the context:
                                 by=pieces|words|sentences|paragraphs|parts|auto, or cuts=0,12,40, where they begin.

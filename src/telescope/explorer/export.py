@@ -137,7 +137,7 @@ def _put_sources(put: Callable[..., None], answers: dict[str, Any], run: Run) ->
     """Put the sources of each word of a short answer, by the two `how` that are computed from what was recorded."""
     put("answer")
     asked = answers[f"/runs/{run.name}/answer"]
-    if "error" in asked:
+    if asked.get("why", "") is not None:
         return
     words: dict[int, list[int]] = {}
     for place, word in enumerate(asked["words"]):

@@ -82,7 +82,7 @@ class SourcesOfRuns:
         """Answer GET /runs/{run}/answer: which tokens were written, and by which `how` their sources can be found."""
         why = _why_not(run)
         if why is not None:
-            raise not_kept(why)
+            return {"why": why}
         view, b = _reader(run), params.number("b", 0)
         call, across = view.call, view.call.across
         first = 0 if across else call.size[1] - call.size[0]
@@ -97,6 +97,7 @@ class SourcesOfRuns:
         names = self._names(run, params, shown)
         words = _words_of(view, shown, names)
         return {
+            "why": None,
             "across": across,
             "n": call.size[1] if across else None,
             "begins": begins,
