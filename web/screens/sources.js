@@ -3,12 +3,14 @@ import { useAnswer } from "../answers.js";
 import { Answered } from "../parts/answered.js";
 import { count, full, percent } from "../parts/numbers.js";
 import { clipped, visibleLines } from "../parts/text.js";
-import { html, useState } from "../preact.js";
+import { html, useRef, useState } from "../preact.js";
 import { AnswerPicker } from "./sources_answer.js";
 import { HiddenSegment } from "./sources_hidden.js";
 import { Minimap } from "./sources_minimap.js";
 
 const WINDOW = 400; // tokens of a long text that are shown
+
+const SLOW = 20_000; // tokens from which on a rollout takes long
 
 /** What each `how` is called, and what it asks. @type {Record<string, [string, string]>} */
 const HOWS = {
@@ -57,6 +59,7 @@ function Asked({ asked: described, ...props }) {
   const [lit, setLit] = useState(/** @type {number | null} */ (null));
   const value = /** @type {SourcesAnswer | null} */ (lacks === null && !found.error ? found.value : null);
   const hidden = hiddenSegment(state);
+  const opened = useRef(state.hide); // hidden when the screen was opened: the page stays at its top
   /** @type {(span: number[]) => void} */
   const choose = ([from, to]) => {
     setLit(null);
@@ -75,7 +78,7 @@ function Asked({ asked: described, ...props }) {
       </span>
       ${value && html`<${Cut} ...${{ value, state, go }} />`}
     </div>
-    <p class="soft from-meaning">${HOWS[how][1]} ${value && html`<span>The number is ${value.meaning}.</span>`}</p>
+    <p class="soft from-meaning">${HOWS[how][1]} ${how === "rollout" && asked.ends > SLOW ? "It reads every pair of tokens, which takes minutes at this length. " : ""}${value && html`<span>The number is ${value.meaning}.</span>`}</p>
     ${lacks !== null && html`<p class="failure" role="status">${sentence(lacks)}</p>`}
     ${found.error && lacks === null && html`<p class="failure" role="alert">${found.error.message}</p>`}
     ${found.slow && html`<div class="progress" role="progressbar" aria-label="loading"><i></i></div>`}
@@ -94,7 +97,7 @@ function Asked({ asked: described, ...props }) {
           <h3>${asked.across ? "What was written" : asked.prompt === null ? "The same text, and the word after it" : "What was written after the prompt"} <span class="soft">choose one word or several</span></h3>
           <${AnswerPicker} ...${{ asked, first, end, choose, next: !asked.across && asked.ends > 1 }} />
         </section>
-        ${hidden && value && html`<${HiddenSegment} key=${state.hide} ...${{ run, answers, go, first, end, hidden, text: hiddenText(value, hidden) }} />`}
+        ${hidden && value && html`<${HiddenSegment} key=${state.hide} ...${{ run, answers, go, first, end, hidden, text: hiddenText(value, hidden), scroll: state.hide !== opened.current }} />`}
       </div>
       ${value && html`<${Ranked} ...${shared} first=${first} end=${end} />`}
     </div>`;

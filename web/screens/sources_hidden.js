@@ -7,12 +7,14 @@ import { html, useEffect, useRef } from "../preact.js";
 
 /**
  * @param {{run: Run, answers: import("../answers.js").Answers, go: Go, first: number, end: number, text: string,
- *   hidden: {start: number, stop: number}}} props
+ *   hidden: {start: number, stop: number}, scroll: boolean}} props  `scroll` is whether to scroll the new answer into view
  */
-export function HiddenSegment({ run, answers, go, first, end, hidden, text }) {
+export function HiddenSegment({ run, answers, go, first, end, hidden, text, scroll }) {
   const found = useAnswer(answers, `runs/${run.run}/hidden`, { first, end, ...hidden });
   const element = useRef(/** @type {HTMLElement | null} */ (null));
-  useEffect(() => element.current?.scrollIntoView({ block: "nearest" }), [Boolean(found.value)]);
+  useEffect(() => {
+    if (scroll) element.current?.scrollIntoView({ block: "nearest" });
+  }, [Boolean(found.value)]);
   return html`<section class="card hidden-one" aria-label="what the model writes without it" ref=${element}>
     <div class="row spread"><h3>Without <b class="k">${clipped(text.trim(), 40)}</b></h3>
       <button type="button" class="button small" onClick=${() => go({ hide: null }, false)}>show it again</button></div>
