@@ -52,7 +52,6 @@ def pictures(library: Library, translator: str, writer: str, folder: Path) -> No
     sentence, sonnet = library.read(SENTENCE, translator), library.read(SONNET, writer)
     money, prompt = library.read(MONEY, translator), library.read(PROMPT, writer)
     query, port = sentence.place("with"), serve(library)
-    add_atlas(library, writer)
     views: dict[str, tuple[str, str, dict[str, Any]]] = {
         "landing": ("light", "/", {}),
         "walk": ("light", f"/s/{sentence.name}/walk", {"i": query}),
@@ -62,11 +61,12 @@ def pictures(library: Library, translator: str, writer: str, folder: Path) -> No
         "map": ("light", f"/s/{sonnet.name}/map", {"l": 1, "h": 0}),
         "output": ("light", f"/s/{prompt.name}/output", {"card": "next", "at": 0}),
         "variance": ("light", "/s/example-thinking-machines/variance", {"d": 512, "card": "scale", "at": 4}),
-        "sources": ("light", f"/s/{money.name}/sources", {"first": 8, "end": 10, "hide": "6-8"}),
-        "atlas": ("light", "/atlas/plays", {}),
         "what-if": ("light", f"/s/{money.name}/walk", {"kind": "cross", "edits": "sum"}),
         **{f"lesson-{name}": ("light", path, {"card": name, "at": 0} | state) for name, path, state in LESSONS},
     }
+    add_atlas(library, writer)
+    views["sources"] = ("light", f"/s/{money.name}/sources", {"first": 8, "end": 10, "hide": "6-8"})
+    views["atlas"] = ("light", "/atlas/plays", {})
     folder.mkdir(exist_ok=True)
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(

@@ -2,13 +2,12 @@
 import { html, useEffect, useRef } from "./preact.js";
 
 const KEYS = [
-  ["1 … 7", "the screens"],
+  ["1 … 5", "the five screens"],
   ["← →", "Walk: previous and next step. Map: pan"],
   ["↑ ↓", "Walk: previous and next query. Map: pan"],
-  ["⇧ ← →", "Sources: choose several words of the answer"],
   ["[ ]", "previous and next head"],
   ["{ }", "previous and next layer"],
-  ["+ −", "Map, minimap: zoom in and out. Home: all of it"],
+  ["+ −", "Map: zoom in and out. Home: the whole matrix"],
   ["g", "Map: go to a query and a key"],
   ["t", "light or dark"],
   ["?", "this help"],

@@ -7,12 +7,12 @@ export const SCREENS = ["walk", "heads", "geometry", "alignment", "map", "source
  * @type {State}
  */
 export const DEFAULTS = {
+  ...{ atlas: null, other: null, look: "scatter", col: "previous", row: "entropy", only: null, habit: null },
+  ...{ first: null, end: null, via: null, cut: null, low: null, high: null, hide: null },
   ...{ screen: "walk", run: null, l: null, h: null, i: null, j: null, step: "softmax" },
   ...{ kind: null, card: null, at: null, pieces: 0, d: 64, temperature: 1, top_k: 0, top_p: 1, edits: null },
   ...{ word: null, la: null, a: null, lb: null, b: null, alpha: 1, x: null, y: null, z: null },
   ...{ of: "mean", how: "share", scale: "log", lim: null, palette: "viridis" },
-  ...{ atlas: null, other: null, look: "scatter", col: "previous", row: "entropy", only: null, habit: null },
-  ...{ first: null, end: null, via: null, cut: null, low: null, high: null, hide: null },
 };
 const NUMBERS = new Set(
   "l h i j word la a lb b alpha x y z at pieces d temperature top_k top_p first end low high".split(" "),

@@ -147,6 +147,24 @@ interface Fetched<T = any> {
 
 /** What all screens share, as the address of the page holds it; null has not been chosen. */
 interface State {
+  /** The atlas that is shown instead of a run, another one beside it, a scatter or a grid, the columns across and up,
+   * the only kind of heads that is not faded, and the habit whose strongest texts are listed. */
+  atlas: string | null;
+  other: string | null;
+  look: string;
+  col: string;
+  row: string;
+  only: string | null;
+  habit: string | null;
+  /** Sources: the tokens of the answer, how their sources are found, how the context is cut, the part of it that the
+   * minimap shows, and the segment that is hidden, as start-stop. */
+  first: number | null;
+  end: number | null;
+  via: string | null;
+  cut: string | null;
+  low: number | null;
+  high: number | null;
+  hide: string | null;
   screen: string;
   run: string | null;
   l: number | null;
@@ -182,24 +200,6 @@ interface State {
   scale: string;
   lim: string | null;
   palette: string;
-  /** The atlas that is shown instead of a run, another one beside it, a scatter or a grid, the columns across and up,
-   * the only kind of heads that is not faded, and the habit whose strongest texts are listed. */
-  atlas: string | null;
-  other: string | null;
-  look: string;
-  col: string;
-  row: string;
-  only: string | null;
-  habit: string | null;
-  /** Sources: the tokens of the answer, how their sources are found, how the context is cut, the part of it that the
-   * minimap shows, and the segment that is hidden, as start-stop. */
-  first: number | null;
-  end: number | null;
-  via: string | null;
-  cut: string | null;
-  low: number | null;
-  high: number | null;
-  hide: string | null;
 }
 
 /** Change some fields of the state; `step` false replaces the entry of the browser's history instead of adding one. */

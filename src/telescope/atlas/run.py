@@ -118,7 +118,7 @@ def atlas(
     if out is None and share.count > 1 and not share.together:
         raise ValueError("several processes join their results in a folder that all of them see; pass it as out=")
     settings = {
-        "model": fingerprint(model),
+        "model": _fingerprint(model),
         "texts": corpus.describe(),
         "layers": repr(layers),
         "length": length,
@@ -368,16 +368,13 @@ def _check_length(model: nn.Module, length: int | None) -> int:
     return length
 
 
-def fingerprint(model: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Any]:
-    """Return the class of a model, its number of parameters, and a checksum of some of its weights.
-
-    With a dtype, the checksum is that of the weights rounded to it: of the same model in another precision.
-    """
+def _fingerprint(model: nn.Module) -> dict[str, Any]:
+    """Return the class of a model, its number of parameters, and a checksum of some of its weights."""
     checksum, count = 0, 0
     for name, parameter in model.named_parameters():
         count += parameter.numel()
         local = getattr(parameter, "_local_tensor", parameter).detach()
-        some = local.reshape(-1)[:64].to(dtype or local.dtype).float().cpu() if not local.is_meta else torch.zeros(0)
+        some = local.reshape(-1)[:64].float().cpu() if not local.is_meta else torch.zeros(0)
         checksum = crc32(name.encode() + some.numpy().tobytes(), checksum)
     return {"class": type(model).__name__, "parameters": count, "checksum": checksum}
 
@@ -390,3 +387,6 @@ def _input_device(model: nn.Module) -> torch.device:
 
 def _first_line(problem: Exception) -> str:
     return (str(problem).strip().split("\n")[0] or type(problem).__name__)[:200]
+
+
+fingerprint = _fingerprint  # for those who look for the model of an atlas

@@ -40,12 +40,7 @@ EXAMPLES = {
         "watch --model shakespeare --text play.txt",
         "watch --model DIR --text book.txt --tokens 4096 --keep queries-keys --out run.telescope",
     ),
-    "serve": _examples(
-        "serve --open",
-        "serve run.telescope --open",
-        "serve atlas --model DIR --open",
-        "serve --model runs/mine --port 8000",
-    ),
+    "serve": _examples("serve --open", "serve run.telescope --open", "serve --model runs/mine --port 8000"),
     "doctor": _examples("doctor", "doctor --all --json"),
     "new recipe": _examples(
         "new recipe translate mine.toml --train pairs.tsv",

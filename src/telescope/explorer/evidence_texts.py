@@ -15,7 +15,7 @@ from ..models import Model
 from ..recording.heads import HABITS
 from .requests import Refusal, bad_parameter, not_kept, unknown
 
-DTYPES = (None, torch.bfloat16, torch.float16)  # in which the model may have been read
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # in which the model may have been read
 FIELDS = {"atlas", "l", "h", "habit", "rank"}
 
 
@@ -50,17 +50,24 @@ def find_model(atlas: Atlas, names: list[str], open_model: Callable[[str], Model
             model = open_model(name)
         except Refusal:
             continue
-        if any(fingerprint(model, dtype) == wanted for dtype in DTYPES):
-            return name
-        size = sum(parameter.numel() for parameter in model.parameters())
-        if size == wanted.get("parameters") and type(model).__name__ != wanted.get("class"):
+        if sum(parameter.numel() for parameter in model.parameters()) != wanted.get("parameters"):
+            continue
+        if type(model).__name__ != wanted.get("class"):
             of_the_size.append(name)
+        elif any(fingerprint(_rounded(model, dtype)) == wanted for dtype in DTYPES):
+            return name
     if len(of_the_size) == 1:
         return of_the_size[0]
     raise not_kept(
         f"the model of this atlas, a {wanted.get('class')} with {wanted.get('parameters', 0):,} parameters, is not "
         "here: telescope serve ATLAS --model FOLDER opens it"
     )
+
+
+def _rounded(model: Model, dtype: torch.dtype) -> Any:
+    """Return an object with the class name of a model, and its weights in another precision, one at a time."""
+    named = lambda self: ((name, weight.detach().to(dtype)) for name, weight in model.named_parameters())  # noqa: E731
+    return type(type(model).__name__, (), {"named_parameters": named})()
 
 
 def read_evidence(atlas: Atlas, evidence: Evidence, model: Model) -> tuple[str, bool]:
