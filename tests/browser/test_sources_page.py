@@ -97,7 +97,7 @@ def test_a_gpt_shows_the_next_word(asked):
     tab = asked.open("sources", run)
     assert tab.locator(".answer-words .unread[aria-pressed=true]").count() == 1
     tab.get_by_role("button", name="hide this one").first.click()
-    tab.get_by_text("next, before").wait_for()
+    tab.get_by_text("it goes on").wait_for()
     asked.settled()
     asked.assert_quiet()
 

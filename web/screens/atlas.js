@@ -19,8 +19,7 @@ export function AtlasScreen(props) {
   /** @type {string[]} */
   const names = (list.value?.atlases ?? []).map((/** @type {AtlasAnswer} */ one) => one.atlas);
   return html`<h2>Every head of a model</h2>
-    <p class="lede">Each mark is a head, measured over a corpus. Its shape and colour are its kind: the habit that takes most of its weight. Choose one to see where it looks, and the texts in which it does so the most.</p>
-    <div class="row atlas-bar">
+    <p class="lede">Each mark is a head, measured over a corpus. Its shape and colour are its kind: the habit that takes most of its weight. Choose one to see where it looks, and the texts in which it does so the most.</p><div class="row atlas-bar">
       ${names.length > 1 && html`<${Choice} label="atlas" value=${state.atlas} options=${names} pick=${(/** @type {string} */ name) => go({ atlas: name, other: name === state.other ? null : state.other })} />`}
       ${names.length > 1 && html`<${Choice} label="beside" value=${state.other ?? ""} options=${["", ...names.filter((name) => name !== state.atlas)]} none="no other" pick=${(/** @type {string} */ name) => go({ other: name || null })} />`}
       <span class="segments" role="group" aria-label="scatter or grid">
@@ -111,18 +110,15 @@ function Compared({ before, after, answers, chosen, choose }) {
     answers,
     `atlases/${encodeURIComponent(before.atlas)}/compare/${encodeURIComponent(after.atlas)}`,
   );
-  return html`<h3 class="changed-most">What changed the most, from ${visible(before.atlas)} to ${visible(after.atlas)}</h3>
-    <${Answered} answer=${found}>${(
-      /** @type {{heads: HeadChange[]}} */ value,
-    ) => html`<div class="scroller compared-heads" tabindex="0" role="region" aria-label="heads that changed the most"><table class="habits">
-      <thead><tr><th scope="col" class="name">head</th><th scope="col" class="name">kind</th><th scope="col" class="name">habit</th><th scope="col">before</th><th scope="col">after</th><th scope="col">change</th><th scope="col" title="in units of its standard error; below 3 it may be chance">errors</th><th scope="col" title="the share of the weight that went to other distances">moved</th></tr></thead>
-      <tbody>${value.heads.slice(0, ROWS).map((one) => {
-        const same = one.kind_before === one.kind_after;
-        const head = before.heads.find((each) => each.layer === one.layer && each.head === one.number);
-        return html`<tr key=${`${one.layer}/${one.number}`} class=${head === chosen ? "a" : ""}><td class="name"><button type="button" onClick=${() => head && choose(head)}>${visible(one.layer)}, head ${one.number}</button></td>
-          <td class="name"><${Mark} kind=${one.kind_before} /> ${one.kind_before}${same ? "" : html` → <${Mark} kind=${one.kind_after} /> ${one.kind_after}`}</td><td class="name">${one.habit}</td>
-          <td title=${full(one.before)}>${percent(one.before)}</td><td title=${full(one.after)}>${percent(one.after)}</td><td class=${Math.abs(one.errors ?? 0) >= 3 ? "much" : ""} title=${full(one.change)}>${one.change > 0 ? "+" : one.change < 0 ? "−" : ""}${percent(Math.abs(one.change))}</td>
-          <td title=${full(one.errors)}>${short(one.errors, 3)}</td><td title=${full(one.moved)}>${percent(one.moved)}</td></tr>`;
-      })}</tbody></table></div>
+  return html`<h3 class="changed-most">What changed the most, from ${visible(before.atlas)} to ${visible(after.atlas)}</h3><${Answered} answer=${found}>${(
+    /** @type {{heads: HeadChange[]}} */ value,
+  ) => html`<div class="scroller compared-heads" tabindex="0" role="region" aria-label="heads that changed the most"><table class="habits">
+      <thead><tr><th scope="col" class="name">head</th><th scope="col" class="name">kind</th><th scope="col" class="name">habit</th><th scope="col">before</th><th scope="col">after</th><th scope="col">change</th><th scope="col" title="in units of its standard error; below 3 it may be chance">errors</th><th scope="col" title="the share of the weight that went to other distances">moved</th></tr></thead><tbody>${value.heads
+        .slice(0, ROWS)
+        .map((one) => {
+          const same = one.kind_before === one.kind_after;
+          const head = before.heads.find((each) => each.layer === one.layer && each.head === one.number);
+          return html`<tr key=${`${one.layer}/${one.number}`} class=${head === chosen ? "a" : ""}><td class="name"><button type="button" onClick=${() => head && choose(head)}>${visible(one.layer)}, head ${one.number}</button></td><td class="name"><${Mark} kind=${one.kind_before} /> ${one.kind_before}${same ? "" : html` → <${Mark} kind=${one.kind_after} /> ${one.kind_after}`}</td><td class="name">${one.habit}</td><td title=${full(one.before)}>${percent(one.before)}</td><td title=${full(one.after)}>${percent(one.after)}</td><td class=${Math.abs(one.errors ?? 0) >= 3 ? "much" : ""} title=${full(one.change)}>${one.change > 0 ? "+" : one.change < 0 ? "−" : ""}${percent(Math.abs(one.change))}</td><td title=${full(one.errors)}>${short(one.errors, 3)}</td><td title=${full(one.moved)}>${percent(one.moved)}</td></tr>`;
+        })}</tbody></table></div>
       ${value.heads.length > ROWS && html`<p class="soft">The first ${ROWS} of ${count(value.heads.length)} heads; <code>telescope compare</code> prints all.</p>`}`}<//>`;
 }

@@ -21,10 +21,8 @@ export function AtlasHead({ atlas, l, h, titled, ...props }) {
   return html`<section class="card atlas-head" aria-label=${`one head of ${atlas.atlas}`}>
     <${Answered} answer=${found}>${(
       /** @type {AtlasHeadAnswer} */ value,
-    ) => html`<h3>${titled ? html`<span class="soft">${visible(atlas.atlas)}</span> ` : ""}<${Mark} kind=${value.kind} /> ${visible(value.layer)}, head ${value.head} <span class="soft">${value.kind}</span></h3>
-      <${Habits} atlas=${atlas} head=${value} />
-      <div class="profiles"><${AveragedMap} maps=${value.maps} sizes=${atlas.maps} /><div><${Bars} title="weight by distance" profile=${value.profiles.distance} /><${Bars} title="weight by kind of token" profile=${value.profiles.class} /></div></div>
-      <${Texts} ...${props} atlas=${atlas} head=${value} l=${l} />`}<//>
+    ) => html`<h3>${titled ? html`<span class="soft">${visible(atlas.atlas)}</span> ` : ""}<${Mark} kind=${value.kind} /> ${visible(value.layer)}, head ${value.head} <span class="soft">${value.kind}</span></h3><${Habits} atlas=${atlas} head=${value} />
+      <div class="profiles"><${AveragedMap} maps=${value.maps} sizes=${atlas.maps} /><div><${Bars} title="weight by distance" profile=${value.profiles.distance} /><${Bars} title="weight by kind of token" profile=${value.profiles.class} /></div></div><${Texts} ...${props} atlas=${atlas} head=${value} l=${l} />`}<//>
   </section>`;
 }
 
@@ -32,13 +30,12 @@ export function AtlasHead({ atlas, l, h, titled, ...props }) {
 function Habits({ atlas, head }) {
   const habits = Object.keys(atlas.habit_keys).filter((habit) => head[habit] !== null);
   const numbers = ["entropy", "spread", "largest_logit"].filter((name) => typeof head[name] === "number");
-  return html`<table class="ledger head-habits"><caption class="hidden">the share of the weight on each kind of key</caption>
-    <thead class="hidden"><tr><th scope="col">habit</th><th scope="col">share</th><th scope="col">as a bar</th></tr></thead>
-    <tbody>${habits.map((habit) => {
+  return html`<table class="ledger head-habits"><caption class="hidden">the share of the weight on each kind of key</caption><thead class="hidden"><tr><th scope="col">habit</th><th scope="col">share</th><th scope="col">as a bar</th></tr></thead><tbody>${habits.map(
+    (habit) => {
       const [low, high] = [head[`${habit}.q5%`], head[`${habit}.q95%`]].map((x) => 100 * Number(x ?? 0));
-      return html`<tr class=${head[habit] >= atlas.clear ? "chosen" : ""} title=${`the share on ${atlas.habit_keys[habit]}; from 5 to 95 % of the texts: ${percent(low / 100)} to ${percent(high / 100)}`}><td>${habit}</td><td class="now" title=${full(head[habit])}>${percent(head[habit])}</td>
-      <td class="share"><svg class="meter" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true"><rect y="1" height="8" width=${Math.max(0.3, 100 * head[habit])} fill="var(--bar)" /><rect x=${low} y="4.4" height="1.2" width=${Math.max(0.2, high - low)} fill="var(--ink)" /></svg></td></tr>`;
-    })}</tbody></table>
+      return html`<tr class=${head[habit] >= atlas.clear ? "chosen" : ""} title=${`the share on ${atlas.habit_keys[habit]}; from 5 to 95 % of the texts: ${percent(low / 100)} to ${percent(high / 100)}`}><td>${habit}</td><td class="now" title=${full(head[habit])}>${percent(head[habit])}</td><td class="share"><svg class="meter" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true"><rect y="1" height="8" width=${Math.max(0.3, 100 * head[habit])} fill="var(--bar)" /><rect x=${low} y="4.4" height="1.2" width=${Math.max(0.2, high - low)} fill="var(--ink)" /></svg></td></tr>`;
+    },
+  )}</tbody></table>
     <p class="soft head-numbers">${numbers.map((name) => html`<span>${name.replace(/_/g, " ")} <b class="figures" title=${full(head[name])}>${short(head[name], 3)}</b></span> `)} <span>The line in a bar spans 5 to 95 % of the texts.</span></p>`;
 }
 
@@ -71,8 +68,7 @@ function AveragedMap({ maps, sizes }) {
     if (rows) paint(canvas.current, rows, (x) => paletteColour(PALETTES.viridis, Math.sqrt(x)));
   }, [rows]);
   if (!rows) return html`<p class="soft">No text has 32 tokens, so there is no averaged map.</p>`;
-  return html`<figure class="averaged"><canvas ref=${canvas} role="img" aria-label="averaged map: queries down, keys across"></canvas>
-    <figcaption class="soft">averaged map: queries down, keys across. ${lengths.length > 1 ? html`<label class="labelled">up to <select value=${length} onChange=${(/** @type {any} */ event) => setChosen(event.currentTarget.value)}>${lengths.map((one) => html`<option value=${one} selected=${one === length}>${one} tokens, ${count(sizes[one])} texts</option>`)}</select></label>` : html`${count(sizes[length])} texts of up to ${length} tokens.`}</figcaption></figure>`;
+  return html`<figure class="averaged"><canvas ref=${canvas} role="img" aria-label="averaged map: queries down, keys across"></canvas><figcaption class="soft">averaged map: queries down, keys across. ${lengths.length > 1 ? html`<label class="labelled">up to <select value=${length} onChange=${(/** @type {any} */ event) => setChosen(event.currentTarget.value)}>${lengths.map((one) => html`<option value=${one} selected=${one === length}>${one} tokens, ${count(sizes[one])} texts</option>`)}</select></label>` : html`${count(sizes[length])} texts of up to ${length} tokens.`}</figcaption></figure>`;
 }
 
 /**
@@ -105,8 +101,7 @@ function Texts({ atlas, head, l, state, go, transport }) {
       (
         text,
         rank,
-      ) => html`<li key=${`${text.text}/${text.first}`}><p class="excerpt">${clipped(text.excerpt.replace(/\s+/g, " "), 150)}</p>
-      <div class="row"><b class="figures" title=${full(text.share)}>${percent(text.share)}</b><span class="soft">${clipped(text.source.split("/").at(-1) ?? "", 28)}${text.line ? `, line ${count(text.line)}` : ""}, ${count(text.tokens)} tokens</span>
+      ) => html`<li key=${`${text.text}/${text.first}`}><p class="excerpt">${clipped(text.excerpt.replace(/\s+/g, " "), 150)}</p><div class="row"><b class="figures" title=${full(text.share)}>${percent(text.share)}</b><span class="soft">${clipped(text.source.split("/").at(-1) ?? "", 28)}${text.line ? `, line ${count(text.line)}` : ""}, ${count(text.tokens)} tokens</span>
         ${transport.send && ["walk", "map"].map((screen) => html`<button type="button" class="button small" disabled=${busy !== null} onClick=${() => open(rank, screen)}>${busy === `${rank}${screen}` ? "opening…" : screen === "walk" ? "Walk" : "Map"}</button>`)}</div></li>`,
     )}</ol>`;
 }

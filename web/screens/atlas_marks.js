@@ -19,5 +19,7 @@ export const KIND_MARKS = {
 };
 
 /** @param {{kind: string}} props */
-export const Mark = ({ kind }) =>
-  html`<svg class=${`kind-mark of-${kind}`} viewBox="-1.25 -1.25 2.5 2.5" width="14" height="14" aria-hidden="true"><path d=${(KIND_MARKS[kind] ?? KIND_MARKS.mixed).path} fill="currentColor" /></svg>`;
+export function Mark({ kind }) {
+  const { path, light, dark } = KIND_MARKS[kind] ?? KIND_MARKS.mixed;
+  return html`<svg class="kind-mark" viewBox="-1.2 -1.2 2.4 2.4" width="14" height="14" aria-hidden="true"><path d=${path} style=${{ fill: `light-dark(${light}, ${dark})` }} /></svg>`;
+}

@@ -52,21 +52,19 @@ export function AtlasPicture({ atlas, chosen, choose, ticks, state, root, theme 
     event.preventDefault();
     event.stopPropagation();
     const shown = placed.filter(({ head }) => !state.only || head.kind === state.only);
-    const next = grid ? besideInGrid(shown, own, arrow) : besideInScatter(shown, own, arrow);
+    const next = neighbour(shown, own, arrow, grid);
     if (next) choose(next.head);
   };
   const said = hover ?? own?.head ?? null;
   const missing = atlas.heads.length - placed.length;
-  return html`<figcaption><b>${visible(atlas.atlas)}</b> <span class="soft">${atlas.model ?? "a model"}: ${count(atlas.heads.length)} heads, ${count(atlas.texts)} texts, ${count(atlas.tokens)} tokens${atlas.skipped ? `, ${count(atlas.skipped)} texts skipped` : ""}</span></figcaption>
-    <div class="atlas-canvas" ref=${frame} role="application" tabindex="0" aria-roledescription="chart of heads" onKeyDown=${pressKey}
+  return html`<figcaption><b>${visible(atlas.atlas)}</b> <span class="soft">${atlas.model ?? "a model"}: ${count(atlas.heads.length)} heads, ${count(atlas.texts)} texts, ${count(atlas.tokens)} tokens${atlas.skipped ? `, ${count(atlas.skipped)} texts skipped` : ""}</span></figcaption><div class="atlas-canvas" ref=${frame} role="application" tabindex="0" aria-roledescription="chart of heads" onKeyDown=${pressKey}
       style=${grid ? { height: `${gridHeight(atlas, size?.width ?? 600)}px` } : {}}
-      aria-label=${`${count(atlas.heads.length)} heads ${grid ? "by layer and number" : `by ${state.col} and ${state.row}`}; arrow keys go from head to head. Chosen: ${own ? describe(own.head, state, atlas) : "none"}`}
+      aria-label=${`${count(atlas.heads.length)} heads; arrow keys go from head to head`}
       onPointerMove=${(/** @type {PointerEvent} */ event) => setHover(nearest(event))} onPointerLeave=${() => setHover(null)}
       onClick=${(/** @type {MouseEvent} */ event) => {
         const head = nearest(event);
         if (head) choose(head);
-      }}><canvas ref=${canvas} data-picture="atlas"></canvas></div>
-    <p class="atlas-said" aria-live="polite">${said ? describe(said, state, atlas) : ""}${missing > 0 && !grid ? html` <span class="soft">${count(missing)} heads have no such number.</span>` : ""}</p>`;
+      }}><canvas ref=${canvas} data-picture="atlas"></canvas></div><p class="atlas-said" aria-live="polite">${said ? describe(said, state, atlas) : ""}${missing > 0 && !grid ? html` <span class="soft">${count(missing)} heads have no such number.</span>` : ""}</p>`;
 }
 
 /** @type {(head: HeadOfAtlas, state: State, atlas: AtlasAnswer) => string} */
@@ -119,20 +117,18 @@ function gridPlaces(atlas, { width }) {
   }));
 }
 
-/** @type {(shown: Placed[], own: Placed | undefined, arrow: number[]) => Placed | undefined} */
-function besideInGrid(shown, own, [dx, dy]) {
+/**
+ * The next head in a direction: of a grid the one beside it, of a scatter the next in the order of that axis.
+ * @type {(shown: Placed[], own: Placed | undefined, arrow: number[], grid: boolean) => Placed | undefined}
+ */
+function neighbour(shown, own, [dx, dy], grid) {
   if (!own) return shown[0];
   /** @type {(one: Placed) => number} */
   const ahead = (one) => dx * (one.x - own.x) + dy * (one.y - own.y);
   /** @type {(one: Placed) => number} */
-  const aside = (one) => Math.abs(dx * (one.y - own.y)) + Math.abs(dy * (one.x - own.x));
-  return shown.filter((one) => ahead(one) > 0.5).sort((a, b) => aside(a) - aside(b) || ahead(a) - ahead(b))[0];
-}
-
-/** The next head to the left or right, or up or down, in the order of that axis. @type {(shown: Placed[], own: Placed | undefined, arrow: number[]) => Placed | undefined} */
-function besideInScatter(shown, own, [dx, dy]) {
-  const order = [...shown].sort((a, b) => (dx ? a.x - b.x : a.y - b.y));
-  return own ? order[order.indexOf(own) + dx + dy] : order[0];
+  const aside = (one) => (grid ? Math.abs(dx * (one.y - own.y)) + Math.abs(dy * (one.x - own.x)) : 0);
+  const found = shown.filter((one) => ahead(one) > 0);
+  return found.sort((a, b) => aside(a) - aside(b) || ahead(a) - ahead(b))[0];
 }
 
 /**

@@ -12,13 +12,13 @@ const WINDOW = 400; // tokens of a long text that are shown
 
 const SLOW = 20_000; // tokens from which on a rollout takes long
 
-/** What each `how` is called, and what it asks. @type {Record<string, [string, string]>} */
+/** What each `how` asks. @type {Record<string, string>} */
 const HOWS = {
-  weights: ["weights", "Where do the heads look while they write it?"],
-  carried: ["carried", "How much do the heads carry over from there: the weight times the length of the vector?"],
-  rollout: ["rollout", "Where do the heads look, followed through all layers?"],
-  gradient: ["gradient", "Where would a small change of the weight change the probability?"],
-  hidden: ["hidden", "How much less likely is it if the model cannot see this part?"],
+  weights: "Where do the heads look while they write it?",
+  carried: "What do the heads carry over: weight times length of the vector?",
+  rollout: "Where do the heads look, followed through all layers?",
+  gradient: "Where would a small change of the weight change the probability?",
+  hidden: "How much less likely is it if the model cannot see this part?",
 };
 
 /** @type {Record<string, string>} */
@@ -36,9 +36,11 @@ export function Sources(props) {
   const at = state.first === null ? undefined : Math.floor(state.first / 256) * 256 + 128;
   const found = useAnswer(answers, `runs/${run.run}/answer`, { at });
   return html`<h2>Where an answer comes from</h2>
-    <p class="lede">Choose words of the answer: the parts of the text that they come from light up. Then hide a part, and see what the model writes without it.</p>
-    <${Answered} answer=${found}>${(/** @type {AnswerOfRun} */ value) => (value.why === null ? html`<${Asked} asked=${value} ...${props} />` : html`<p class="failure" role="status">${sentence(value.why)}</p>`)}<//>`;
+    <p class="lede">Choose words of the answer: the parts of the text that they come from light up. Hide a part, and see what the model writes without it.</p><${Answered} answer=${found}>${(/** @type {AnswerOfRun} */ value) => (value.why === null ? html`<${Asked} asked=${value} ...${props} />` : html`<p class="failure" role="status">${sentence(value.why)}</p>`)}<//>`;
 }
+
+/** Return a class for segments of several words. @param {SourcesAnswer} value */
+const isLong = ({ by }) => (by === "words" || by === "pieces" ? "" : "long");
 
 /** @param {string} why */
 const sentence = (why) => `${why[0].toUpperCase()}${why.slice(1)}.`;
@@ -74,11 +76,10 @@ function Asked({ asked: described, ...props }) {
   const shared = { asked, value, go, state, lit, point, hidden, theme };
   return html`<div class="row from-how">
       <span class="segments" role="group" aria-label="how sources are found">
-        ${Object.keys(asked.hows).map((one) => html`<button type="button" aria-pressed=${one === how} title=${asked.hows[one] ?? HOWS[one][1]} class=${asked.hows[one] === null ? "" : "lacking"} onClick=${() => go({ via: one })}>${HOWS[one][0]}</button>`)}
+        ${Object.keys(asked.hows).map((one) => html`<button type="button" aria-pressed=${one === how} title=${asked.hows[one] ?? HOWS[one]} class=${asked.hows[one] === null ? "" : "lacking"} onClick=${() => go({ via: one })}>${one}</button>`)}
       </span>
       ${value && html`<${Cut} ...${{ value, state, go }} />`}
-    </div>
-    <p class="soft from-meaning">${HOWS[how][1]} ${how === "rollout" && asked.ends > SLOW ? "It reads every pair of tokens, which takes minutes at this length. " : ""}${value && html`<span>The number is ${value.meaning}.</span>`}</p>
+    </div><p class="soft from-meaning">${HOWS[how]} ${how === "rollout" && asked.ends > SLOW ? "It reads every pair of tokens, which takes minutes at this length. " : ""}${value && html`<span>The number is ${value.meaning}.</span>`}</p>
     ${lacks !== null && html`<p class="failure" role="status">${sentence(lacks)}</p>`}
     ${found.error && lacks === null && html`<p class="failure" role="alert">${found.error.message}</p>`}
     ${found.slow && html`<div class="progress" role="progressbar" aria-label="loading"><i></i></div>`}
@@ -94,8 +95,7 @@ function Asked({ asked: described, ...props }) {
         }
         ${lacks === null && !value && !found.error && html`<p class="waiting">${found.slow ? "computing…" : ""}</p>`}
         <section class="card" aria-label="the answer">
-          <h3>${asked.across ? "What was written" : asked.prompt === null ? "The same text, and the word after it" : "What was written after the prompt"} <span class="soft">choose one word or several</span></h3>
-          <${AnswerPicker} ...${{ asked, first, end, choose, next: !asked.across && asked.ends > 1 }} />
+          <h3>${asked.across ? "What was written" : asked.prompt === null ? "The same text, and the word after it" : "What was written after the prompt"} <span class="soft">choose one word or several</span></h3><${AnswerPicker} ...${{ asked, first, end, choose, next: !asked.across && asked.ends > 1 }} />
         </section>
         ${hidden && value && html`<${HiddenSegment} key=${state.hide} ...${{ run, answers, go, first, end, hidden, text: hiddenText(value, hidden), scroll: state.hide !== opened.current }} />`}
       </div>
@@ -145,7 +145,7 @@ function Context({ value, lit, point, hidden, theme }) {
     else segments.push({ start, stop: value.start + at + 1, score, text: token });
   });
   const strongest = value.rows.find((row) => !row.own);
-  return html`<p class=${`from-text by-${value.by}`} tabindex="0" role="group" aria-label="the context; the ranked list beside it has the same numbers">
+  return html`<p class=${`from-text ${isLong(value)}`} tabindex="0" role="group" aria-label="the context; the ranked list beside it has the same numbers">
     ${value.start > 0 && html`<span class="soft">… </span>`}
     ${segments.map((one) => {
       const isHidden = hidden && one.start >= hidden.start && one.start < hidden.stop;
@@ -166,25 +166,21 @@ function Ranked({ asked, value, go, lit, point, hidden, end, first }) {
   const most = Math.max(...value.rows.map((row) => Math.abs(row.share)), 1e-30);
   const rest = value.rows.length - rows.length + (all ? 0 : value.more);
   const answer = clipped(value.answer.join("").trim(), 28);
-  return html`<section class=${`card ranked ${value.by === "words" || value.by === "pieces" ? "" : "long"}`} aria-label="ranked segments">
-    <h3>The sources of <b class="q">${answer}</b></h3>
-    <table class="ledger"><caption class="hidden">segments of the context, the strongest first</caption>
-      <thead><tr><th scope="col">part</th><th scope="col">share</th><th scope="col" class="share"><span class="hidden">as a bar</span></th>${asked.hide === null && html`<th scope="col"><span class="hidden">hide</span></th>`}</tr></thead>
-      <tbody>${rows.map((row) => {
+  return html`<section class=${`card ranked ${isLong(value)}`} aria-label="ranked segments">
+    <h3>The sources of <b class="q">${answer}</b></h3><table class="ledger"><caption class="hidden">segments of the context, the strongest first</caption><thead><tr><th scope="col">part</th><th scope="col">share</th><th scope="col" class="share"><span class="hidden">as a bar</span></th>${asked.hide === null && html`<th scope="col"><span class="hidden">hide</span></th>`}</tr></thead><tbody>${rows.map(
+      (row) => {
         const away = hidden?.start === row.start && hidden.stop === row.stop && !row.own;
         const name = clipped(
           row.own ? "the answer itself" : row.text.trim().replace(/\s+/g, " "),
           value.by === "words" || value.by === "pieces" ? 40 : 84,
         );
         return html`<tr key=${`${row.start}`} class=${row.start === lit ? "chosen" : ""}>
-        <td>${row.own ? html`<span class="soft own-part">${name}</span>` : html`<button type="button" class="pick" title=${`tokens ${row.start} to ${row.stop - 1}`} onClick=${() => point(row)}>${name}</button>`}</td>
-        <td class="now" title=${`${full(row.share)}; score ${full(row.score)}`}>${row.share < 0 ? `−${percent(-row.share)}` : percent(row.share)}</td>
-        <td class="share"><svg class="meter" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true"><rect y="1" height="8" width=${Math.max(0.4, (100 * Math.abs(row.share)) / most)} fill=${row.share < 0 ? "var(--query)" : "var(--bar)"} /></svg></td>
+        <td>${row.own ? html`<span class="soft own-part">${name}</span>` : html`<button type="button" class="pick" title=${`tokens ${row.start} to ${row.stop - 1}`} onClick=${() => point(row)}>${name}</button>`}</td><td class="now" title=${`${full(row.share)}; score ${full(row.score)}`}>${row.share < 0 ? `−${percent(-row.share)}` : percent(row.share)}</td><td class="share"><svg class="meter" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true"><rect y="1" height="8" width=${Math.max(0.4, (100 * Math.abs(row.share)) / most)} fill=${row.share < 0 ? "var(--query)" : "var(--bar)"} /></svg></td>
         ${asked.hide === null && html`<td>${!row.own && html`<button type="button" class="button small" aria-pressed=${away} aria-label=${away ? `show ${name} again` : `hide this one: ${name}`} onClick=${() => go({ first, end, hide: away ? null : `${row.start}-${row.stop}` }, false)}>${away ? "show" : "hide"}</button>`}</td>`}
       </tr>`;
-      })}</tbody></table>
+      },
+    )}</tbody></table>
     ${rest > 0 && html`<p><button type="button" class="button small" onClick=${() => setAll(true)} disabled=${all}>${count(Math.min(rest, value.rows.length - RANKED))} more</button></p>`}
     ${all && value.more > 0 && html`<p class="soft">${count(value.more)} more have smaller shares.</p>`}
-    <p class="soft from-note">${value.rows.some((row) => row.share < 0) ? "Orange counts against the answer. " : ""}${asked.hide === null ? "Hide one: the model runs again without it." : sentence(asked.hide)}</p>
-  </section>`;
+    <p class="soft from-note">${value.rows.some((row) => row.share < 0) ? "Orange counts against the answer. " : ""}${asked.hide === null ? "Hide one: the model runs again without it." : sentence(asked.hide)}</p></section>`;
 }

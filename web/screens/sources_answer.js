@@ -54,10 +54,8 @@ export function AnswerPicker({ asked, first, end, choose, next }) {
           onPointerDown=${(/** @type {PointerEvent} */ event) => !event.shiftKey && setAnchor(word.at)}>${visible(word.text.trim())}</button>`,
       )}
       ${after > 0 && html`<button type="button" class="soft" aria-label=${`the ${count(after)} tokens after`} onClick=${() => choose([asked.start + asked.tokens.length, asked.start + asked.tokens.length + 1])}>…</button>`}
-    </div>
-    <div class="row spread-words">
-      <button type="button" class="button small" disabled=${low === 0} onClick=${() => select(low - 1, high)}>+ the word before</button>
-      <button type="button" class="button small" disabled=${high >= words.length - 1} onClick=${() => select(low, high + 1)}>+ the word after</button>
+    </div><div class="row spread-words">
+      <button type="button" class="button small" disabled=${low === 0} onClick=${() => select(low - 1, high)}>+ the word before</button><button type="button" class="button small" disabled=${high >= words.length - 1} onClick=${() => select(low, high + 1)}>+ the word after</button>
       ${asked.across && html`<button type="button" class="button small" onClick=${() => select(0, lastOfText(words))}>the whole answer</button>`}
     </div>`;
 }

@@ -42,10 +42,8 @@ export function Minimap({ value, state, go, root, theme, setCentre }) {
     }, SETTLES);
   };
   const scene = view && box ? { view, info, box } : null;
-  const pressed = useRef(/** @type {View | null} */ (null));
   /** A click shows the text there; a drag moves the view. @type {(i: number, j: number, now?: boolean) => void} */
   const point = (_, j, now) => {
-    if (now) pressed.current = view;
     if (now && j >= 0 && j < value.n) setCentre(j);
   };
   const pointers = useGestures({ frame, scene, move, point, overview: () => null });
@@ -67,17 +65,7 @@ export function Minimap({ value, state, go, root, theme, setCentre }) {
   const [low, high] = view && box ? viewRange(view, info, box) : [0, value.n];
   return html`<div class="minimap" ref=${frame} role="application" tabindex="0" aria-roledescription="minimap" onKeyDown=${pressKey} ...${pointers}
       aria-label=${`scores of ${count(value.n)} tokens; arrows move, plus and minus zoom, Home shows all, Enter shows the text in the middle`}>
-      <canvas ref=${canvas} data-picture="sources"></canvas></div>
-    <div class="row minimap-bar"><span class="soft figures">tokens ${count(low)} to ${count(high - 1)} of ${count(value.n)}; the text below is ${count(value.start)} to ${count(value.stop - 1)}</span>
-      <span class="row"><button type="button" class="button small" aria-label="zoom in" onClick=${() => view && box && move(zoomAt(view, info, box, 1, xOf(value, view, info, box), 0))}>+</button>
-      <button type="button" class="button small" aria-label="zoom out" onClick=${() => view && box && move(zoomAt(view, info, box, -1, box.width / 2, 0))}>−</button>
-      <button type="button" class="button small" onClick=${() => box && move(rangeView(0, value.n, box))}>all</button></span></div>`;
-}
-
-/** The pixel of the text that is shown, if it is visible, else the middle: zooming in keeps it in place. @type {(value: SourcesAnswer, view: View, info: MapInfo, box: Box) => number} */
-function xOf(value, view, info, box) {
-  const [x] = toPixel(view, info, box, (value.start + value.stop) / 2, 0);
-  return x >= 0 && x <= box.width ? x : box.width / 2;
+      <canvas ref=${canvas} data-picture="sources"></canvas></div><div class="row minimap-bar"><span class="soft figures">tokens ${count(low)} to ${count(high - 1)} of ${count(value.n)}; the text below is ${count(value.start)} to ${count(value.stop - 1)}</span><span class="row"><button type="button" class="button small" aria-label="zoom in" onClick=${() => view && box && move(zoomAt(view, info, box, 1, box.width / 2, 0))}>+</button><button type="button" class="button small" aria-label="zoom out" onClick=${() => view && box && move(zoomAt(view, info, box, -1, box.width / 2, 0))}>−</button><button type="button" class="button small" onClick=${() => box && move(rangeView(0, value.n, box))}>all</button></span></div>`;
 }
 
 /** @type {(low: number, high: number, box: Box) => View} */

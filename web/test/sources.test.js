@@ -1,15 +1,21 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { commonWords } from "../screens/sources_hidden.js";
+import { newWords } from "../screens/sources_hidden.js";
 import { parseState, statePath } from "../state.js";
 
-test("the words that two answers share are those of the longest common sequence", () => {
-  const [before, after] = ["Ich legte mein Geld in die Bank.", "Ich legte mein Geld in das."].map((text) =>
-    text.split(" "),
+test("the words that the old answer does not have are new", () => {
+  const marked = (before, after) =>
+    newWords(before, after)
+      .filter(([, isNew]) => isNew)
+      .map(([text]) => text);
+  assert.deepEqual(marked("Ich legte mein Geld in die Bank.", "Ich legte mein Geld in das."), ["das."]);
+  assert.deepEqual(marked("a b", "a\n b"), []);
+  assert.equal(
+    newWords("a", "b  c\nd")
+      .map(([text]) => text)
+      .join(""),
+    "b  c\nd",
   );
-  assert.deepEqual([...commonWords(before, after)], [0, 1, 2, 3, 4]);
-  assert.deepEqual([...commonWords(["a", "b", "c"], ["c", "a", "c"])], [1, 2]);
-  assert.deepEqual([...commonWords([], ["a"])], []);
 });
 
 test("the address of an atlas leads back to the same state", () => {
