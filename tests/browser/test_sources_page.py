@@ -98,6 +98,7 @@ def test_a_gpt_shows_the_next_word(asked):
     assert tab.locator(".answer-words .unread[aria-pressed=true]").count() == 1
     tab.get_by_role("button", name="hide this one").first.click()
     tab.get_by_text("it goes on").wait_for()
+    assert "␣" not in tab.locator(".wrote-now").inner_text()
     asked.settled()
     asked.assert_quiet()
 

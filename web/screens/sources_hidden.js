@@ -41,7 +41,7 @@ function Compared({ found, gpt }) {
 function Changed({ before, after }) {
   if (after === null) return html`<span class="soft">it cannot write with this part hidden</span>`;
   if (after === "") return html`<span class="soft">nothing</span>`;
-  return html`${newWords(before, after).map(([text, isNew]) => (isNew ? html`<mark>${visible(text)}</mark>` : visibleLines(text)))}`;
+  return html`${newWords(before, after).map(([text, isNew]) => (isNew ? html`<mark>${visible(text)}</mark>` : text.trim() ? visible(text) : text.includes("\n") ? "\n" : " "))}`;
 }
 
 /**
