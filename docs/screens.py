@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import torch
 import uvicorn
 from playwright.sync_api import sync_playwright
 
+import telescope
 from telescope.explorer.api import Api
 from telescope.explorer.app import app
 from telescope.explorer.guard import Guard
@@ -33,6 +35,7 @@ By chance or nature's changing course untrimm'd;
 But thy eternal summer shall not fade,
 Nor lose possession of that fair thou ow'st;
 """
+PLAYERS = ("ROMEO:", "KING:", "First Citizen:", "JULIET:")
 MONEY = "I put my money in the bank."
 PROMPT = "To be, or not to"
 LESSONS: list[tuple[str, str, dict[str, Any]]] = [
@@ -61,6 +64,9 @@ def pictures(library: Library, translator: str, writer: str, folder: Path) -> No
         "what-if": ("light", f"/s/{money.name}/walk", {"kind": "cross", "edits": "sum"}),
         **{f"lesson-{name}": ("light", path, {"card": name, "at": 0} | state) for name, path, state in LESSONS},
     }
+    add_atlas(library, writer)
+    views["sources"] = ("light", f"/s/{money.name}/sources", {"first": 8, "end": 10, "hide": "6-8"})
+    views["atlas"] = ("light", "/atlas/plays", {})
     folder.mkdir(exist_ok=True)
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(
@@ -77,6 +83,15 @@ def pictures(library: Library, translator: str, writer: str, folder: Path) -> No
             page.screenshot(path=folder / f"{screen}.png", full_page=True, clip=clip)
             page.close()
         chromium.close()
+
+
+def add_atlas(library: Library, writer: str) -> None:
+    """Add the atlas of a GPT over sixteen texts of its own."""
+    model = telescope.load(writer, dtype=torch.float32)
+    players = PLAYERS * 4
+    written = telescope.decoding.generate(model, players, max_new_tokens=110, temperature=0.8, seed=1)
+    plays = [player + one.text for player, one in zip(players, written, strict=True)]
+    library.atlases.add("plays", telescope.atlas(model, plays))
 
 
 def serve(library: Library) -> int:

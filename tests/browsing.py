@@ -16,7 +16,7 @@ from telescope.explorer.app import app  # noqa: E402
 from telescope.explorer.guard import Guard  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-SCREENS = ("walk", "heads", "geometry", "alignment", "map")
+SCREENS = ("walk", "heads", "geometry", "alignment", "map", "sources")
 TOKEN = "only-for-tests"
 SENTENCES = ("Good morning.", "How are you?", "I am tired.")
 

@@ -11,11 +11,13 @@ import { useKeys } from "./parts/use_keys.js";
 import { html, render, useCallback, useEffect, useMemo, useRef, useState } from "./preact.js";
 import { NOTHING_CHOSEN } from "./run_source.js";
 import { SaveMenu } from "./saving/menu.js";
+import { AtlasScreen } from "./screens/atlas.js";
 import { Alignment } from "./screens/alignment.js";
 import { Geometry } from "./screens/geometry.js";
 import { Heads } from "./screens/heads.js";
 import { MapScreen } from "./screens/map.js";
 import { OutputScreen } from "./screens/output.js";
+import { Sources } from "./screens/sources.js";
 import { Variance } from "./screens/variance.js";
 import { Walk } from "./screens/walk.js";
 import { SCREENS, statePath } from "./state.js";
@@ -30,6 +32,7 @@ const VIEWS = {
   geometry: { View: Geometry, title: "Geometry", needs: "geometry" },
   alignment: { View: Alignment, title: "Alignment", needs: "alignment" },
   map: { View: MapScreen, title: "Map", needs: "tiles" },
+  sources: { View: Sources, title: "Sources", needs: null },
   output: { View: OutputScreen, title: "Output", needs: null },
   variance: { View: Variance, title: "Why √d", needs: null },
 };
@@ -110,9 +113,11 @@ function App({ root, transport, store }) {
     <${LessonBar} ...${{ state, run, go, answers, transport }} />
     <main class="inside screen">
       ${
-        !state.run
-          ? html`<${Landing} ...${{ go, answers, transport, onSent, runs: runs.value?.runs ?? [] }} />`
-          : html`<${Answered} answer=${answer}>${(/** @type {Run} */ value) => (value.run === state.run ? html`<${Screen} run=${value} ...${shared} />` : null)}<//>`
+        state.atlas
+          ? html`<${AtlasScreen} ...${{ state, go, answers, transport, root, theme }} />`
+          : !state.run
+            ? html`<${Landing} ...${{ go, answers, transport, onSent, runs: runs.value?.runs ?? [] }} />`
+            : html`<${Answered} answer=${answer}>${(/** @type {Run} */ value) => (value.run === state.run ? html`<${Screen} run=${value} ...${shared} />` : null)}<//>`
       }
     </main>
     <footer class="inside foot">
@@ -126,13 +131,17 @@ const STARTING = new Set(["walk", "heads"]);
 /** @type {(transport: Transport, go: Go) => (event: Event) => void} */
 const openHome = (transport, go) => (event) => {
   event.preventDefault();
-  if (transport.canRun) go({ run: null, card: null, at: null });
+  if (transport.canRun) go({ run: null, atlas: null, card: null, at: null });
 };
 
 /** @type {(screen: string, run: Run | null, state: State) => boolean} */
 const isOffered = (screen, run, state) =>
   screen === state.screen ||
-  (screen === "output" ? Boolean(run?.output) : screen === "variance" ? run?.kind === "example" : true);
+  (screen === "output"
+    ? Boolean(run?.output)
+    : screen === "variance" || screen === "sources"
+      ? (run?.kind === "example") === (screen === "variance")
+      : true);
 
 /** @param {{screen: string, run: Run | null, state: State, go: Go}} props */
 function Tab({ screen, run, state, go }) {
@@ -274,7 +283,7 @@ function Tools({ toggleTheme, theme, ...rest }) {
   useKeys(root, ({ key }) => {
     if (key === "?") setHelp(true);
     else if (key === "t") toggleTheme();
-    else if (run && /^[1-7]$/.test(key)) {
+    else if (run && /^[1-8]$/.test(key)) {
       const offered = SCREENS.filter((screen) => isOffered(screen, run, state));
       if (!offered[Number(key) - 1]) return false;
       go({ screen: offered[Number(key) - 1] });

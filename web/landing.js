@@ -8,6 +8,9 @@ import { captionState, NOTHING_CHOSEN, openRun } from "./run_source.js";
 /** @param {{go: Go, answers: import("./answers.js").Answers, transport: Transport, runs: Run[], onSent: () => void}} props */
 export function Landing({ go, answers, transport, runs, onSent }) {
   const { value: models } = useAnswer(answers, transport.canRun ? "models" : null);
+  const { value: opened } = useAnswer(answers, transport.canRun ? "atlases" : null);
+  /** @type {AtlasAnswer[]} */
+  const atlases = opened?.atlases ?? [];
   const [busy, setBusy] = useState(/** @type {string | null} */ (null));
   const [problem, setProblem] = useState(/** @type {string | null} */ (null));
   const kinds = new Set(Object.values(models?.kinds ?? {}));
@@ -65,6 +68,11 @@ export function Landing({ go, answers, transport, runs, onSent }) {
 telescope serve run.telescope</pre>`
         }
       </section>
+      ${
+        atlases.length > 0 &&
+        html`<section class="card"><h3>An atlas of heads</h3>
+        <ul class="recordings">${atlases.map((one) => html`<li><button type="button" class="button" onClick=${() => go({ ...NOTHING_CHOSEN, atlas: one.atlas })}>${clipped(one.atlas, 40)}</button> <span class="soft">${one.model}</span></li>`)}</ul></section>`
+      }
       <section class="card"><h3>More worked examples</h3>
         <ul class="recordings">${MORE_EXAMPLES.map((one) => html`<li><button type="button" class="button" onClick=${() => go({ ...NOTHING_CHOSEN, run: `example-${one.name}`, screen: one.screen, step: "softmax" })}>${one.title}</button> <span class="soft">${one.teaser}</span></li>`)}</ul>
       </section>

@@ -3,6 +3,8 @@ import { layerOf } from "./parts/answered.js";
 import { html, useEffect, useRef } from "./preact.js";
 
 const MANY = 12; // layers; beyond, blocks are drawn without their parts
+/** The screens about the model as a whole: none of its attentions is lit, and a click on one opens the walk. */
+const WHOLE = new Set(["output", "sources"]);
 
 /**
  * @param {{run: Run, state: State, go: Go, able: Attention[], shown: {attention: Attention | undefined, h: number}}} props
@@ -10,7 +12,7 @@ const MANY = 12; // layers; beyond, blocks are drawn without their parts
 export function ModelDrawing({ run, state, go, able, shown }) {
   if (!run.attentions.length || state.screen === "variance") return null;
   const stacks = stacksOf(run);
-  const lit = state.screen === "output" ? undefined : shown.attention;
+  const lit = WHOLE.has(state.screen) ? undefined : shown.attention;
   const context = { run, go, able, lit, state };
   return html`<div class="model" role="group" aria-label="the model: choose an attention">
     ${
@@ -82,8 +84,8 @@ function AttentionBox({ one, label, go, able, lit, state }) {
     const [all, own] = [box.getBoundingClientRect(), element.current.getBoundingClientRect()];
     if (own.left < all.left || own.right > all.right) box.scrollLeft += own.left - all.left - all.width / 2;
   }, [on]);
-  const screen = state.screen === "output" ? { screen: "walk" } : {};
-  const other = one.kind !== lit?.kind || state.screen === "output"; // another text: its queries are other words
+  const screen = WHOLE.has(state.screen) ? { screen: "walk" } : {};
+  const other = one.kind !== lit?.kind || WHOLE.has(state.screen); // another text: its queries are other words
   return html`<button type="button" ref=${element} class=${`attention ${one.kind}`} aria-pressed=${on} disabled=${!able.includes(one)} title=${`${one.name}: ${one.heads.length} heads, ${one.n_q} queries, ${one.n_k} keys`}
     aria-label=${label && label !== one.title ? `${label}, ${one.name}` : (one.title ?? one.name)} onClick=${() => go({ ...screen, l: one.l, kind: null, ...(other ? { i: null, j: null, la: null, a: null, lb: null, b: null } : {}) })}>${label}</button>`;
 }

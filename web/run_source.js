@@ -1,9 +1,12 @@
 /** Open the run of a card: a worked example, or a text that a model reads. */
 import { DEFAULTS } from "./state.js";
 
+/** What is chosen on the screen of sources. */
+const SPAN = ["first", "end", "low", "high", "hide"];
+
 /** What was chosen in one run does not apply to another. @type {Partial<State>} */
 export const NOTHING_CHOSEN = Object.fromEntries(
-  ["l", "h", "i", "j", "word", "x", "y", "z", "la", "a", "lb", "b", "kind", "edits"].map((name) => [
+  ["l", "h", "i", "j", "word", "x", "y", "z", "la", "a", "lb", "b", "kind", "edits", ...SPAN].map((name) => [
     name,
     /** @type {any} */ (DEFAULTS)[name],
   ]),

@@ -1,18 +1,22 @@
 /** One state for all screens, and where it is kept: in the page's address, behind its #, or in a notebook's cell. */
 
-export const SCREENS = ["walk", "heads", "geometry", "alignment", "map", "output", "variance"];
+export const SCREENS = ["walk", "heads", "geometry", "alignment", "map", "sources", "output", "variance"];
 
 /**
  * null has not been chosen: each screen then starts where it shows the most.
  * @type {State}
  */
 export const DEFAULTS = {
+  ...{ atlas: null, other: null, look: "scatter", col: "previous", row: "entropy", only: null, habit: null },
+  ...{ first: null, end: null, via: null, cut: null, low: null, high: null, hide: null },
   ...{ screen: "walk", run: null, l: null, h: null, i: null, j: null, step: "softmax" },
   ...{ kind: null, card: null, at: null, pieces: 0, d: 64, temperature: 1, top_k: 0, top_p: 1, edits: null },
   ...{ word: null, la: null, a: null, lb: null, b: null, alpha: 1, x: null, y: null, z: null },
   ...{ of: "mean", how: "share", scale: "log", lim: null, palette: "viridis" },
 };
-const NUMBERS = new Set("l h i j word la a lb b alpha x y z at pieces d temperature top_k top_p".split(" "));
+const NUMBERS = new Set(
+  "l h i j word la a lb b alpha x y z at pieces d temperature top_k top_p first end low high".split(" "),
+);
 /** The fields that every screen writes into its address. @type {(keyof State)[]} */
 const COMMON_FIELDS = ["pieces", "edits", "card", "at"];
 
@@ -26,9 +30,13 @@ const ADDRESS_FIELDS = {
   geometry: ["l", "i", "j", "alpha"],
   alignment: ["l", "h", "word", "of"],
   map: ["l", "h", "x", "y", "z", "how", "scale", "lim", "palette"],
+  sources: ["first", "end", "via", "cut", "low", "high", "hide"],
   output: ["i", "temperature", "top_k", "top_p"],
   variance: ["d"],
 };
+
+/** The fields in the address of an atlas. @type {(keyof State)[]} */
+const ATLAS_FIELDS = ["other", "look", "col", "row", "only", "l", "h", "habit"];
 
 /**
  * Return the state that a path such as /s/r1/walk and its query hold; unknown fields are ignored.
@@ -39,11 +47,13 @@ const ADDRESS_FIELDS = {
 export function parseState(path, query) {
   /** @type {Record<string, unknown>} */
   const state = { ...DEFAULTS };
+  const atlas = path.match(/^\/atlas\/([^/]+)/)?.[1];
+  if (atlas) state.atlas = decodeURIComponent(atlas);
   const [, run, screen] = path.match(/\/s\/([^/]+)(?:\/([^/]+))?/) ?? [];
   if (run) state.run = decodeURIComponent(run);
   if (SCREENS.includes(screen)) state.screen = screen;
   for (const [name, text] of new URLSearchParams(query)) {
-    if (!(name in DEFAULTS) || name === "run" || name === "screen") continue;
+    if (!(name in DEFAULTS) || ["run", "screen", "atlas"].includes(name)) continue;
     if (!NUMBERS.has(name)) state[name] = text;
     else if (text !== "" && Number.isFinite(Number(text))) state[name] = Number(text);
   }
@@ -55,12 +65,14 @@ export function parseState(path, query) {
  * @param {State} state
  */
 export function statePath(state) {
-  if (!state.run) return "/";
-  const fields = [...ADDRESS_FIELDS[state.screen], ...COMMON_FIELDS].filter(
-    (name) => state[name] !== null && state[name] !== DEFAULTS[name],
-  );
+  if (!state.run && !state.atlas) return "/";
+  const written = state.atlas ? ATLAS_FIELDS : [...ADDRESS_FIELDS[state.screen], ...COMMON_FIELDS];
+  const fields = written.filter((name) => state[name] !== null && state[name] !== DEFAULTS[name]);
   const query = fields.map((name) => `${name}=${encodeURIComponent(String(state[name]))}`).join("&");
-  return `/s/${encodeURIComponent(String(state.run))}/${state.screen}${query ? `?${query}` : ""}`;
+  const place = state.atlas
+    ? `/atlas/${encodeURIComponent(state.atlas)}`
+    : `/s/${encodeURIComponent(String(state.run))}/${state.screen}`;
+  return `${place}${query ? `?${query}` : ""}`;
 }
 
 /**

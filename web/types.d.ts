@@ -147,6 +147,24 @@ interface Fetched<T = any> {
 
 /** What all screens share, as the address of the page holds it; null has not been chosen. */
 interface State {
+  /** The atlas that is shown instead of a run, another one beside it, a scatter or a grid, the columns across and up,
+   * the only kind of heads that is not faded, and the habit whose strongest texts are listed. */
+  atlas: string | null;
+  other: string | null;
+  look: string;
+  col: string;
+  row: string;
+  only: string | null;
+  habit: string | null;
+  /** Sources: the tokens of the answer, how their sources are found, how the context is cut, the part of it that the
+   * minimap shows, and the segment that is hidden, as start-stop. */
+  first: number | null;
+  end: number | null;
+  via: string | null;
+  cut: string | null;
+  low: number | null;
+  high: number | null;
+  hide: string | null;
   screen: string;
   run: string | null;
   l: number | null;
@@ -349,6 +367,120 @@ interface GeometryAnswer {
   explained: number[];
   moved: number[];
   cosines: { before: number[][]; after: number[][] } | null;
+}
+
+/** The answer to /runs/{run}/answer: what was written, and by which `how` its sources can be found. */
+interface AnswerOfRun {
+  /** Why a run has no sources at all; null if it has some. */
+  why: string | null;
+  across: boolean;
+  begins: number;
+  ends: number;
+  prompt: number | null;
+  start: number;
+  tokens: string[];
+  words: number[];
+  span: number[];
+  /** Why a `how` cannot be used; null if it can. */
+  hows: Record<string, string | null>;
+  hide: string | null;
+}
+
+/** The answer to /runs/{run}/sources. */
+interface SourcesAnswer {
+  how: string;
+  meaning: string;
+  first: number;
+  end: number;
+  answer: string[];
+  n: number;
+  by: string;
+  counts: Record<string, number>;
+  most: number;
+  low: number;
+  high: number;
+  overview: number[] | null;
+  start: number;
+  stop: number;
+  tokens: string[];
+  /** For each token, where its segment begins and the segment's score. */
+  segments: [number, number][];
+  rows: SourceRow[];
+  more: number;
+}
+
+interface SourceRow {
+  start: number;
+  stop: number;
+  tokens: number;
+  score: number;
+  share: number;
+  text: string;
+  /** Whether this is what comes from the answer's own tokens. */
+  own: boolean;
+}
+
+/** The answer to /runs/{run}/hidden: log-probabilities in nats. */
+interface HiddenAnswer {
+  before: number;
+  after: number;
+  kl: number;
+  tokens: { text: string; before: number; after: number; instead: string | null }[];
+  likeliest: { before: { text: string; p: number }[]; after: { text: string; p: number }[] }[];
+  wrote: { before: string | null; after: string | null };
+}
+
+/** A head of an atlas: the mean of every column by name, null where it is unknown. */
+interface HeadOfAtlas {
+  layer: string;
+  head: number;
+  kind: string;
+  [column: string]: string | number | null;
+}
+
+/** The answer to /atlases/{name}. */
+interface AtlasAnswer {
+  atlas: string;
+  model: string | null;
+  texts: number;
+  tokens: number;
+  skipped: number;
+  layers: string[];
+  columns: string[];
+  /** The columns that are shares of one. */
+  shares: string[];
+  habit_keys: Record<string, string>;
+  clear: number;
+  maps: Record<string, number>;
+  heads: HeadOfAtlas[];
+}
+
+/** The answer to /atlases/{name}/head. */
+interface AtlasHeadAnswer {
+  layer: string;
+  head: number;
+  kind: string;
+  profiles: Record<string, { labels: string[]; shares: (number | null)[] }>;
+  evidence: Record<
+    string,
+    { share: number; text: number; first: number; source: string; line: number; tokens: number; excerpt: string }[]
+  >;
+  maps: Record<string, number[][]>;
+  [column: string]: any;
+}
+
+/** A head in two atlases. */
+interface HeadChange {
+  layer: string;
+  number: number;
+  kind_before: string;
+  kind_after: string;
+  habit: string;
+  before: number;
+  after: number;
+  change: number;
+  errors: number | null;
+  moved: number | null;
 }
 
 /** What is drawn on the map's canvas. */

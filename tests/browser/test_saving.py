@@ -38,7 +38,7 @@ def test_a_drawing_and_a_picture(page, tmp_path):
         said = " ".join(text.text or "" for text in root.iter("{http://www.w3.org/2000/svg}text"))
         assert tab.locator("main h2").first.inner_text() in said
         assert "man" in said or screen == "map"
-        assert ", head " in said  # the caption names sentence, model, layer and head
+        assert (", head " in said) == (screen != "sources")  # the caption names sentence, model, layer and head
         assert not re.search("What if|▶ play|words pieces|mean of all heads head", said)  # no controls
         picture = save(tab, "Picture", tmp_path / "view.png").read_bytes()
         assert len(colours(picture)) > 20

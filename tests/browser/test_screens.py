@@ -14,6 +14,7 @@ SAME = {
     "heads": {"l": 0, "h": 1, "la": 0, "a": 1, "lb": 0, "b": 3, "i": 2},
     "geometry": {"l": 1, "i": 2, "j": 4, "alpha": 0.4},
     "alignment": {"l": 3, "h": 1, "word": 2, "of": "head"},
+    "sources": {"first": 2, "end": 4, "via": "carried", "cut": "pieces", "hide": "1-2"},
     "map": {"l": 0, "h": 1, "x": 4.5, "y": 3.5, "z": 5.5, "how": "lift", "scale": "linear", "palette": "magma"},
 }
 STEPS = ("tokens", "embedding", "qkv", "scores", "scaled", "mask", "softmax", "sum", "context")

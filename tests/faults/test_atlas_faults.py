@@ -226,3 +226,23 @@ def test_unknown_names_are_suggested(saved):
     ):
         with pytest.raises(ValueError, match=sentence):
             call()
+
+
+def test_serve_opens_atlases(command, tmp_path, monkeypatch):
+    """One, or two side by side; one of another version is refused with a sentence."""
+    pytest.importorskip("uvicorn", reason="the serve extra is not installed")
+    from telescope.explorer import server
+
+    opened = []
+    monkeypatch.setattr(server, "serve", lambda library, *, path, **options: opened.append(path))
+    for name in ("one", "two"):
+        atlas(out=tmp_path / name)
+    assert command("serve", str(tmp_path / "one"))[0] == 0
+    assert command("serve", str(tmp_path / "one"), str(tmp_path / "two"))[0] == 0
+    assert opened == ["/atlas/one", "/atlas/one?other=two"]
+    manifest = json.loads((tmp_path / "two" / "atlas.json").read_text())
+    (tmp_path / "two" / "atlas.json").write_text(json.dumps(manifest | {"version": 2}))
+    code, printed, complaint = command("serve", str(tmp_path / "two"))
+    assert (code, printed) == (2, "")
+    assert "is of version 2, and this Telescope reads version 1" in complaint
+    assert len(complaint.splitlines()) == 1

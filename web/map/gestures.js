@@ -15,10 +15,11 @@ const inside = ({ left, top }, box) =>
 
 /**
  * Return the event handlers of the map's frame; the wheel is handled by a listener, which may prevent scrolling.
- * @param {{frame: {current: HTMLElement | null}, scene: MapScene | null, move: (view: View, step?: boolean) => void,
- *   point: (i: number, j: number, now?: boolean) => void}} props
+ * @param {{frame: {current: HTMLElement | null}, scene: {view: View, info: MapInfo, box: Box} | null,
+ *   move: (view: View, step?: boolean) => void, point: (i: number, j: number, now?: boolean) => void,
+ *   overview?: (scene: {view: View, info: MapInfo, box: Box}) => Box | null}} props  `overview` is where an overview lies on the map, if it has one
  */
-export function useGestures({ frame, scene, move, point }) {
+export function useGestures({ frame, scene, move, point, overview = overviewBox }) {
   const pressed = useRef(/** @type {Map<number, Point>} */ (new Map())); // pointers that are down, by their id
   const latest = useRef({ scene, move });
   latest.current = { scene, move };
@@ -71,7 +72,7 @@ export function useGestures({ frame, scene, move, point }) {
     /** @param {PointerEvent} event */
     onPointerDown(event) {
       const at = position(event);
-      const map = overviewBox(scene);
+      const map = overview(scene);
       if (map && inside(at, map)) {
         const x = ((at.left - map.left) / map.width) * info.n_k;
         const y = ((at.top - map.top) / map.height) * info.n_q;

@@ -21,6 +21,18 @@ export function visible(text) {
 }
 
 /**
+ * Return a text with its line breaks as they are, and other hidden characters spelled out; blank text becomes ␣.
+ * @param {string} text
+ */
+export const visibleLines = (text) =>
+  text.trim() === ""
+    ? visible(text)
+    : text
+        .split("\n")
+        .map((line) => (line.trim() === "" ? line : visible(line)))
+        .join("\n");
+
+/**
  * Return a visible text of at most `length` characters, with … at the end if it is cut.
  * @param {string} text
  * @param {number} length

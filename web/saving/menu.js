@@ -34,7 +34,9 @@ export function SaveMenu({ run, state, shown, transport, root }) {
   const name = `telescope-${state.screen}`;
   const { file } = transport;
   const where =
-    shown.attention && !["output", "variance"].includes(state.screen) ? `, ${headName(shown.attention, shown.h)}` : "";
+    shown.attention && !["output", "sources", "variance"].includes(state.screen)
+      ? `, ${headName(shown.attention, shown.h)}`
+      : "";
   const caption = `${clipped(run.text ?? run.title, 80)} · ${run.model}${where} · Telescope`;
   const shownState = { ...state, l: shown.attention?.l ?? null, h: shown.h, card: null, at: null };
   /** @param {string} format */

@@ -79,9 +79,8 @@ class Corpus:
         """Yield the file, the line, the text, and why the text is broken."""
         if self.listed is not None:
             yield from ((f"text {i}", 0, text, "") for i, text in enumerate(self.listed))
-        readers = {".txt": _read_txt, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
         for file in self.files:
-            for line, text, broken in readers[file.suffix.lower()](file, self.column):
+            for line, text, broken in READERS[file.suffix.lower()](file, self.column):
                 yield str(file), line, text, broken
 
 
@@ -160,6 +159,23 @@ def _read_parquet(file: Path, column: str) -> Iterator[Line]:
         for value in batch.column(0).to_pylist():
             row += 1
             yield row, value if isinstance(value, str) else "", "" if isinstance(value, str) else "has no text"
+
+
+READERS = {".txt": _read_txt, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
+
+
+def text_at(source: str, line: int, column: str = "text") -> str | None:
+    """Return the text at a line of a file of a corpus; None where there is no such file or line any more."""
+    file = Path(source)
+    if file.suffix.lower() not in READERS or not file.is_file():
+        return None
+    try:
+        for number, text, _ in READERS[file.suffix.lower()](file, column):
+            if number >= line:
+                return text if number == line else None
+    except (OSError, ValueError):
+        return None
+    return None
 
 
 def shards(texts: Iterable[Text], characters: int) -> Iterator[list[Text]]:

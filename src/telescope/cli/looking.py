@@ -217,8 +217,7 @@ def serve(
 
     explorer = _import_explorer()
     library = explorer.Library(None if model is None else {name: name for name in model})
-    for place in filter(is_atlas, runs or ()):
-        library.open_atlas(place)
+    atlases = [library.open_atlas(place) for place in filter(is_atlas, runs or ())]
     folders = [folder for place in runs or () if not is_atlas(place) for folder in explorer.recordings(place)]
     opened, problems = [], []
     for folder in folders:
@@ -231,6 +230,8 @@ def serve(
     for unreadable in problems:
         print(f"telescope: a recording is left out: {unreadable}", file=sys.stderr)
     path = f"/s/{opened[0].name}/heads" if opened else "/"
+    if atlases:
+        path = f"/atlas/{atlases[0]}" + (f"?other={atlases[1]}" if len(atlases) > 1 else "")
     explorer.serve(library, host=host, port=port, path=path, browse=open_page)
 
 

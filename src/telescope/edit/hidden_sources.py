@@ -33,7 +33,7 @@ def by_hiding(question: Question, model: Any) -> list[float]:
     if huggingface.owns(dict(model.named_modules())):
         names = ("input_ids",) if read is None else ("input_ids", "decoder_input_ids")
         inputs = dict(zip(names, (written,) if read is None else (read, written), strict=True))
-    edits = [_hidden(question, own, len(written[0])) for own in question.segments.tokens()]
+    edits = [hiding_edits(question, own, len(written[0])) for own in question.segments.tokens()]
     plain, *falls = effect(model, inputs, edits, log_probability, progress=False).columns["value"]
     return [plain - one for one in falls]
 
@@ -59,8 +59,8 @@ def _ids(question: Question) -> tuple[Tensor | None, Tensor]:
     return read, ids[one].to(device)
 
 
-def _hidden(question: Question, segment: list[int], count: int) -> list[Edit]:
-    """Return the edits that hide a segment from every token outside of it."""
+def hiding_edits(question: Question, segment: list[int], count: int) -> list[Edit]:
+    """Return the edits that hide a segment from every token outside of it, in a text of `count` tokens."""
     own = {*segment}
     if not question.across:
         return [hide(segment, [token for token in range(count) if token not in own])]

@@ -17,6 +17,8 @@ POST /runs                      {"text": "…", "model": "…"?, "target": "…"
                                 the decoder is forced to write; without it the model decodes its own
                                 {"example": "bank", "inputs": {"x": [[…]]}?, "normalize": "softmax" | "by_sum"?} → 201:
                                 a worked example, computed from these numbers. GET /runs/example-bank answers too
+                                {"atlas": "…", "l": 0, "h": 1, "habit": "previous", "rank": 0} → 201: one of the texts
+                                in which a habit is strongest, with "opened": {"l", "h", "whole": true}
 GET  /runs/{run}                RUN = {"run": "r1", "rev": "…", "kind": "sentence" | "recording" | "example", "title":
                                 "…",
                                 "model": "…", "text": "…" | null, "written": "…" | null, "keep": "steps", "example":
@@ -78,14 +80,29 @@ GET  /runs/{run}/sharpest       ?b   the attention that aligns words most sharpl
                                 {"l": 4, "mean": 0.71, "h": 2, "head": 0.93, "of": 2}. Sharpness is each word's largest
                                 weight on a word, averaged over words: `mean` for the mean of the heads of l, the
                                 highest of `of` attentions; `head` for h, the sharpest head of l
-GET  /runs/{run}/sources        ?first&end&how=weights|carried|rollout|gradient&cuts=0,12,40&start&stop&b
-                                where the tokens written at the positions first to end - 1 come from; `cuts` are the
-                                positions at which segments of the context begin, else every token is one
+GET  /runs/{run}/answer         ?at&b   what was written, and how its sources can be found: {"why": "…"} if nothing was,
+                                else {"why": null, "across": true, "n": 9 | null, "begins": 1, "ends": 12, "prompt":
+                                5 | null: where the answer begins, if a prompt is known, "start": 1, "tokens": ["Der",
+                                " Mann", …], at most 512 around `at`, "words": [0, 1, …], "span": [8, 10]: where a
+                                reader should begin, "hows": {"weights": null, "carried": "why not", …}, "hide": null |
+                                "why not"}
+GET  /runs/{run}/sources        ?first&end&how=weights|carried|rollout|gradient|hidden&b
+                                where the tokens at the positions first to end - 1 come from. Segments of the context:
+                                by=pieces|words|sentences|paragraphs|parts|auto, or cuts=0,12,40, where they begin.
+                                Tokens: start&stop, at most 4,096, or window=400 around centre, else around the
+                                strongest segment. Overview: low&high, all by default
                                 {"how", "meaning": "the mean weight, …", "hows": ["weights", …], "first", "end",
-                                "answer": ["Der", …], "n": 9, "overview": [512 sums at most] | null, "start", "stop",
-                                "tokens": ["The", …], "scores": […] | null, "rows": [{"name", "start", "stop", "tokens",
-                                "score", "share", "text"}, …], "more": 0}: `tokens` and `scores` are those from start
-                                to stop - 1, at most 4,096; `rows` the 200 largest, `more` how many others there are
+                                "answer": ["Der", …], "n": 9, "by": "words", "counts": {"words": 9, …}, "most": the
+                                largest score of a segment, "low", "high", "overview": [512 sums at most] | null,
+                                "start", "stop", "tokens": ["The", …], "scores": […] | null, "segments": [[0, 0.1], …]:
+                                where the segment of each token begins, and its score, "rows": [{"name", "start",
+                                "stop", "tokens", "score", "share", "text", "own"}, …]: the 200 largest, `own` is what
+                                comes from the answer itself, "more": 0}
+GET  /runs/{run}/hidden         ?first&end&start&stop&b   the tokens first to end - 1 when the model cannot see the
+                                tokens start to stop - 1 of the context: {"before": -0.1, "after": -4.2, their
+                                log-probabilities, "kl", "tokens": [{"text", "before", "after", "instead"}, …],
+                                "likeliest": [{"before": [{"text", "p"}, …], "after": […]}, …], "wrote": {"before": "…",
+                                "after": "…"}}: the translation, or the next words of a GPT
 GET  /runs/{run}/start          ?b   where a reader should begin: {"l": 1, "h": 2, "i": 7}, the last word of the text
                                 and
                                 the head that attends most from there to another word, heads that attend by position
@@ -143,8 +160,8 @@ GET  /runs/{run}/export         ?l&h&i&b&start&format=html|json   the file opens
                                 html: the same in <script type="application/json" id="telescope-answers">
 GET  /atlases                   {"atlases": [ATLAS, …]}, ATLAS = {"atlas": "name", "model": "GPT", "texts", "tokens",
                                 "skipped", "layers": ["blocks.0.self", …], "columns": ["itself", …, "logit"],
-                                "habit_keys", "clear", "maps": {"256": 160}: the longest text of each averaged map, and
-                                how many texts it has}
+                                "shares": the columns that are shares, "habit_keys", "clear", "maps": {"256": 160}: the
+                                longest text of each averaged map, and how many texts it has}
 GET  /atlases/{name}            ATLAS with "heads": [{"layer", "head", "kind", "itself": 0.1 | null, …, "logit"}, …]
 GET  /atlases/{name}/head       ?l&h   {"layer", "head", "kind", "entropy": 1.2, "entropy.std", "entropy.low",
                                 "entropy.q5%", …, "entropy.high", "entropy.count", … of every column, "profiles":
@@ -208,6 +225,11 @@ class Api:
 
     def __init__(self, library: Library) -> None:
         self.library, self.maps, self.sources = library, Maps(), SourcesOfRuns()
+        self.about_sources: dict[str, Resource] = {
+            "sources": self.sources,
+            "answer": self.sources.answer,
+            "hidden": self.sources.hide,
+        }
         self.resources: dict[str, Resource] = {
             "tokens": tokens,
             "trace": trace,
@@ -271,8 +293,8 @@ class Api:
         params = RequestParams(parameters)
         if resource in ABOUT_RUNS and not place:
             return ABOUT_RUNS[resource](run, params)
-        if resource == "sources" and not place:
-            return self.sources(run, params)
+        if resource in self.about_sources and not place:
+            return self.about_sources[resource](run, params)
         pictures = {("tiles", 3): self.maps.tile, ("tracks", 2): self.maps.track}
         picture = pictures.get((resource, len(place)))
         if picture is None and (place or resource not in self.resources):
@@ -292,6 +314,9 @@ class Api:
             if not set(request) <= {"example", "inputs", "normalize"}:
                 raise Refusal(400, "bad-json", 'an example takes "inputs" and "normalize", and nothing else')
             return _created(self.library.make_example(request))
+        if isinstance(request, dict) and isinstance(request.get("atlas"), str):
+            run, opened = self.library.open_evidence(request)
+            return _created(run, opened=opened)
         fits = isinstance(request, dict) and isinstance(request.get("text"), str)
         fits = fits and set(request) <= {"text", "model", "target"}
         if fits and all(value is None or isinstance(value, str) for value in request.values()):
@@ -309,8 +334,8 @@ class Api:
         return Answer(200, html_page(file), "text/html; charset=utf-8", _as_attachment(run, "html"))
 
 
-def _created(run: Run) -> Answer:
-    return Answer(201, _json(run.to_json()), headers={"Location": f"/api/v1/runs/{run.name}"})
+def _created(run: Run, **more: object) -> Answer:
+    return Answer(201, _json(run.to_json() | more), headers={"Location": f"/api/v1/runs/{run.name}"})
 
 
 def _json(contents: object) -> bytes:

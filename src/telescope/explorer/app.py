@@ -73,6 +73,7 @@ def app(api: Api, guard: Guard, at_once: int = 2, body_seconds: float = BODY) ->
     routes = [
         Route("/", index),
         Route("/s/{rest:path}", index),
+        Route("/atlas/{rest:path}", index),
         Route("/favicon.ico", icon),
         Route("/healthz", healthy),
         Route("/api/v1/{rest:path}", answer, methods=methods),

@@ -5,8 +5,10 @@ from typing import Any
 
 from ..atlas import Atlas, compare
 from ..atlas.sums import STATISTICS
-from ..recording.heads import CLEAR, HABIT_KEYS, HABITS
+from ..recording.heads import CLEAR, HABIT_KEYS, HABITS, MORE
 from .requests import Refusal, RequestParams, unknown
+
+Rows = dict[tuple[str, int], dict[str, Any]]
 
 
 class Atlases:
@@ -14,6 +16,7 @@ class Atlases:
 
     def __init__(self) -> None:
         self.opened: dict[str, Atlas] = {}
+        self._rows: dict[str, Rows] = {}
 
     def add(self, name: str, atlas: Atlas) -> str:
         """Add an atlas under a name that no other has, and return the name."""
@@ -29,20 +32,27 @@ class Atlases:
             case []:
                 return {"atlases": [self._describe(name) for name in self.opened]}
             case [name]:
-                return self._describe(name) | {"heads": _heads(self._atlas(name))}
+                return self._describe(name) | {"heads": _heads(self.rows(name))}
             case [name, "head"]:
-                return _head(self._atlas(name), params)
+                return _head(self.atlas(name), self.rows(name), params)
             case [name, "compare", other]:
-                return _compared(self._atlas(name), self._atlas(other))
+                return _compared(self.atlas(name), self.atlas(other))
         raise Refusal(404, "unknown", f"there is nothing at /atlases/{'/'.join(place)[:60]}")
 
-    def _atlas(self, name: str) -> Atlas:
+    def atlas(self, name: str) -> Atlas:
+        """Return an atlas by name, or raise Refusal 404."""
         if name not in self.opened:
             raise unknown(f'there is no atlas "{name[:40]}"; there are {", ".join(self.opened) or "none"}')
         return self.opened[name]
 
+    def rows(self, name: str) -> Rows:
+        """Return the row of every head, by layer and number, computed once: 1,024 heads take a second."""
+        if name not in self._rows:
+            self._rows[name] = {(row["layer"], row["head"]): row for row in self.atlas(name).rows()}
+        return self._rows[name]
+
     def _describe(self, name: str) -> dict[str, Any]:
-        atlas = self._atlas(name)
+        atlas = self.atlas(name)
         return {
             "atlas": name,
             "model": atlas.about.get("model", {}).get("class"),
@@ -51,23 +61,24 @@ class Atlases:
             "skipped": atlas.skipped_count,
             "layers": [*atlas.layers],
             "columns": [*STATISTICS],
+            "shares": [name for name in STATISTICS if name in (*HABITS, *MORE, "peak")],
             "habit_keys": HABIT_KEYS,
             "clear": CLEAR,
             "maps": {str(longest): count for longest, count in atlas.map_sizes().items()},
         }
 
 
-def _heads(atlas: Atlas) -> list[dict[str, Any]]:
+def _heads(rows: Rows) -> list[dict[str, Any]]:
     """Return a short dict for each head: its layer, number, kind, and the mean of every column; null if unknown."""
-    return [{name: row[name] for name in ("layer", "head", "kind", *STATISTICS)} for row in atlas.rows()]
+    return [{name: row[name] for name in ("layer", "head", "kind", *STATISTICS)} for row in rows.values()]
 
 
-def _head(atlas: Atlas, params: RequestParams) -> dict[str, Any]:
+def _head(atlas: Atlas, rows: Rows, params: RequestParams) -> dict[str, Any]:
     """Return everything about one head."""
     layer = atlas.layers[params.index("l", len(atlas.layers), "attention")]
     numbers = [number for own, number in atlas.places if own == layer]
     number = numbers[params.index("h", len(numbers), "head")]
-    row = next(row for row in atlas.rows() if (row["layer"], row["head"]) == (layer, number))
+    row = rows[layer, number]
     profiles = {
         by: {"labels": [*profile.labels], "shares": [None if share != share else share for share in profile.shares]}
         for by in ("distance", "position", "class")

@@ -92,6 +92,7 @@ def export_answers(ask: Callable[..., Any], run: Run, params: RequestParams) -> 
     if run.output is not None:
         put("output")
         put("output", temperature=1, top_k=0, top_p=1)
+    _put_sources(put, answers, run)
     for number, other in enumerate(run.views):
         for axis in "qk":
             put("tokens", l=number, axis=axis, b=b)
@@ -127,6 +128,25 @@ def export_answers(ask: Callable[..., Any], run: Run, params: RequestParams) -> 
     if not re.fullmatch(rf"/s/{re.escape(run.name)}/[a-z]+(\?[\w=&.%-]*)?", start, re.ASCII):
         start = f"/s/{run.name}/walk?{urlencode({'l': layer, 'h': h, 'i': i})}"
     return {"version": 1, "start": start, "answers": answers}
+
+
+SAVED_WORDS = 32  # of the answer, whose sources a file holds
+
+
+def _put_sources(put: Callable[..., None], answers: dict[str, Any], run: Run) -> None:
+    """Put the sources of each word of a short answer, by the two `how` that are computed from what was recorded."""
+    put("answer")
+    asked = answers[f"/runs/{run.name}/answer"]
+    if asked.get("why", "") is not None:
+        return
+    words: dict[int, list[int]] = {}
+    for place, word in enumerate(asked["words"]):
+        words.setdefault(word, []).append(asked["start"] + place)
+    for own in [*words.values()][-SAVED_WORDS:]:
+        put("answer", at=own[0] // 256 * 256 + 128)
+        for how in ("weights", "carried"):
+            if asked["hows"][how] is None:
+                put("sources", first=own[0], end=own[-1] + 1, how=how, by="auto", window=400)
 
 
 def _traces(run: Run, layer: int, b: int) -> Iterator[tuple[str, Any]]:

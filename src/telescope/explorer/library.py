@@ -15,6 +15,7 @@ from ..models.shipped import find_shipped, shipped_models
 from ..recording.recording import Recording
 from ..recording.saved.open import open_recording
 from .atlases import Atlases
+from .evidence_texts import find_evidence, find_model, read_evidence
 from .examples import example_name, example_run
 from .lru_cache import LruCache
 from .requests import Refusal, unknown
@@ -84,6 +85,22 @@ class Library:
         name, chosen = run_name(model, text, target), model
         with self._run_lock:
             return self.sentences.get(name) or self.sentences.put(name, read(self._model(chosen), chosen, text, target))
+
+    def open_evidence(self, request: Mapping[str, Any]) -> tuple[Run, dict[str, Any]]:
+        """Run the model of an atlas on a text in which a habit of a head is strong.
+
+        Return the run, and {"l", "h", "whole"}: the head there, and whether the text is all that the atlas read.
+        """
+        atlas = self.atlases.atlas(str(request.get("atlas")))
+        evidence = find_evidence(atlas, request)
+        name = find_model(atlas, list(self.models), self._model)
+        text, whole = read_evidence(atlas, evidence, self._model(name))
+        run, layer = self.read(text, name), request["l"]
+        names = [view.name for view in run.views]
+        place = names.index(atlas.layers[layer]) if atlas.layers[layer] in names else layer
+        if place >= len(names):
+            raise Refusal(409, "not-kept", f'the model that is here has no attention "{atlas.layers[layer]}"')
+        return run, {"l": place, "h": request["h"], "whole": whole}
 
     def make_example(self, request: Mapping[str, Any]) -> Run:
         """Return a worked example as a run: {"example": "bank", "inputs": {"x": [[…]]}?, "normalize": "by_sum"?}."""

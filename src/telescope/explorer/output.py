@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 from ..decoding.writers import start_token
 from ..models import GPT, Transformer
 from ..trace.whole_words import Words
+
+EDITING = Lock()  # one model runs edited at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +50,10 @@ class Output:
     @torch.no_grad()
     def run_again(self) -> Float[Tensor, "n d_model"]:
         """Run the model on the same tokens, edited if it is, and return its hidden states."""
+        return self.run()
+
+    def run(self) -> Float[Tensor, "n d_model"]:
+        """Run the model on the same tokens as `run_again` does, with gradients where they are enabled."""
         read = _batch(self.model, self.ids)
         if isinstance(self.model, GPT):
             return self.model.hidden(read)[0]

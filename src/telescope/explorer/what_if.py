@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from threading import Lock
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from ..recording.recorded_call import RecordedCall
 from ..recording.row_in_float64 import row_in_float64
 from ..tiles.head_scores import OneHead
 from ..watch.watch import watch
-from .output import Output
+from .output import EDITING, Output
 from .requests import Refusal, RequestParams, bad_parameter, not_kept
 from .run import AttentionView, Run
 from .walk import head, sequence, trace_json
@@ -25,7 +24,6 @@ from .walk import head, sequence, trace_json
 TEMPERATURE = re.compile(r"t:([0-9]{1,2}(?:\.[0-9]{1,3})?)", re.ASCII)
 HIDDEN = re.compile(r"hide:([0-9]{1,4})", re.ASCII)
 SHOWN = 5  # likeliest tokens
-_lock = Lock()  # one model runs edited at a time
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ def _edited(run: Run, view: AttentionView, changes: Changes, h: int) -> tuple[Re
     edits = changes.edits(view.name, h, view.call.facts.shape[3])
     try:
         with (
-            _lock,
+            EDITING,
             torch.no_grad(),
             edit(made.model, *edits),
             watch(made.model, layers=view.name, keep=StepsCall.keep) as recording,

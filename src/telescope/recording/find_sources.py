@@ -97,6 +97,13 @@ def find_sources(
     question = ask(attentions, span, segments, layers, heads, sequence, decode, token_name)
     with torch.no_grad():
         found = HOW[how](question, model)
+    return sources_of_scores(question, how, found, decode, token_name)
+
+
+def sources_of_scores(
+    question: Question, how: str, found: Tensor | list[float], decode: Any, token_name: Any
+) -> Sources:
+    """Return the ranked table of scores that were found: one for every key, or a list of one for every segment."""
     count, reader = question.context, question.reader
     read, written = (None if ids is None else ids[question.sequence].tolist() for ids in (reader.key_ids, _ids(reader)))
     context = token_texts(None if read is None else read[:count], count, decode, token_name)

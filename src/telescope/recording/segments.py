@@ -52,7 +52,7 @@ def read_segments(given: Any, count: int, texts: Sequence[str] | None = None) ->
         given = given.tolist()
     if isinstance(given, Mapping):
         spans = {str(name): _positions(name, span, count) for name, span in given.items()}
-    elif given and all(isinstance(one, SupportsIndex) for one in given):
+    elif given and all(issubclass(kind, SupportsIndex) for kind in {*map(type, given)}):
         return _from_numbers([whole_number("segments", one) for one in given], count)
     elif isinstance(given, Iterable) and not isinstance(given, str):
         spans = {str(i): _positions(i, span, count) for i, span in enumerate(given)}
