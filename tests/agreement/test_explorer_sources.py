@@ -267,4 +267,4 @@ def test_where_sentences_and_paragraphs_begin():
 
 def test_tokens_of_all_segments_at_once():
     segments = read_segments({"a": [4, 1], "b": (2, 4)}, 7)
-    assert segments.all_tokens() == [segments.tokens(number) for number in range(3)] == [[1, 4], [2, 3], [0, 5, 6]]
+    assert segments.tokens() == [[1, 4], [2, 3], [0, 5, 6]]
