@@ -209,7 +209,7 @@ export const LESSONS = [
         at: { screen: "walk", step: "softmax", kind: "cross" },
       },
       {
-        say: html`The encoder reads the sentence with several heads in several layers. Every square is one head: rows are queries, columns keys, bright is a large weight.`,
+        say: html`The encoder reads the sentence with several heads in several layers. Every square is one head: rows are queries, columns keys; the stronger the colour, the larger the weight.`,
         at: { screen: "heads", kind: "encoder" },
       },
     ],

@@ -10,7 +10,7 @@ export const DEFAULTS = {
   ...{ screen: "walk", run: null, l: null, h: null, i: null, j: null, step: "softmax" },
   ...{ kind: null, card: null, at: null, pieces: 0, d: 64, temperature: 1, top_k: 0, top_p: 1, edits: null },
   ...{ word: null, la: null, a: null, lb: null, b: null, alpha: 1, x: null, y: null, z: null },
-  ...{ of: "mean", how: "share", scale: "log", lim: null, palette: "viridis" },
+  ...{ of: "mean", how: "share", scale: null, lim: null, palette: "weights" },
 };
 const NUMBERS = new Set("l h i j word la a lb b alpha x y z at pieces d temperature top_k top_p".split(" "));
 /** The fields that every screen writes into its address. @type {(keyof State)[]} */

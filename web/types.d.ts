@@ -179,7 +179,8 @@ interface State {
   z: number | null;
   of: string;
   how: string;
-  scale: string;
+  /** Of the map's colours: "root", "log" or "linear"; null follows the length of the text. */
+  scale: string | null;
   lim: string | null;
   palette: string;
 }

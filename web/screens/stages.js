@@ -1,6 +1,6 @@
 /** The stage of each step of the walk: its tokens, vectors, scores or sums. */
 import { Cells } from "../parts/cells.js";
-import { css, signedColour } from "../parts/colour.js";
+import { css, signedColour, weightColour } from "../parts/colour.js";
 import { Matrix } from "../parts/matrix.js";
 import { clamp, count, cosine, full, largest, percent, short, sum } from "../parts/numbers.js";
 import { visible } from "../parts/text.js";
@@ -158,10 +158,10 @@ function Meter({ x, most, share, theme }) {
   if (!Number.isFinite(x) || !most) return null;
   const long = (Math.abs(x) / most) * (share ? 100 : 50);
   const left = share ? 0 : x < 0 ? 50 - long : 50;
-  const hue = signedColour(Math.sign(x), theme);
+  const colour = share ? weightColour(x, theme) : signedColour(Math.sign(x), theme);
   return html`<svg class="meter" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">
     ${!share && html`<line x1="50" x2="50" y1="-2" y2="12" stroke="currentColor" stroke-opacity=".4" vector-effect="non-scaling-stroke" />`}
-    <rect x=${left} y="1" width=${Math.max(long, 0.3)} height="8" fill=${share ? "var(--bar)" : css(hue)} /></svg>`;
+    <rect x=${left} y="1" width=${Math.max(long, 0.3)} height="8" fill=${css(colour)} /></svg>`;
 }
 
 /**

@@ -131,7 +131,7 @@ function Steps({ run, words, keyWords, pieceTrace, attention, state, go, theme, 
       )}</ol>
       <button type="button" class="button" aria-label="next step" disabled=${at === steps.length - 1} onClick=${() => go({ step: steps[at + 1] })}>▶</button>
     </nav>
-    <${WhatIf} ...${{ run, attention, h: state.h, i, keyWords, state, go, answers, transport, query: trace.token }} />
+    <${WhatIf} ...${{ run, attention, h: state.h, i, keyWords, state, go, answers, transport, theme, query: trace.token }} />
     <div class="walk" data-step=${step} data-at=${`${trace.l}/${trace.h}/${trace.i}`}>
       <section aria-label=${label(step)}><${Stage} ...${shared} /></section>
       <aside class="aside card">

@@ -24,6 +24,7 @@ from .run import Run
 from .walk import head, sequence, trace_json
 
 LONGEST = 256  # tokens: one tile of the map, and one trace each
+PLACED = 48  # tokens: beyond, a file does not hold what positions do
 LARGEST = 600_000  # characters of the traces of other attentions than the shown one
 HELD = "this file holds the attention that was shown when it was saved"
 DEFAULTS = {"b": "0", "fmt": "f16"}
@@ -103,6 +104,8 @@ def export_answers(ask: Callable[..., Any], run: Run, params: RequestParams) -> 
             for at in range(other.size[0]):
                 put("perspectives", l=number, i=at, b=b)
                 put("after", l=number, i=at, b=b)
+                if max(other.size) <= PLACED and "positions" not in other.missing:
+                    put("positions", l=number, h=h, i=at, b=b)
         for which in ("mean", *other.call.heads):
             put("alignment", l=number, h=which, b=b)
     left = LARGEST
@@ -115,7 +118,11 @@ def export_answers(ask: Callable[..., Any], run: Run, params: RequestParams) -> 
         else:
             _leave_out(answers, run, number, ("trace", "context"))
         if number != layer:
-            _leave_out(answers, run, number, ("tiles", "after"))
+            _leave_out(answers, run, number, ("tiles", "after", "positions"))
+    if max(view.size) > PLACED:
+        _leave_out(answers, run, layer, ("positions",))
+    else:
+        put("encoding", l=layer, h=h, b=b)
     for how in HOW:
         put("tiles/0/0/0", l=layer, h=h, how=how, b=b)
     for kind in ("entropy", "received"):
