@@ -5,7 +5,7 @@ import { Landing } from "./landing.js";
 import { LessonBar } from "./lesson_bar.js";
 import { ModelDrawing } from "./model_drawing.js";
 import { OutputLine } from "./output_line.js";
-import { Answered } from "./parts/answered.js";
+import { Answered, headName } from "./parts/answered.js";
 import { clipped, visible } from "./parts/text.js";
 import { useKeys } from "./parts/use_keys.js";
 import { html, render, useCallback, useEffect, useMemo, useRef, useState } from "./preact.js";
@@ -16,6 +16,7 @@ import { Geometry } from "./screens/geometry.js";
 import { Heads } from "./screens/heads.js";
 import { MapScreen } from "./screens/map.js";
 import { OutputScreen } from "./screens/output.js";
+import { Positions } from "./screens/positions.js";
 import { Variance } from "./screens/variance.js";
 import { Walk } from "./screens/walk.js";
 import { SCREENS, statePath } from "./state.js";
@@ -32,6 +33,7 @@ const VIEWS = {
   map: { View: MapScreen, title: "Map", needs: "tiles" },
   output: { View: OutputScreen, title: "Output", needs: null },
   variance: { View: Variance, title: "Why √d", needs: null },
+  positions: { View: Positions, title: "Positions", needs: "positions" },
 };
 
 /** @typedef {{attention: Attention | undefined, h: number, settled: boolean}} Shown  `settled` once the choice is final */
@@ -86,7 +88,8 @@ function App({ root, transport, store }) {
   const start = useAnswer(answers, starts ? `runs/${run.run}/start` : null);
   const shown = run && choose(run, state, sharpest, start);
   const shared = { state, go, answers, transport, theme, root, shown, sharpest, start };
-  return html`<div class="top">
+  const [unfolded, setUnfolded] = useState(false); // on a phone the choices are folded
+  return html`<div class=${`top ${state.run ? "running" : ""} ${unfolded ? "unfolded" : ""}`}>
       <div class="inside">
         <div class="masthead">
           <a class="brand" href="/" aria-label="Telescope: all lessons" onClick=${openHome(transport, go)}>${LOGO}<h1>Telescope</h1></a>
@@ -103,7 +106,8 @@ function App({ root, transport, store }) {
           </nav>
           ${run && html`<${Choices} run=${run} runs=${runs.value?.runs ?? []} ...${shared} />`}
         </div>
-        ${run && html`<${ModelDrawing} run=${run} state=${state} go=${go} shown=${shown} able=${showable(run, state)} />`}`
+        ${run && html`<${ModelDrawing} run=${run} state=${state} go=${go} shown=${shown} able=${showable(run, state)} />`}
+        ${run && html`<${Folded} run=${run} shown=${shown} open=${unfolded} toggle=${() => setUnfolded(!unfolded)} />`}`
         }
       </div>
     </div>
@@ -120,8 +124,19 @@ function App({ root, transport, store }) {
     </footer>`;
 }
 
+/**
+ * What is chosen, in one line; on a phone a click unfolds the choices: model, run, attention, head.
+ * @param {{run: Run, shown: Shown | null, open: boolean, toggle: () => void}} props
+ */
+function Folded({ run, shown, open, toggle }) {
+  const chosen = shown?.attention ? headName(shown.attention, shown.h) : "";
+  const wrote = run.written ?? "";
+  return html`<button type="button" class="folded" aria-expanded=${open} onClick=${toggle}>
+    <span>${[chosen, wrote && `“${visible(wrote)}”`].filter(Boolean).join(" · ") || "choices"}</span></button>`;
+}
+
 /** The screens that begin where `start` says. */
-const STARTING = new Set(["walk", "heads"]);
+const STARTING = new Set(["walk", "heads", "positions"]);
 
 /** @type {(transport: Transport, go: Go) => (event: Event) => void} */
 const openHome = (transport, go) => (event) => {
@@ -132,7 +147,11 @@ const openHome = (transport, go) => (event) => {
 /** @type {(screen: string, run: Run | null, state: State) => boolean} */
 const isOffered = (screen, run, state) =>
   screen === state.screen ||
-  (screen === "output" ? Boolean(run?.output) : screen === "variance" ? run?.kind === "example" : true);
+  (screen === "output"
+    ? Boolean(run?.output)
+    : screen === "variance"
+      ? run?.kind === "example"
+      : screen !== "positions" || !run?.held || run.attentions.some((one) => one.has?.positions));
 
 /** @param {{screen: string, run: Run | null, state: State, go: Go}} props */
 function Tab({ screen, run, state, go }) {
@@ -189,7 +208,8 @@ function showable(run, state) {
 function choose(run, state, sharpest, start) {
   const able = showable(run, state);
   const suggestion = state.screen === "alignment" ? sharpest : start;
-  const best = suggestion.fresh ? suggestion.value : null;
+  // positions are added before the first layer, so that screen begins there
+  const best = suggestion.fresh && state.screen !== "positions" ? suggestion.value : null;
   const chosen = able.find((one) => one.l === state.l) ?? able.find((one) => one.kind === state.kind);
   const attention = chosen ?? able.find((one) => one.l === best?.l) ?? able[0];
   const heads = (attention ?? run.attentions[0])?.heads ?? [];
@@ -251,7 +271,7 @@ function Sentence({ run, transport, answers, go, onSent }) {
 /** @param {SharedProps & {run: Run, runs: Run[]}} props */
 function Choices({ run, runs, state, go }) {
   const others = runs.some((one) => one.run === run.run) ? runs : [run, ...runs];
-  const hasPieces = run.kind !== "example" && ["walk", "heads", "geometry"].includes(state.screen);
+  const hasPieces = run.kind !== "example" && ["walk", "heads", "geometry", "positions"].includes(state.screen);
   return html`<div class="which">
     ${
       others.length > 1 &&
@@ -274,7 +294,7 @@ function Tools({ toggleTheme, theme, ...rest }) {
   useKeys(root, ({ key }) => {
     if (key === "?") setHelp(true);
     else if (key === "t") toggleTheme();
-    else if (run && /^[1-7]$/.test(key)) {
+    else if (run && /^[1-9]$/.test(key)) {
       const offered = SCREENS.filter((screen) => isOffered(screen, run, state));
       if (!offered[Number(key) - 1]) return false;
       go({ screen: offered[Number(key) - 1] });

@@ -79,7 +79,7 @@ function Fan({ weights, words, from, query, theme }) {
   const top = argmax(weights);
   return html`<svg class="fan" viewBox=${`0 0 420 ${high}`} role="img" aria-label=${`${visible(query)} attends to ${words.map((word, at) => `${visible(word)} ${percent(weights[at])}`).join(", ")}`}>
     <text x="104" y=${start + 5} text-anchor="end" font-size="15" style=${{ fontFamily: "var(--serif)", fontWeight: 600, fill: "var(--query)" }}>${clipped(query, 14)}</text>
-    <g fill="none" stroke-linecap="round">${weights.map((w, at) => w >= 0.005 && html`<path d=${`M112 ${start}C170 ${start} 170 ${y(at)} 232 ${y(at)}`} data-weight=${w} stroke=${css(weightColour(w, theme))} stroke-width=${Math.max(0.8, 20 * w)} />`)}</g>
+    <g fill="none">${weights.map((w, at) => w >= 0.005 && html`<path d=${`M112 ${start}C170 ${start} 170 ${y(at)} 232 ${y(at)}`} data-weight=${w} stroke=${css(weightColour(w, theme))} stroke-width=${Math.max(0.8, 20 * w)} />`)}</g>
     ${words.map(
       (
         word,
