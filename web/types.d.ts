@@ -375,7 +375,7 @@ interface EncodingAnswer {
 /** The answer to /runs/{run}/positions: one query with its position and without. */
 interface PositionsAnswer {
   tokens: string[];
-  added: { embedded: number[]; position: number[]; read: number[]; dots: number[] } | null;
+  added: { embedded: number[]; position: number[]; dots: number[] } | null;
   biases: JsonNumber[] | null;
   with: { scores: JsonNumber[]; weights: JsonNumber[] };
   without: { scores: JsonNumber[]; weights: JsonNumber[] } | null;

@@ -164,7 +164,8 @@ function Added({ model, row, word, i, theme, words }) {
   const [m, point] = useState(/** @type {number | null} */ (null));
   const [at, setAt] = useState(/** @type {number[] | null} */ (null));
   const [place, setPlace] = useState(/** @type {number | null} */ (null));
-  const most = largest([...own.embedded, ...own.position, ...own.read]);
+  const read = own.embedded.map((x, feature) => x + own.position[feature]);
+  const most = largest([...own.embedded, ...own.position, ...read]);
   const mostAdded = useMemo(() => Math.max(...added.table.map(largest)), [added]);
   const colour = useMemo(() => (/** @type {number} */ x) => signedColour(x / mostAdded, theme), [mostAdded, theme]);
   /** @type {(label: any, numbers: number[], name: string) => any} */
@@ -176,10 +177,10 @@ function Added({ model, row, word, i, theme, words }) {
       <div class="strip">
         ${strip("word", own.embedded, "embedding")}
         ${strip("+ position", own.position, "position")}
-        ${strip("= x", own.read, "embedding plus position")}
+        ${strip("= x", read, "embedding plus position")}
       </div>
-      <${SignedScale} most=${most} theme=${theme} words=${`length ${short(norm(own.embedded), 3)} + ${short(norm(own.position), 3)} → ${short(norm(own.read), 3)}; cos(embedding, x) = ${short(cosine(own.embedded, own.read), 3)}`} />
-      <output class="figures" style=${{ minHeight: "1.5em" }}>${m !== null && `feature ${m}: ${full(own.embedded[m])} + ${full(own.position[m])} = ${full(own.read[m])}`}</output>
+      <${SignedScale} most=${most} theme=${theme} words=${`length ${short(norm(own.embedded), 3)} + ${short(norm(own.position), 3)} → ${short(norm(read), 3)}; cos(embedding, x) = ${short(cosine(own.embedded, read), 3)}`} />
+      <output class="figures" style=${{ minHeight: "1.5em" }}>${m !== null && `feature ${m}: ${full(own.embedded[m])} + ${full(own.position[m])} = ${full(read[m])}`}</output>
     </section>
     <div class="two-panels" style=${{ marginTop: "18px" }}>
       <section class="card panel"><h3>what is added to each word: a row for each position, a column for each of ${count(added.features)} features</h3>

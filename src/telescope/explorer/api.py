@@ -68,8 +68,8 @@ GET  /runs/{run}/encoding       ?l&h&b   what a model does for positions: {"l", 
                                 "radians": [pair]}, "by_distance": {"distances": [key - query], "scores": [mean],
                                 "weights": [mean], "pairs": [count], "queries": 9}}
 GET  /runs/{run}/positions      ?l&h&i&b   one query with its position and without: {"l", "h", "i", "tokens", "added":
-                                null | {"embedded": [d], "position": [d], "read": [d], "dots": [n]}, "biases": null |
-                                [key], "with": {"scores": [key], "weights": [key]}, "without": the same for a head
+                                null | {"embedded": [d], "position": [d], "dots": [n]}, "biases": null | [key],
+                                "with": {"scores": [key], "weights": [key]}, "without": the same for a head
                                 that does not know positions | null, "why": why not | null}
 GET  /runs/{run}/heads          ?l&b&by=pieces|words (&h: that head alone)
                                 {"l", "rows": 9, "columns": 9, "exact": true, "samples": 9, "maps": [{"h": 0,

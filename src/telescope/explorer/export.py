@@ -28,6 +28,7 @@ PLACED = 48  # tokens: beyond, a file does not hold what positions do
 LARGEST = 600_000  # characters of the traces of other attentions than the shown one
 HELD = "this file holds the attention that was shown when it was saved"
 DEFAULTS = {"b": "0", "fmt": "f16"}
+OUTSIDE = b"\x00\x7e" * 256  # a row of a tile below the last query: NaN in half precision
 POLICY = (
     "default-src 'none'; script-src {scripts}; style-src {styles}; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
@@ -218,10 +219,14 @@ def json_for_html(contents: object) -> str:
 
 
 def _as_json(found: Any) -> Any:
-    """Return an answer as JSON: pictures in base64."""
+    """Return an answer as JSON: pictures in base64, without what lies below the last query; `length` is the whole."""
     if not isinstance(found, Picture):
         return found
-    return {"base64": b64encode(found.numbers).decode(), "exact": int(found.exact), "samples": found.samples}
+    end = len(found.numbers)
+    while end and found.numbers.endswith(OUTSIDE, 0, end):
+        end -= len(OUTSIDE)
+    packed = {"base64": b64encode(found.numbers[:end]).decode(), "exact": int(found.exact), "samples": found.samples}
+    return packed | ({} if end == len(found.numbers) else {"length": len(found.numbers)})
 
 
 def _joined(files: dict[str, bytes], ending: str) -> str:

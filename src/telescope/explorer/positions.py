@@ -78,7 +78,7 @@ def _picture(added: Float[Tensor, "n d_model"]) -> dict[str, Any]:
 
 def _vectors(inputs: StackInputs, added: Float[Tensor, "n d_model"], i: int) -> dict[str, Any]:
     """Return the embedding of one token, what is added to it, and the dot products of its position with all others."""
-    vectors = {"embedded": inputs.embedded[i], "position": added[i], "read": inputs.embedded[i] + added[i]}
+    vectors = {"embedded": inputs.embedded[i], "position": added[i]}
     dots = added.double() @ added[i].double()
     return {name: [round(x, 6) for x in one.tolist()] for name, one in vectors.items()} | {"dots": dots.tolist()}
 
