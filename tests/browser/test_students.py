@@ -76,3 +76,10 @@ def test_where_does_bank_come_from(page):
     assert output.locator("tbody tr").first.locator("td").first.inner_text() == "bank"
     assert student.clicks <= 3
     page.assert_quiet()
+
+
+def test_a_sentence_is_exported_in_less_than_two_megabytes(page):
+    run = page.served.library.read("The man saw the astronomer with a telescope")
+    answer = page.served.api.answer("GET", f"/runs/{run.name}/export", {"l": "0", "h": "0", "i": "0", "format": "html"})
+    assert answer.status == 200
+    assert len(answer.body) < 2_000_000

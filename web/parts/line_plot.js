@@ -48,7 +48,7 @@ export function LinePlot({ x, curves, name, axis, at, point, marks, low = 0 }) {
       aria-valuetext=${place === null ? `${x.length} numbers` : said(place)} onPointerMove=${pointAt} onPointerDown=${pointAt} onKeyDown=${pressKey} onFocus=${() => at === null && point(0)}>
       <line x1="0" x2=${WIDE} y1=${up(zero ? 0 : bottom)} y2=${up(zero ? 0 : bottom)} stroke="currentColor" stroke-opacity=".35" vector-effect="non-scaling-stroke" />
       ${first < 0 && last > 0 && html`<line x1=${across(0)} x2=${across(0)} y1="0" y2=${HIGH} stroke="currentColor" stroke-opacity=".2" vector-effect="non-scaling-stroke" />`}
-      ${curves.map((curve) => html`<polyline points=${curve.numbers.map((value, one) => `${across(x[one]).toFixed(2)},${up(value).toFixed(2)}`).join(" ")} fill="none" stroke=${curve.colour} stroke-width="2" stroke-dasharray=${curve.dashed ? "5 4" : undefined} vector-effect="non-scaling-stroke" />`)}
+      ${curves.map((curve) => html`<path d=${curve.numbers.map((value, one) => `${one ? "L" : "M"}${across(x[one]).toFixed(2)} ${up(value).toFixed(2)}`).join("")} fill="none" stroke=${curve.colour} stroke-width="2" stroke-dasharray=${curve.dashed ? "5 4" : undefined} vector-effect="non-scaling-stroke" />`)}
       ${place !== null && html`<line x1=${across(x[place])} x2=${across(x[place])} y1="0" y2=${HIGH} stroke="currentColor" stroke-opacity=".6" vector-effect="non-scaling-stroke" />`}
     </svg></div>
     <div class="axis-ends"><span>${short(first, 3)}</span><span>${axis}</span><span>${short(last, 3)}</span></div>

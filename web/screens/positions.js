@@ -5,7 +5,7 @@ import { css, signedColour, weightColour } from "../parts/colour.js";
 import { LinePlot } from "../parts/line_plot.js";
 import { Matrix } from "../parts/matrix.js";
 import { clamp, count, cosine, full, largest, norm, percent, short, sum, toNumber } from "../parts/numbers.js";
-import { visible } from "../parts/text.js";
+import { clipped, visible } from "../parts/text.js";
 import { tokenRange } from "../parts/token_range.js";
 import { SignedScale, Vector } from "../parts/vector.js";
 import { WordPicker } from "../parts/word_picker.js";
@@ -144,7 +144,7 @@ function Placed({ attention, state, go, theme, model, row, words, keyWords, i })
     ${model.angles && html`<${Angles} ...${{ model, words, theme, i }} />`}
     ${slopes && row.biases && html`<${Biases} ...${{ row, i: i + attention.n_k - attention.n_q, word }} />`}
     <div class="two-panels" style=${{ marginTop: "18px" }}>
-      <section class="card panel"><h3>the scores of <span class="q">${visible(word)}</span>, with positions and without</h3>
+      <section class="card panel"><h3>the scores of <span class="q">${clipped(word, 40)}</span>, with positions and without</h3>
         ${
           row.without
             ? html`<${BeforeAndAfter} ...${{ row, keyWords: state.pieces === 1 ? null : keyWords, theme }} />`
@@ -173,7 +173,7 @@ function Added({ model, row, word, i, theme, words }) {
     <${Vector} numbers=${numbers} name=${name} theme=${theme} most=${most} marked=${m} point=${point} />`;
   const cell = clamp(Math.floor(300 / added.table.length), 5, 22);
   const labels = words.tokens.slice(0, added.table.length);
-  return html`<section class="card panel"><h3>what is added to the embedding of <span class="q">${visible(word)}</span>, position ${i}</h3>
+  return html`<section class="card panel"><h3>what is added to the embedding of <span class="q">${clipped(word, 40)}</span>, position ${i}</h3>
       <div class="strip">
         ${strip("word", own.embedded, "embedding")}
         ${strip("+ position", own.position, "position")}
@@ -189,7 +189,7 @@ function Added({ model, row, word, i, theme, words }) {
         <output class="figures" style=${{ minHeight: "1.5em" }}>${at && `position ${at[0]}, feature ${added.shown[at[1]]}: ${full(added.table[at[0]][at[1]])}`}</output>
       </section>
       <section class="card panel"><h3>the dot product of this position with every other</h3>
-        <${LinePlot} x=${own.dots.map((_, j) => j - i)} axis="distance" name="dot products of positions" at=${place} point=${setPlace} marks=${words.tokens.length === own.dots.length ? words.tokens.map(visible) : undefined}
+        <${LinePlot} x=${own.dots.map((_, j) => j - i)} axis="distance" name="dot products of positions" at=${place} point=${setPlace} marks=${words.tokens.length === own.dots.length ? words.tokens.map((token) => clipped(token, 24)) : undefined}
           curves=${[{ name: "position · position", numbers: own.dots, colour: "var(--query)" }]} />
         <p>${model.kind === "sinusoidal" ? "For sines and cosines it depends on the distance alone, and falls on both sides." : "Nothing makes a learnt position similar to its neighbours but the training."}</p>
       </section>
@@ -226,8 +226,8 @@ function Angles({ model, words, theme, i }) {
 function Biases({ row, i, word }) {
   const [at, setAt] = useState(/** @type {number | null} */ (null));
   const numbers = /** @type {JsonNumber[]} */ (row.biases).map(toNumber).map((x) => (Number.isFinite(x) ? x : 0));
-  return html`<section class="card panel"><h3>what is added to the scores of <span class="q">${visible(word)}</span></h3>
-    <${LinePlot} x=${numbers.map((_, j) => j - i)} axis="distance" name="bias by distance" at=${at} point=${setAt} marks=${row.tokens.map(visible)} curves=${[{ name: "bias", numbers, colour: "var(--query)" }]} /></section>`;
+  return html`<section class="card panel"><h3>what is added to the scores of <span class="q">${clipped(word, 40)}</span></h3>
+    <${LinePlot} x=${numbers.map((_, j) => j - i)} axis="distance" name="bias by distance" at=${at} point=${setAt} marks=${row.tokens.map((token) => clipped(token, 24))} curves=${[{ name: "bias", numbers, colour: "var(--query)" }]} /></section>`;
 }
 
 /**
@@ -243,7 +243,7 @@ function BeforeAndAfter({ row, keyWords, theme }) {
       <tbody>${rows.map((one) => {
         const [before, after] = one.weights;
         const colours = one.weights.map((w) => css(weightColour(w, theme)));
-        return html`<tr class=${change > 1e-9 && Math.abs(after - before) === change ? "chosen" : ""}><td class="token">${visible(one.name)}</td>
+        return html`<tr class=${change > 1e-9 && Math.abs(after - before) === change ? "chosen" : ""}><td>${clipped(one.name, 24)}</td>
           <td class="was" title=${full(one.scores[0])}>${short(one.scores[0], 3)}</td><td class="was" title=${full(one.scores[1])}>${short(one.scores[1], 3)}</td>
           <td class="was" title=${full(before)}>${short(before, 3)}</td><td class="now" title=${full(after)}>${short(after, 3)}</td>
           <td class="share"><svg class="meter" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true"><rect x="0" y="0.5" height="4" width=${Math.max(0.3, 100 * before)} fill="none" stroke=${colours[0]} stroke-width="1.5" vector-effect="non-scaling-stroke" /><rect x="0" y="5.5" height="4" width=${Math.max(0.3, 100 * after)} fill=${colours[1]} /></svg></td></tr>`;
