@@ -82,7 +82,7 @@ function App({ root, transport, store }) {
   /** @type {Run | null} */
   const run = state.run && answer.value?.run === state.run ? answer.value : null;
   const able = run ? showable(run, state).length : 0;
-  const sharpest = useAnswer(answers, run && state.screen === "alignment" && able ? `runs/${run.run}/sharpest` : null);
+  const sharpest = useAnswer(answers, run && able && asksForSharpest(state) ? `runs/${run.run}/sharpest` : null);
   const starts =
     run && able && STARTING.has(state.screen) && (state.l === null || state.h === null || state.i === null);
   const start = useAnswer(answers, starts ? `runs/${run.run}/start` : null);
@@ -176,10 +176,21 @@ function Screen({ run, state, shown, sharpest, start, ...rest }) {
     return html`<p class="failure" role="status">${why ? `${why[0].toUpperCase()}${why.slice(1)}.` : empty}</p>`;
   }
   if (!shown.settled) return html`<${Answered} answer=${{ slow: sharpest.slow || start.slow }} />`;
-  const i = state.i ?? (start.fresh && start.value ? start.value.i : null);
+  const i = state.i ?? writtenLast(run, attention) ?? (start.fresh && start.value ? start.value.i : null);
   const given = { run, attention, state: { ...state, l: attention.l, h, i }, sharpest: sharpest.value };
   return html`<${View} key=${run.example?.name ?? run.run} start=${start.value} ...${given} ...${rest} />`;
 }
+
+/**
+ * Return the query that wrote the last word of a translation, for an attention whose queries write.
+ * @param {Run} run
+ * @param {Attention} attention
+ */
+const writtenLast = (run, attention) =>
+  attention.kind === "cross" ? run.output?.words.findLast((word) => /[\p{L}\p{N}]/u.test(word.name))?.i : undefined;
+
+/** Whether the attention between two texts that is shown is the sharpest, until one is chosen. @type {(state: State) => boolean} */
+const asksForSharpest = (state) => state.screen === "alignment" || (state.kind === "cross" && state.l === null);
 
 const EMPTY =
   "No attention was called while this was recorded. Run the model inside the block: with ts.watch(model): …";
@@ -207,16 +218,18 @@ function showable(run, state) {
  */
 function choose(run, state, sharpest, start) {
   const able = showable(run, state);
-  const suggestion = state.screen === "alignment" ? sharpest : start;
+  const suggestion = asksForSharpest(state) ? sharpest : start;
   // positions are added before the first layer, so that screen begins there
   const best = suggestion.fresh && state.screen !== "positions" ? suggestion.value : null;
-  const chosen = able.find((one) => one.l === state.l) ?? able.find((one) => one.kind === state.kind);
+  const chosen =
+    able.find((one) => one.l === state.l) ??
+    (asksForSharpest(state) ? undefined : able.find((one) => one.kind === state.kind));
   const attention = chosen ?? able.find((one) => one.l === best?.l) ?? able[0];
   const heads = (attention ?? run.attentions[0])?.heads ?? [];
   const suggested = best && best.l === attention?.l ? best.h : null;
   const held = run.held && state.screen === "map" ? run.held.h : undefined;
   const h = held ?? heads.find((head) => head === state.h) ?? heads.find((head) => head === suggested) ?? heads[0] ?? 0;
-  const waits = state.screen === "alignment" ? !chosen : STARTING.has(state.screen) && state.i === null;
+  const waits = asksForSharpest(state) ? !chosen : STARTING.has(state.screen) && state.i === null;
   const answered = suggestion.fresh || suggestion.error !== null;
   return { attention, h, settled: !waits || able.length === 0 || answered };
 }

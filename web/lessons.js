@@ -187,7 +187,7 @@ export const LESSONS = [
         at: { screen: "walk", l: 0, h: 1, i: 7, step: "scores" },
       },
       {
-        say: html`A translator has learnt the same sentence’s heads from data. These two differ most in what <b class="q">with</b> looks at. Perspectives, not a decision: no single head says who had the telescope.`,
+        say: html`A translator has learnt the same sentence’s heads from data. These two differ most in what <b class="q">telescope</b> looks at. Perspectives, not a decision: no single head says who had the telescope.`,
         at: { screen: "heads" },
         run: AMBIGUOUS,
       },

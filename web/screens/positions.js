@@ -5,7 +5,7 @@ import { css, signedColour, weightColour } from "../parts/colour.js";
 import { LinePlot } from "../parts/line_plot.js";
 import { Matrix } from "../parts/matrix.js";
 import { clamp, count, cosine, full, largest, norm, percent, short, sum, toNumber } from "../parts/numbers.js";
-import { clipped, visible } from "../parts/text.js";
+import { clipped } from "../parts/text.js";
 import { tokenRange } from "../parts/token_range.js";
 import { SignedScale, Vector } from "../parts/vector.js";
 import { WordPicker } from "../parts/word_picker.js";
