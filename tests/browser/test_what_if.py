@@ -122,11 +122,14 @@ def test_unknown_edits_are_refused(played, edits):
     assert (answer.status, json.loads(answer.body)["error"]["code"]) == (400, "bad-parameter")
 
 
-def test_a_what_if_on_a_recording_that_kept_too_little():
+def test_a_what_if_on_a_recording_that_kept_too_little(kept):
     api, run = serving(recorded(12, keep="summaries"))
     answer = api.answer("GET", f"/runs/{run}/whatif", {"l": "0", "h": "0", "i": "0", "edits": "scale"})
     assert answer.status == 409
     assert "--keep queries-keys" in json.loads(answer.body)["error"]["message"]
+    tab = kept.turn("heads", "summaries", edits="scale")
+    assert "--keep queries-keys" in tab.locator(".failure").inner_text()
+    kept.assert_quiet()
 
 
 # ------------------------------------------------------------------------------------------------------ recordings

@@ -13,10 +13,14 @@ export function WhatIf({ run, attention, h, i, keyWords, state, go, answers, tra
   const edits = new Set((state.edits ?? "").split(",").filter(Boolean));
   const [chosen, setOpen] = useState(/** @type {boolean | null} */ (null));
   const open = chosen ?? edits.size > 0;
-  const found = useAnswer(answers, edits.size ? `runs/${run.run}/whatif` : null, {
+  const found = useAnswer(answers, edits.size && attention.has?.trace !== false ? `runs/${run.run}/whatif` : null, {
     ...{ l: attention.l, h, i, edits: state.edits },
   });
-  if (attention.has?.trace === false || !transport.send) return null;
+  if (!transport.send) return null;
+  if (attention.has?.trace === false)
+    return edits.size
+      ? html`<p class="failure" role="status">A what-if needs the queries and keys: ${attention.why?.trace}.</p>`
+      : null;
   /** @type {(name: string, on: boolean) => void} */
   const set = (name, on) => {
     const kept = [...edits].filter((one) => one.split(":")[0] !== name.split(":")[0]);

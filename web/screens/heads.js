@@ -2,7 +2,7 @@
 import { useAnswer, useAnswers } from "../answers.js";
 import { cellColour, css, weightColour } from "../parts/colour.js";
 import { paint } from "../parts/matrix.js";
-import { argmax, count, full, traceWeights, percent, short, sum } from "../parts/numbers.js";
+import { argmax, count, full, traceWeights, percent, short, sum, weightScale } from "../parts/numbers.js";
 import { allAnswers, Answered, headName, layerOf } from "../parts/answered.js";
 import { clipped, visible } from "../parts/text.js";
 import { tokenRange } from "../parts/token_range.js";
@@ -158,7 +158,7 @@ function Readings({ run, answers, A, B, i, nameOf, layers, words, theme }) {
     const best = rows.map(argmax);
     const tops = traces.map((trace, at) => trace.tokens[best[at]]);
     const same = traces[0].keys[best[0]] === traces[1].keys[best[1]];
-    const top = Math.max(...rows.flat());
+    const top = Math.max(...rows.map(weightScale));
     return html`<div class="readings">
       ${traces.map(
         (
@@ -204,7 +204,7 @@ function Reading({ trace, weights, top, theme }) {
     .sort((a, b) => a - b);
   const rest = sum(weights.filter((_, at) => !order.includes(at))) + (trace.rest?.weight ?? 0);
   return html`<table class="ledger" style=${{ marginTop: "10px" }}><caption class="hidden">the largest weights of ${visible(trace.token)}</caption>
-    <thead class="hidden"><tr><th scope="col">key</th><th scope="col">weight</th><th scope="col">as a bar</th></tr></thead>
+    <thead><tr><th scope="col">key</th><th scope="col">weight</th><th scope="col" class="share"><span class="ends"><span>0</span><span>${short(top, 3)}</span></span></th></tr></thead>
     <tbody>${order.map(
       (
         at,

@@ -2,7 +2,7 @@
 import { Cells } from "../parts/cells.js";
 import { css, signedColour, weightColour } from "../parts/colour.js";
 import { Matrix } from "../parts/matrix.js";
-import { clamp, count, cosine, full, largest, percent, short, sum } from "../parts/numbers.js";
+import { clamp, count, cosine, full, largest, percent, short, sum, weightScale } from "../parts/numbers.js";
 import { visible } from "../parts/text.js";
 import { SignedScale, Vector } from "../parts/vector.js";
 import { html, useMemo } from "../preact.js";
@@ -140,15 +140,6 @@ export function Ledger({ trace, row, step, j, m, point, pick, theme, usual, labe
     ${step === "scores" && html`<${Products} ...${{ trace, row, j, m, point, theme }} />`}
   </div>`;
 }
-
-/**
- * Return the right end of the bars of weights: 1, or less where many keys share the weight; the table prints it.
- * @param {number[]} weights
- */
-const weightScale = (weights) => {
-  const top = Math.max(...weights);
-  return weights.length <= 64 || top > 0.5 ? 1 : ([0.01, 0.05, 0.1, 0.5].find((end) => end >= top) ?? 1);
-};
 
 /**
  * A number as a bar: from the left for shares, from the middle for signed numbers.
