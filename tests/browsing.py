@@ -23,7 +23,7 @@ RULES = {"light": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"], "dar
 TOKEN = "only-for-tests"
 SENTENCES = ("Good morning.", "How are you?", "I am tired.")
 
-# how many questions are under way, and for how many frames nothing has changed in that
+# how many questions are under way; `SETTLED` counts for how many frames nothing has changed in that
 COUNTED = """() => {
   window.asking = window.still = 0;
   const count = (by) => { window.asking += by; window.still = 0; };
@@ -35,11 +35,12 @@ COUNTED = """() => {
     answer.then((response) => response.clone().arrayBuffer()).then(over, over);
     return answer;
   };
-  const frame = () => { window.still += 1; requestAnimationFrame(frame); };
-  requestAnimationFrame(frame);
 }"""
-SETTLED = """() => document.querySelector("main h2, main .failure") && !document.querySelector("main .waiting")
-  && window.asking === 0 && window.still > 5"""
+SETTLED = """() => {
+  const shown = document.querySelector("main h2, main .failure") && !document.querySelector("main .waiting");
+  window.still = shown && window.asking === 0 ? window.still + 1 : 0;
+  return window.still > 5;
+}"""
 TURN = """(path) => {
   window.still = 0;
   history.pushState(null, "", path);
@@ -124,6 +125,7 @@ class Page:
         return f"/s/{run or self.served.run}/{screen}?{urlencode(query)}"
 
     def settled(self):
+        self.tab.evaluate("() => { window.still = 0; }")
         self.tab.wait_for_function(SETTLED)
         return self.tab
 
