@@ -38,12 +38,16 @@ Nor lose possession of that fair thou ow'st;
 PLAYERS = ("ROMEO:", "KING:", "First Citizen:", "JULIET:")
 MONEY = "I put my money in the bank."
 PROMPT = "To be, or not to"
-LESSONS: list[tuple[str, str, dict[str, Any]]] = [
-    ("journey", "/s/example-journey/walk", {"l": 0, "h": 0, "i": 1, "step": "embedding"}),
-    ("qkv", "/s/example-journey/walk", {"l": 1, "h": 0, "i": 1, "step": "qkv", "at": 1}),
-    ("mask", "/s/example-journey/walk", {"l": 2, "h": 0, "i": 1, "step": "mask", "at": 1}),
-    ("heads", "/s/example-telescope/heads", {"l": 0, "h": 0, "la": 0, "a": 0, "lb": 0, "b": 1, "i": 7}),
-]
+LESSONS: dict[str, tuple[str, dict[str, Any]]] = {  # the lesson's caption that says the most
+    "journey": ("/s/example-journey/walk", {"l": 0, "h": 0, "i": 1, "step": "embedding", "at": 0}),
+    "qkv": ("/s/example-journey/walk", {"l": 1, "h": 0, "i": 1, "step": "qkv", "at": 1}),
+    "scale": ("/s/example-thinking-machines/walk", {"l": 0, "h": 0, "i": 0, "edits": "scale", "at": 2}),
+    "mask": ("/s/example-journey/walk", {"l": 2, "h": 0, "i": 1, "step": "mask", "at": 1}),
+    "bank": ("/s/example-bank/geometry", {"l": 0, "i": 1, "j": 0, "at": 1}),
+    "heads": ("/s/example-telescope/heads", {"l": 0, "h": 0, "la": 0, "a": 0, "lb": 0, "b": 1, "i": 7, "at": 0}),
+    "translate": ("/s/{money}/alignment", {"at": 1}),
+    "next": ("/s/{prompt}/output", {"temperature": 0.5, "at": 1}),
+}
 SIZE = {"width": 1180, "height": 760}
 
 
@@ -56,13 +60,17 @@ def pictures(library: Library, translator: str, writer: str, folder: Path) -> No
         "landing": ("light", "/", {}),
         "walk": ("light", f"/s/{sentence.name}/walk", {"i": query}),
         "heads": ("dark", f"/s/{sentence.name}/heads", {"i": query}),
-        "geometry": ("light", "/s/example-bank/geometry", {"i": 1, "j": 0, "card": "bank", "at": 1}),
+        "geometry": ("light", "/s/example-bank/geometry", {"i": 1, "j": 0}),
         "alignment": ("dark", f"/s/{money.name}/alignment", {}),
         "map": ("light", f"/s/{sonnet.name}/map", {"l": 1, "h": 0}),
-        "output": ("light", f"/s/{prompt.name}/output", {"card": "next", "at": 0}),
-        "variance": ("light", "/s/example-thinking-machines/variance", {"d": 512, "card": "scale", "at": 4}),
+        "output": ("light", f"/s/{prompt.name}/output", {}),
+        "variance": ("light", "/s/example-thinking-machines/variance", {"d": 512}),
+        "positions": ("light", f"/s/{sentence.name}/positions", {}),
         "what-if": ("light", f"/s/{money.name}/walk", {"kind": "cross", "edits": "sum"}),
-        **{f"lesson-{name}": ("light", path, {"card": name, "at": 0} | state) for name, path, state in LESSONS},
+        **{
+            f"lesson-{name}": ("light", path.format(money=money.name, prompt=prompt.name), {"card": name} | state)
+            for name, (path, state) in LESSONS.items()
+        },
     }
     add_atlas(library, writer)
     views["sources"] = ("light", f"/s/{money.name}/sources", {"first": 8, "end": 10, "hide": "6-8"})

@@ -4,6 +4,7 @@ import shutil
 import socket
 import threading
 import time
+from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
 import pytest
@@ -16,11 +17,13 @@ from telescope.explorer.app import app  # noqa: E402
 from telescope.explorer.guard import Guard  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-SCREENS = ("walk", "heads", "geometry", "alignment", "map", "sources")
+SCREENS = ("walk", "heads", "geometry", "alignment", "map", "sources", "positions")
+AXE = Path(__file__).parents[1] / "web/node_modules/axe-core/axe.min.js"
+RULES = {"light": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"], "dark": ["color-contrast"]}
 TOKEN = "only-for-tests"
 SENTENCES = ("Good morning.", "How are you?", "I am tired.")
 
-# how many questions are under way, and for how many frames nothing has changed in that
+# how many questions are under way; `SETTLED` counts for how many frames nothing has changed in that
 COUNTED = """() => {
   window.asking = window.still = 0;
   const count = (by) => { window.asking += by; window.still = 0; };
@@ -32,11 +35,12 @@ COUNTED = """() => {
     answer.then((response) => response.clone().arrayBuffer()).then(over, over);
     return answer;
   };
-  const frame = () => { window.still += 1; requestAnimationFrame(frame); };
-  requestAnimationFrame(frame);
 }"""
-SETTLED = """() => document.querySelector("main h2, main .failure") && !document.querySelector("main .waiting")
-  && window.asking === 0 && window.still > 5"""
+SETTLED = """() => {
+  const shown = document.querySelector("main h2, main .failure") && !document.querySelector("main .waiting");
+  window.still = shown && window.asking === 0 ? window.still + 1 : 0;
+  return window.still > 5;
+}"""
 TURN = """(path) => {
   window.still = 0;
   history.pushState(null, "", path);
@@ -121,8 +125,25 @@ class Page:
         return f"/s/{run or self.served.run}/{screen}?{urlencode(query)}"
 
     def settled(self):
+        self.tab.evaluate("() => { window.still = 0; }")
         self.tab.wait_for_function(SETTLED)
         return self.tab
+
+    def check_by_axe(self, paths):
+        """Check addresses by axe: all rules in light colours, then in dark ones the contrast, which alone differs."""
+        if not AXE.is_file():
+            pytest.skip("axe-core is not installed: npm ci --prefix web")
+        for theme, rules in RULES.items():
+            self.tab.emulate_media(color_scheme=theme)
+            self.tab.goto(self.served.at + paths[0])
+            self.settled().evaluate(AXE.read_text())
+            assert self.tab.locator(f'[data-theme="{theme}"]').count() == 1
+            for path in paths:
+                self.tab.evaluate(TURN, path)
+                found = self.settled().evaluate("(rules) => axe.run(document, {runOnly: rules})", rules)
+                problems = [(one["id"], [node["html"] for node in one["nodes"]]) for one in found["violations"]]
+                assert (theme, path, problems) == (theme, path, [])
+        self.tab.emulate_media(color_scheme="light")
 
     def assert_quiet(self):
         """Check that nothing was complained about, and that no other machine got a request."""

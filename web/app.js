@@ -5,7 +5,7 @@ import { Landing } from "./landing.js";
 import { LessonBar } from "./lesson_bar.js";
 import { ModelDrawing } from "./model_drawing.js";
 import { OutputLine } from "./output_line.js";
-import { Answered } from "./parts/answered.js";
+import { Answered, headName } from "./parts/answered.js";
 import { clipped, visible } from "./parts/text.js";
 import { useKeys } from "./parts/use_keys.js";
 import { html, render, useCallback, useEffect, useMemo, useRef, useState } from "./preact.js";
@@ -17,6 +17,7 @@ import { Geometry } from "./screens/geometry.js";
 import { Heads } from "./screens/heads.js";
 import { MapScreen } from "./screens/map.js";
 import { OutputScreen } from "./screens/output.js";
+import { Positions } from "./screens/positions.js";
 import { Sources } from "./screens/sources.js";
 import { Variance } from "./screens/variance.js";
 import { Walk } from "./screens/walk.js";
@@ -35,6 +36,7 @@ const VIEWS = {
   sources: { View: Sources, title: "Sources", needs: null },
   output: { View: OutputScreen, title: "Output", needs: null },
   variance: { View: Variance, title: "Why √d", needs: null },
+  positions: { View: Positions, title: "Positions", needs: "positions" },
 };
 
 /** @typedef {{attention: Attention | undefined, h: number, settled: boolean}} Shown  `settled` once the choice is final */
@@ -83,13 +85,14 @@ function App({ root, transport, store }) {
   /** @type {Run | null} */
   const run = state.run && answer.value?.run === state.run ? answer.value : null;
   const able = run ? showable(run, state).length : 0;
-  const sharpest = useAnswer(answers, run && state.screen === "alignment" && able ? `runs/${run.run}/sharpest` : null);
+  const sharpest = useAnswer(answers, run && able && asksForSharpest(state) ? `runs/${run.run}/sharpest` : null);
   const starts =
     run && able && STARTING.has(state.screen) && (state.l === null || state.h === null || state.i === null);
   const start = useAnswer(answers, starts ? `runs/${run.run}/start` : null);
   const shown = run && choose(run, state, sharpest, start);
   const shared = { state, go, answers, transport, theme, root, shown, sharpest, start };
-  return html`<div class="top">
+  const [unfolded, setUnfolded] = useState(false); // on a phone the choices are folded
+  return html`<div class=${`top ${state.run ? "running" : ""} ${unfolded ? "unfolded" : ""}`}>
       <div class="inside">
         <div class="masthead">
           <a class="brand" href="/" aria-label="Telescope: all lessons" onClick=${openHome(transport, go)}>${LOGO}<h1>Telescope</h1></a>
@@ -106,7 +109,8 @@ function App({ root, transport, store }) {
           </nav>
           ${run && html`<${Choices} run=${run} runs=${runs.value?.runs ?? []} ...${shared} />`}
         </div>
-        ${run && html`<${ModelDrawing} run=${run} state=${state} go=${go} shown=${shown} able=${showable(run, state)} />`}`
+        ${run && html`<${ModelDrawing} run=${run} state=${state} go=${go} shown=${shown} able=${showable(run, state)} />`}
+        ${run && html`<${Folded} run=${run} shown=${shown} open=${unfolded} toggle=${() => setUnfolded(!unfolded)} />`}`
         }
       </div>
     </div>
@@ -125,8 +129,19 @@ function App({ root, transport, store }) {
     </footer>`;
 }
 
+/**
+ * What is chosen, in one line; on a phone a click unfolds the choices: model, run, attention, head.
+ * @param {{run: Run, shown: Shown | null, open: boolean, toggle: () => void}} props
+ */
+function Folded({ run, shown, open, toggle }) {
+  const chosen = shown?.attention ? headName(shown.attention, shown.h) : "";
+  const wrote = run.written ?? "";
+  return html`<button type="button" class="folded" aria-expanded=${open} onClick=${toggle}>
+    <span>${[chosen, wrote && `“${visible(wrote)}”`].filter(Boolean).join(" · ") || "choices"}</span></button>`;
+}
+
 /** The screens that begin where `start` says. */
-const STARTING = new Set(["walk", "heads"]);
+const STARTING = new Set(["walk", "heads", "positions"]);
 
 /** @type {(transport: Transport, go: Go) => (event: Event) => void} */
 const openHome = (transport, go) => (event) => {
@@ -141,7 +156,7 @@ const isOffered = (screen, run, state) =>
     ? Boolean(run?.output)
     : screen === "variance" || screen === "sources"
       ? (run?.kind === "example") === (screen === "variance")
-      : true);
+      : screen !== "positions" || !run?.held || run.attentions.some((one) => one.has?.positions));
 
 /** @param {{screen: string, run: Run | null, state: State, go: Go}} props */
 function Tab({ screen, run, state, go }) {
@@ -166,10 +181,21 @@ function Screen({ run, state, shown, sharpest, start, ...rest }) {
     return html`<p class="failure" role="status">${why ? `${why[0].toUpperCase()}${why.slice(1)}.` : empty}</p>`;
   }
   if (!shown.settled) return html`<${Answered} answer=${{ slow: sharpest.slow || start.slow }} />`;
-  const i = state.i ?? (start.fresh && start.value ? start.value.i : null);
+  const i = state.i ?? writtenLast(run, attention) ?? (start.fresh && start.value ? start.value.i : null);
   const given = { run, attention, state: { ...state, l: attention.l, h, i }, sharpest: sharpest.value };
   return html`<${View} key=${run.example?.name ?? run.run} start=${start.value} ...${given} ...${rest} />`;
 }
+
+/**
+ * Return the query that wrote the last word of a translation, for an attention whose queries write.
+ * @param {Run} run
+ * @param {Attention} attention
+ */
+const writtenLast = (run, attention) =>
+  attention.kind === "cross" ? run.output?.words.findLast((word) => /[\p{L}\p{N}]/u.test(word.name))?.i : undefined;
+
+/** Whether the attention between two texts that is shown is the sharpest, until one is chosen. @type {(state: State) => boolean} */
+const asksForSharpest = (state) => state.screen === "alignment" || (state.kind === "cross" && state.l === null);
 
 const EMPTY =
   "No attention was called while this was recorded. Run the model inside the block: with ts.watch(model): …";
@@ -197,15 +223,18 @@ function showable(run, state) {
  */
 function choose(run, state, sharpest, start) {
   const able = showable(run, state);
-  const suggestion = state.screen === "alignment" ? sharpest : start;
-  const best = suggestion.fresh ? suggestion.value : null;
-  const chosen = able.find((one) => one.l === state.l) ?? able.find((one) => one.kind === state.kind);
+  const suggestion = asksForSharpest(state) ? sharpest : start;
+  // positions are added before the first layer, so that screen begins there
+  const best = suggestion.fresh && state.screen !== "positions" ? suggestion.value : null;
+  const chosen =
+    able.find((one) => one.l === state.l) ??
+    (asksForSharpest(state) ? undefined : able.find((one) => one.kind === state.kind));
   const attention = chosen ?? able.find((one) => one.l === best?.l) ?? able[0];
   const heads = (attention ?? run.attentions[0])?.heads ?? [];
   const suggested = best && best.l === attention?.l ? best.h : null;
   const held = run.held && state.screen === "map" ? run.held.h : undefined;
   const h = held ?? heads.find((head) => head === state.h) ?? heads.find((head) => head === suggested) ?? heads[0] ?? 0;
-  const waits = state.screen === "alignment" ? !chosen : STARTING.has(state.screen) && state.i === null;
+  const waits = asksForSharpest(state) ? !chosen : STARTING.has(state.screen) && state.i === null;
   const answered = suggestion.fresh || suggestion.error !== null;
   return { attention, h, settled: !waits || able.length === 0 || answered };
 }
@@ -260,7 +289,7 @@ function Sentence({ run, transport, answers, go, onSent }) {
 /** @param {SharedProps & {run: Run, runs: Run[]}} props */
 function Choices({ run, runs, state, go }) {
   const others = runs.some((one) => one.run === run.run) ? runs : [run, ...runs];
-  const hasPieces = run.kind !== "example" && ["walk", "heads", "geometry"].includes(state.screen);
+  const hasPieces = run.kind !== "example" && ["walk", "heads", "geometry", "positions"].includes(state.screen);
   return html`<div class="which">
     ${
       others.length > 1 &&
@@ -283,7 +312,7 @@ function Tools({ toggleTheme, theme, ...rest }) {
   useKeys(root, ({ key }) => {
     if (key === "?") setHelp(true);
     else if (key === "t") toggleTheme();
-    else if (run && /^[1-8]$/.test(key)) {
+    else if (run && /^[1-9]$/.test(key)) {
       const offered = SCREENS.filter((screen) => isOffered(screen, run, state));
       if (!offered[Number(key) - 1]) return false;
       go({ screen: offered[Number(key) - 1] });

@@ -2,7 +2,7 @@
 import { html, useEffect, useRef } from "./preact.js";
 
 const KEYS = [
-  ["1 … 5", "the five screens"],
+  ["1 … 9", "the screens, from left to right"],
   ["← →", "Walk: previous and next step. Map: pan"],
   ["↑ ↓", "Walk: previous and next query. Map: pan"],
   ["[ ]", "previous and next head"],

@@ -179,12 +179,21 @@ export const LESSONS = [
         at: { screen: "heads", l: 0, h: 0, la: 0, a: 0, lb: 0, b: 1, i: 7 },
       },
       {
-        say: html`A head is its own W<sub>q</sub>, W<sub>k</sub> and W<sub>v</sub>. Here only W<sub>q</sub> differs: the query of telescope asks for another word.`,
+        say: html`A head is its own W<sub>q</sub>, W<sub>k</sub> and W<sub>v</sub>. With the W<sub>q</sub> of head A, the query of telescope fits the key of <b class="k">man</b> best.`,
+        at: { screen: "walk", l: 0, h: 0, i: 7, step: "scores" },
+      },
+      {
+        say: html`In head B only W<sub>q</sub> differs: the same word asks for another one, and the keys, which are the same, give other scores.`,
         at: { screen: "walk", l: 0, h: 1, i: 7, step: "scores" },
       },
       {
-        say: html`A translator has learnt the same sentence’s heads from data. These two differ most in what <b class="q">with</b> looks at. Perspectives, not a decision: no single head says who had the telescope.`,
+        say: html`A translator has learnt the same sentence’s heads from data. These two differ most in what <b class="q">telescope</b> looks at. Perspectives, not a decision: no single head says who had the telescope.`,
         at: { screen: "heads" },
+        run: AMBIGUOUS,
+      },
+      {
+        say: html`What if head A is <b>mute</b>? The model runs again without it: below the fans are the words that it wrote, each with its probability before and after. One head is seldom missed: others see what it saw.`,
+        at: { screen: "heads", edits: "mute" },
         run: AMBIGUOUS,
       },
     ],
@@ -209,7 +218,7 @@ export const LESSONS = [
         at: { screen: "walk", step: "softmax", kind: "cross" },
       },
       {
-        say: html`The encoder reads the sentence with several heads in several layers. Every square is one head: rows are queries, columns keys, bright is a large weight.`,
+        say: html`The encoder reads the sentence with several heads in several layers. Every square is one head: rows are queries, columns keys; the stronger the colour, the larger the weight.`,
         at: { screen: "heads", kind: "encoder" },
       },
     ],
@@ -247,6 +256,7 @@ export const MORE_EXAMPLES = [
   { name: "lights", title: "Turn off the lights", teaser: "one sum, written out", screen: "walk" },
   { name: "luong", title: "Luong attention", teaser: "from one sequence to another", screen: "alignment" },
   { name: "synthesizer", title: "The Synthesizer", teaser: "scores without keys", screen: "walk" },
+  { name: "journey", title: "Positions", teaser: "how attention knows where a word is", screen: "positions" },
 ];
 
 /** @param {string | null} name */

@@ -58,7 +58,7 @@ function Stack({ stack, last, ...context }) {
   const compact = stack.blocks.length > MANY;
   const name = stack.name === "self" ? "blocks" : stack.name;
   return html`<div class="stack-of" aria-label=${name} role="group">
-    <span class="end" title="every token becomes a vector, and its position is added">${stack.name === "decoder" ? "written" : "read"}<small>embed ⊕ position</small></span>
+    <button type="button" class="end" aria-pressed=${state.screen === "positions" && stack.blocks[0][0].kind === context.lit?.kind} disabled=${stack.blocks[0][0].has?.positions === false} title="every token becomes a vector, and its position is added: show how" onClick=${() => go({ screen: "positions", l: stack.blocks[0][0].l, kind: null, ...(stack.blocks[0][0].kind === context.lit?.kind ? {} : { i: null }) })}>${stack.name === "decoder" ? "written" : "read"}<small>embed ⊕ position</small></button>
     ${stack.blocks.map(
       (block) => html`<span class=${`block ${compact ? "compact" : ""}`}>
         <small class="nr">${layerOf(block[0])}</small>

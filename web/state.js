@@ -1,6 +1,6 @@
 /** One state for all screens, and where it is kept: in the page's address, behind its #, or in a notebook's cell. */
 
-export const SCREENS = ["walk", "heads", "geometry", "alignment", "map", "sources", "output", "variance"];
+export const SCREENS = ["walk", "heads", "geometry", "alignment", "map", "sources", "output", "variance", "positions"];
 
 /**
  * null has not been chosen: each screen then starts where it shows the most.
@@ -12,7 +12,7 @@ export const DEFAULTS = {
   ...{ screen: "walk", run: null, l: null, h: null, i: null, j: null, step: "softmax" },
   ...{ kind: null, card: null, at: null, pieces: 0, d: 64, temperature: 1, top_k: 0, top_p: 1, edits: null },
   ...{ word: null, la: null, a: null, lb: null, b: null, alpha: 1, x: null, y: null, z: null },
-  ...{ of: "mean", how: "share", scale: "log", lim: null, palette: "viridis" },
+  ...{ of: "mean", encoding: "sinusoidal", how: "share", scale: null, lim: null, palette: "weights" },
 };
 const NUMBERS = new Set(
   "l h i j word la a lb b alpha x y z at pieces d temperature top_k top_p first end low high".split(" "),
@@ -33,6 +33,7 @@ const ADDRESS_FIELDS = {
   sources: ["first", "end", "via", "cut", "low", "high", "hide"],
   output: ["i", "temperature", "top_k", "top_p"],
   variance: ["d"],
+  positions: ["l", "h", "i", "kind", "encoding", "d"],
 };
 
 /** The fields in the address of an atlas. @type {(keyof State)[]} */

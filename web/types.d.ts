@@ -179,8 +179,10 @@ interface State {
   at: number | null;
   /** 1 shows the pieces of words. */
   pieces: number;
-  /** Features of random vectors on the screen "variance". */
+  /** Features of random vectors on the screen "variance", and of encodings on "positions". */
   d: number;
+  /** The position encoding that is shown without a model. */
+  encoding: string;
   temperature: number;
   top_k: number;
   top_p: number;
@@ -197,7 +199,8 @@ interface State {
   z: number | null;
   of: string;
   how: string;
-  scale: string;
+  /** Of the map's colours: "root", "log" or "linear"; null follows the length of the text. */
+  scale: string | null;
   lim: string | null;
   palette: string;
 }
@@ -481,6 +484,34 @@ interface HeadChange {
   change: number;
   errors: number | null;
   moved: number | null;
+}
+
+/** The answer to /positions: a position encoding without a model. */
+interface EncodingTable {
+  kind: string;
+  d: number;
+  table: number[][];
+  curves: { name: string; numbers: number[] }[];
+  difference: number;
+}
+
+/** The answer to /runs/{run}/encoding: what a model does for positions. */
+interface EncodingAnswer {
+  kind: string;
+  bias: string | null;
+  added: { features: number; shown: number[]; table: number[][] } | null;
+  angles: { pairs: string; radians: number[] } | null;
+  by_distance: { distances: number[]; scores: number[]; weights: number[]; pairs: number[]; queries: number };
+}
+
+/** The answer to /runs/{run}/positions: one query with its position and without. */
+interface PositionsAnswer {
+  tokens: string[];
+  added: { embedded: number[]; position: number[]; dots: number[] } | null;
+  biases: JsonNumber[] | null;
+  with: { scores: JsonNumber[]; weights: JsonNumber[] };
+  without: { scores: JsonNumber[]; weights: JsonNumber[] } | null;
+  why: string | null;
 }
 
 /** What is drawn on the map's canvas. */

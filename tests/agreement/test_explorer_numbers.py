@@ -384,7 +384,7 @@ def test_a_summary_gives_what_it_has_and_refuses_the_rest_with_the_reason():
     explorer, run = serving(recording)
     reply = got(explorer, f"/runs/{run}")["attentions"][0]
     assert reply["has"] == {"trace": False, "context": False, "map": True, "geometry": False, "alignment": True,
-                           "tokens": True, "after": False, "tiles": True}  # fmt: skip
+                           "tokens": True, "after": False, "tiles": True, "positions": False}  # fmt: skip
     heads = got(explorer, f"/runs/{run}/heads", l=0)
     assert (heads["rows"], heads["columns"], len(heads["maps"]), len(heads["habits"])) == (6, 6, 4, 4)
     answer = explorer.answer("GET", f"/runs/{run}/trace", {"l": "0", "h": "0", "i": "0"})

@@ -27,7 +27,7 @@ def served():
     from telescope.explorer.library import Library
 
     small = writers.translator(heads=2, encoder_blocks=2, decoder_blocks=1)
-    library = Library({"translator": writers.learnt(), "small": small})
+    library = Library({"translator": writers.learnt(), "small": small, "gpt": writers.gpt(max_positions=64)})
     served = Served(library)
     served.long = library.add(recorded(1100), "long", "1").name  # more than a tile, and ragged
     served.runs = {text: library.read(text, "small", writers.PAIRS[text]) for text in SENTENCES}

@@ -61,21 +61,21 @@ def test_a_cell_follows_the_theme_of_its_notebook(page, served):
 
 
 def test_a_page_is_saved_from_a_cell(page, served, tmp_path):
-    tab = page.open("walk")
-    tab.evaluate(WIDGETS, {"start": json.dumps({"run": served.run, "screen": "alignment"}), "many": 1})
+    tab, run = page.open("walk"), served.runs["Good morning."].name
+    tab.evaluate(WIDGETS, {"start": json.dumps({"run": run, "screen": "alignment"}), "many": 1})
     for label, ending in (("Page that opens from disk (HTML)", "html"), ("All numbers (JSON)", "json")):
         tab.get_by_role("button", name="save this view").click()
         with tab.expect_download() as download:
             tab.get_by_role("button", name=label).click()
         download.value.save_as(tmp_path / f"file.{ending}")
-    best = served.api.ask(f"/runs/{served.run}/sharpest")
+    best = served.api.ask(f"/runs/{run}/sharpest")
     answer = served.api.answer(
         "GET",
-        f"/runs/{served.run}/export",
+        f"/runs/{run}/export",
         {
             "l": str(best["l"]),
             "h": str(best["h"]),
-            "start": f"/s/{served.run}/alignment?l={best['l']}&h={best['h']}",
+            "start": f"/s/{run}/alignment?l={best['l']}&h={best['h']}",
             "format": "html",
         },
     )

@@ -45,8 +45,13 @@ def test_a_drawing_and_a_picture(page, tmp_path):
 
 
 def test_a_page_from_disk_has_the_same_numbers(page, browser, served, tmp_path):
+    """It opens at the same state, has every screen, and sends no request."""
     run = served.runs["Good morning."].name
-    tab = page.open("walk", run, l=1, h=1, i=3, step="softmax")
+    tab = page.open("alignment", run, l=0, h=1, word=1)
+    shown = tab.locator("output").first.inner_text()
+    tab = page.turn("positions", run, l=0, h=1, i=3)
+    placed = tab.locator("main td[title]").evaluate_all("all => all.map(one => one.title)")
+    tab = page.turn("walk", run, l=0, h=1, i=3, word=1, step="softmax")
     numbers = tab.locator("td[title]").evaluate_all("all => all.map(one => one.title)")
     file = save(tab, "Page that opens", tmp_path / "saved.html")
     tab = browser.new_page(offline=True)
@@ -55,11 +60,11 @@ def test_a_page_from_disk_has_the_same_numbers(page, browser, served, tmp_path):
     tab.on("pageerror", lambda problem: complaints.append(str(problem)))
     tab.on("request", lambda request: requests.append(request.url))
     tab.goto(file.as_uri())
-    tab.locator(".walk").wait_for()
-    tab.get_by_role("button", name=re.compile("softmax")).click()
-    tab.locator('.walk[data-step="softmax"]').wait_for()
+    tab.locator('.walk[data-step="softmax"][data-at="0/1/3"]').wait_for()
     assert tab.locator("td[title]").evaluate_all("all => all.map(one => one.title)") == numbers
+    assert tab.get_by_role("button", name=re.compile("Run|What if|append")).count() == 0  # only what it holds
     for screen, heading in (
+        ("Positions", "Where"),
         ("Heads", "All heads"),
         ("Geometry", "Before"),
         ("Alignment", "Which"),
@@ -68,6 +73,12 @@ def test_a_page_from_disk_has_the_same_numbers(page, browser, served, tmp_path):
         tab.get_by_role("link", name=screen).click()
         tab.get_by_role("heading", name=heading).wait_for()
         assert tab.locator("main .failure").count() == 0
+        if screen == "Positions":
+            tab.locator("main td[title]").first.wait_for()
+            assert tab.locator("main td[title]").evaluate_all("all => all.map(one => one.title)") == placed
+        if screen == "Alignment":
+            tab.locator("output").first.wait_for()
+            assert tab.locator("output").first.inner_text() == shown
     tab.reload()
     tab.get_by_role("heading", name="The whole").wait_for()
     tab.locator('.quality[data-exact="1"]').wait_for()
@@ -75,7 +86,7 @@ def test_a_page_from_disk_has_the_same_numbers(page, browser, served, tmp_path):
     tab.get_by_label("key", exact=True).fill("1")
     tab.keyboard.press("Enter")
     tab.locator("output", has_text="query 2").wait_for()
-    weight = served.api.ask(f"/runs/{run}/cell", l=1, h=1, i=2, j=1)["p"]
+    weight = served.api.ask(f"/runs/{run}/cell", l=0, h=1, i=2, j=1)["p"]
     assert f"weight {weight!r} " in tab.locator("output").inner_text()
     assert complaints == []
     assert [url for url in requests if not url.startswith(("file:", "blob:", "data:"))] == []

@@ -1,14 +1,12 @@
-"""All five screens: nothing overflows, everything can be reached, every address leads back to the same view."""
+"""All screens: nothing overflows, everything can be reached, every address leads back to the same view."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
 
 from browsing import SCREENS
 
-AXE = Path(__file__).parents[2] / "web/node_modules/axe-core/axe.min.js"
 SAME = {
     "walk": {"l": 1, "h": 2, "i": 3, "j": 1, "step": "softmax"},
     "heads": {"l": 0, "h": 1, "la": 0, "a": 1, "lb": 0, "b": 3, "i": 2},
@@ -16,6 +14,7 @@ SAME = {
     "alignment": {"l": 3, "h": 1, "word": 2, "of": "head"},
     "sources": {"first": 2, "end": 4, "via": "carried", "cut": "pieces", "hide": "1-2"},
     "map": {"l": 0, "h": 1, "x": 4.5, "y": 3.5, "z": 5.5, "how": "lift", "scale": "linear", "palette": "magma"},
+    "positions": {"l": 1, "h": 1, "i": 2},
 }
 STEPS = ("tokens", "embedding", "qkv", "scores", "scaled", "mask", "softmax", "sum", "context")
 SMALL = """() => [...document.querySelectorAll("main button, header button, select, a, [role=button]")]
@@ -36,23 +35,8 @@ def sized(page):
     page.tab.set_viewport_size({"width": 1280, "height": 800})
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing(page, theme):
-    if not AXE.is_file():
-        pytest.skip("axe-core is not installed: npm ci --prefix web")
-    page.tab.emulate_media(color_scheme=theme)
-    page.open("walk", step="scores").evaluate(AXE.read_text())
-    assert page.tab.locator(f'[data-theme="{theme}"]').count() == 1
-    for screen in SCREENS:
-        tab = page.turn(screen, step="scores")
-        found = tab.evaluate("axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa']})")
-        assert (
-            screen,
-            [(violation["id"], [node["html"] for node in violation["nodes"]]) for violation in found["violations"]],
-        ) == (
-            screen,
-            [],
-        )
+def test_axe_finds_nothing(page):
+    page.check_by_axe([page.path(screen, step="scores") for screen in SCREENS])
 
 
 def test_nothing_overflows(page, sized):
@@ -64,13 +48,33 @@ def test_nothing_overflows(page, sized):
             sized(width)
             tab.wait_for_timeout(60)
             assert (screen, width, tab.evaluate(WIDE) <= width, tab.evaluate(SMALL)) == (screen, width, True, [])
+            assert width > 320 or tab.locator("main").bounding_box()["y"] <= 120, screen
 
 
-def test_no_step_overflows_on_a_phone(page, sized):
+def test_a_phone_reaches_every_step_and_choice(page, sized):
+    """Steps by a list and by two buttons; model, run, attention and head are unfolded from one line."""
     sized(320)
-    page.open("walk")
+    tab = page.open("walk", l=0, h=0, i=1, step="tokens")
+    steps = tab.get_by_label("step", exact=True)
     for step in STEPS:
-        assert (step, page.turn("walk", step=step).evaluate(WIDE) <= 320) == (step, True)
+        steps.select_option(step)
+        page.settled()
+        assert (step, tab.evaluate(WIDE) <= 320) == (step, True)
+        assert tab.locator(f'.walk[data-step="{step}"]').count() == 1
+    tab.get_by_role("button", name="previous step").tap()
+    tab.locator('.walk[data-step="sum"]').wait_for()
+    line = tab.locator(".folded")
+    assert "layer 0, head 0" in line.inner_text()
+    hidden = (".chips button", ".model .attention", ".which select", ".tools button")
+    assert not any(tab.locator(one).first.is_visible() for one in hidden)
+    line.press("Enter")
+    assert all(tab.locator(one).first.is_visible() for one in hidden)
+    assert tab.evaluate(WIDE) <= 320
+    tab.locator(".chips button").nth(2).tap()
+    tab.wait_for_url("**h=2**")
+    assert "head 2" in line.inner_text()
+    line.tap()
+    assert not any(tab.locator(one).first.is_visible() for one in hidden)
 
 
 @pytest.mark.parametrize("screen", SCREENS)
@@ -100,7 +104,13 @@ def test_back_goes_back(page):
 
 def test_number_keys_open_the_screens(page):
     tab = page.open("walk")
-    for key, heading in (("2", "All heads"), ("3", "Before and after"), ("4", "Which"), ("5", "The whole matrix")):
+    for key, heading in (
+        ("2", "All heads"),
+        ("3", "Before and after"),
+        ("4", "Which"),
+        ("5", "The whole matrix"),
+        ("7", "Where"),
+    ):
         tab.keyboard.press(key)
         tab.get_by_role("heading", name=heading).wait_for()
 

@@ -65,7 +65,7 @@ def close(shown, wanted):
     torch.testing.assert_close(shown, wanted, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("text", SENTENCES)
+@pytest.mark.parametrize("text", SENTENCES[1:])
 def test_every_number_of_every_query(page, served, text):
     run = served.runs[text]
     wanted = [

@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 from time import perf_counter
 
 import pytest
@@ -11,12 +10,11 @@ import torch
 
 import telescope as ts
 import writers
-from browsing import Page, Served
+from browsing import SCREENS, Page, Served
 from exploring import got, recorded, serving
 from telescope.decoding.writers import start_token
 from telescope.explorer.library import Library
-
-SCREENS = {"walk": "trace", "heads": "map", "geometry": "geometry", "alignment": "alignment", "map": "map"}
+from telescope.tasks.explaining.sentence import explain_sentence
 
 
 def unscaled(attention):
@@ -46,20 +44,18 @@ CHANGES = {
 
 
 @pytest.fixture(scope="module")
-def played(browser):
-    served = Served(Library({"translator": writers.learnt(), "gpt": writers.gpt(max_positions=64)}))
-    served.run = served.library.read("How are you?", "translator").name
+def played(browser, served):
     page = Page(browser, served, reduced_motion="reduce", viewport={"width": 1280, "height": 900})
+    page.run = served.library.read("How are you?", "translator").name
     yield page
     page.leave()
-    served.stop()
 
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", ["encoder.0.self", "decoder.0.self", "decoder.1.cross"])
 def test_a_what_if_has_the_numbers_of_edit(played, name, change):
     """Weights of the query, and the probability of every written word."""
-    run, model = played.served.library.run(played.served.run), writers.learnt()
+    run, model = played.served.library.run(played.run), writers.learnt()
     layer = [view.name for view in run.views].index(name)
     h, i = 1, 2
     edits = CHANGES[change](name, h)
@@ -83,12 +79,12 @@ def test_a_what_if_has_the_numbers_of_edit(played, name, change):
 
 def test_a_what_if_on_the_page(played):
     """By mouse and keyboard: before and after on one scale, the largest change marked, and it can be undone."""
-    tab = played.open("walk", l=3, h=1, i=2)
+    tab = played.open("walk", played.run, l=3, h=1, i=2)
     tab.get_by_role("button", name="What if").click()
     tab.get_by_role("button", name="not ÷ √d").press("Enter")
     tab.locator(".compared").wait_for()
     played.settled()
-    run = played.served.run
+    run = played.run
     answer = played.served.api.ask(f"/runs/{run}/whatif", l=3, h=1, i=2, edits="scale")
     words = played.served.library.run(run).views[3].columns
     summed = [sum(answer["after"][at] for at in words.positions(word)) for word in range(len(words.names))]
@@ -101,7 +97,9 @@ def test_a_what_if_on_the_page(played):
     tab.wait_for_function("() => !location.search.includes('edits')")
     assert tab.locator(".compared").count() == 0
     for screen in ("heads", "alignment"):
-        tab = played.open(screen, l=3, h=1, edits="mute", **({"i": 2} if screen == "heads" else {"word": 1}))
+        tab = played.open(
+            screen, played.run, l=3, h=1, edits="mute", **({"i": 2} if screen == "heads" else {"word": 1})
+        )
         tab.locator(".compared").wait_for()
         assert tab.locator(".compared", has_text="probability").count() == 1
     played.assert_quiet()
@@ -112,7 +110,7 @@ def test_what_ifs_are_quick(played):
     took = []
     for at in range(9):
         began = perf_counter()
-        played.served.api.ask(f"/runs/{played.served.run}/whatif", l=3, h=1, i=at % 4, edits="scale")
+        played.served.api.ask(f"/runs/{played.run}/whatif", l=3, h=1, i=at % 4, edits="scale")
         took.append(perf_counter() - began)
     assert sorted(took)[4] < 0.3
 
@@ -120,44 +118,75 @@ def test_what_ifs_are_quick(played):
 @pytest.mark.parametrize("edits", ["colour", "t:0", "t:99", "hide:900", "hide:-1", "scale;mask"])
 def test_unknown_edits_are_refused(played, edits):
     parameters = {"l": "0", "h": "0", "i": "0", "edits": edits}
-    answer = played.served.api.answer("GET", f"/runs/{played.served.run}/whatif", parameters)
+    answer = played.served.api.answer("GET", f"/runs/{played.run}/whatif", parameters)
     assert (answer.status, json.loads(answer.body)["error"]["code"]) == (400, "bad-parameter")
 
 
-def test_a_what_if_on_a_recording_that_kept_too_little():
+def test_a_what_if_on_a_recording_that_kept_too_little(kept):
     api, run = serving(recorded(12, keep="summaries"))
     answer = api.answer("GET", f"/runs/{run}/whatif", {"l": "0", "h": "0", "i": "0", "edits": "scale"})
     assert answer.status == 409
     assert "--keep queries-keys" in json.loads(answer.body)["error"]["message"]
+    tab = kept.turn("heads", "summaries", edits="scale")
+    assert "--keep queries-keys" in tab.locator(".failure").inner_text()
+    kept.assert_quiet()
 
 
 # ------------------------------------------------------------------------------------------------------ recordings
 
 
-@pytest.mark.parametrize("keep", ["summaries", "queries-keys", "steps"])
-def test_every_recording_fills_every_screen_it_can(browser, tmp_path, keep):
-    """What is missing is said in one sentence, with the flag and the option that keep it."""
-    model = writers.learnt()
-    with ts.watch(model, keep=keep) as recording:
-        ts.decoding.generate(model, ["How are you?"], max_new_tokens=20, temperature=0)
-    recording.save(tmp_path / "run.telescope")
-    served = Served(Library({}))
-    served.run = served.library.open(tmp_path / "run.telescope").name
+@pytest.fixture(scope="module")
+def kept(browser, tmp_path_factory):
+    """A page with a recording of each kind, saved and opened again."""
+    served, model = Served(Library({})), writers.learnt()
+    for keep in KEPT:
+        with ts.watch(model, keep=keep) as recording:
+            ts.decoding.generate(model, ["How are you?"], max_new_tokens=20, temperature=0)
+        folder = tmp_path_factory.mktemp(keep) / f"{keep}.telescope"
+        recording.save(folder)
+        served.library.open(folder)
     page = Page(browser, served, reduced_motion="reduce")
-    lacks = {"summaries": {"walk", "geometry"}, "queries-keys": {"geometry"}, "steps": {"geometry"}}[keep]
+    page.open("heads", "steps")
+    yield page
+    page.leave()
+    served.stop()
+
+
+# the screens that each kind of recording cannot fill
+KEPT = {"summaries": {"walk", "geometry", "positions"}, "queries-keys": {"geometry"}, "steps": set()}
+
+
+@pytest.mark.parametrize("keep", KEPT)
+def test_every_recording_fills_every_screen_it_can(kept, keep):
+    """What is missing is said in one sentence, with the flag and the option that keep it."""
     for screen in SCREENS:
-        tab = page.open(screen)
+        tab = kept.turn(screen, keep)
         failed = tab.locator("main .failure").all_inner_texts()
-        if screen in lacks and not (keep == "steps" and not failed):
+        if screen in KEPT[keep]:
             (sentence,) = failed
             assert re.search(r"telescope watch --keep [\w-]+, or ts.watch\(keep=", sentence)
         else:
             assert (screen, failed) == (screen, [])
         if screen == "alignment":
             assert tab.locator("svg [role=button]", has_text="Wie").count() == 1
-    page.assert_quiet()
-    page.leave()
-    served.stop()
+    kept.assert_quiet()
+
+
+@pytest.mark.parametrize("keep", KEPT)
+def test_the_alignment_of_a_recorded_translation_is_that_of_explain(kept, keep):
+    """Every written word with every word that was read; the last row, the end, was written but never read."""
+    explained = explain_sentence(writers.learnt(), "How are you?", name="learnt").to_dict()["attentions"]
+    views = kept.served.library.run(keep).views
+    for layer, view in enumerate(views):
+        if view.kind != "cross":
+            continue
+        answer = kept.served.api.ask(f"/runs/{keep}/alignment", l=layer, h="mean")
+        (wanted,) = (one for one in explained if one["name"] == view.name)
+        weights = torch.tensor(wanted["word_weights"]).mean(0)
+        words = len(answer["real_rows"])
+        assert answer["rows"][:words] == wanted["row_words"][:words] == ["Wie", "geht", "es", "dir", "?"]
+        assert answer["columns"] == wanted["column_words"]
+        torch.testing.assert_close(torch.tensor(answer["weights"])[:words], weights[:words], atol=1e-5, rtol=0)
 
 
 def test_a_map_of_summaries_holds_the_largest_weights():
@@ -175,23 +204,3 @@ def test_a_map_of_summaries_holds_the_largest_weights():
     assert (log2.triu(1)[torch.ones(40, 40).triu(1) > 0] == -torch.inf).all()
     others = log2.scatter(1, top.indices, -40.0).tril()
     assert others[torch.ones(40, 40).tril() > 0].max() <= -30
-
-
-def test_exported_pages_open_where_they_were_saved(played, browser, tmp_path):
-    """Of a sentence, under 2 MB; with the same screen and numbers."""
-    tab = played.open("alignment", l=3, h=1, word=1)
-    tab.get_by_role("button", name="save this view").click()
-    with tab.expect_download() as waited:
-        tab.get_by_role("button", name="Page that opens").click()
-    waited.value.save_as(tmp_path / "saved.html")
-    shown = tab.locator("output").first.inner_text()
-    assert Path(tmp_path / "saved.html").stat().st_size < 2_000_000
-    other = browser.new_page(offline=True)
-    other.goto((tmp_path / "saved.html").as_uri())
-    other.get_by_role("heading", name="Which words").wait_for()
-    assert other.locator("output").first.inner_text() == shown
-    for name in ("Walk", "Heads", "Map"):
-        other.get_by_role("link", name=name).click()
-        other.wait_for_timeout(150)
-        assert (name, other.locator("main .failure").count()) == (name, 0)
-    other.close()

@@ -166,9 +166,10 @@ def test_a_sentence_is_opened_in_a_browser(command, monkeypatch, tmp_path):
     code, out, _ = command("explain", "--example", "bank", "--open")
     assert code == 0
     assert "/s/example-bank/geometry?token=" in out
-    code, out, _ = command("explain", "--example", "variance", "--open")
-    assert code == 0
-    assert "/variance?token=" in out
+    for table in ("variance", "positions"):
+        code, out, _ = command("explain", "--example", table, "--open")
+        assert code == 0
+        assert f"/{table}?token=" in out
     code, _, complaint = command("explain", "--example", "bonk", "--open")
     assert code == 2
     assert 'there is no example "bonk"' in complaint

@@ -78,6 +78,22 @@ def test_show_takes_the_folder_of_a_recording(tmp_path, monkeypatch):
     assert json.loads(widget.start) == {"run": "five", "screen": "map", "l": 0}
 
 
+@needs_anywidget
+def test_a_cell_of_an_example_a_trace_and_the_name_of_a_model(tmp_path):
+    """Each begins at a run that answers; no cell is empty."""
+    writers.learnt().save(tmp_path / "learnt")
+    journey = torch.eye(3)[None, None]
+    cells = [
+        show("bank", screen="geometry"),
+        show(ts.trace(journey, journey, journey)),
+        show(str(tmp_path / "learnt"), "Good morning."),
+    ]
+    runs = [json.loads(cell.start)["run"] for cell in cells]
+    assert runs[:2] == ["example-bank", "trace"]
+    assert runs[2].startswith("s")
+    assert all("text/plain" in cell._repr_mimebundle_()[0] for cell in cells)
+
+
 def test_without_anywidget_show_returns_a_static_page(monkeypatch):
     def missing(name):
         raise ImportError(name)

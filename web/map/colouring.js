@@ -1,5 +1,5 @@
 /** How a tile's numbers are shown: which aggregate, between which limits, in which colours. */
-import { PALETTES } from "../parts/colour.js";
+import { PALETTES, WEIGHTS } from "../parts/colour.js";
 import { colourTable } from "./float16.js";
 
 /**
@@ -45,13 +45,34 @@ export function defaultLimits(how, bin, info) {
  * @param {MapInfo} info
  */
 export function colourLimits(state, bin, info) {
+  const none = state.scale === "root" && state.how !== "lift" ? [ZERO, 0] : null;
   const chosen = state.lim?.split(",").map(Number);
   const valid = chosen?.length === 2 && chosen.every(Number.isFinite) && chosen[0] < chosen[1];
-  return chosen && valid ? chosen : defaultLimits(state.how, bin, info);
+  return chosen && valid ? chosen : (none ?? defaultLimits(state.how, bin, info));
 }
 
+export const ZERO = -40; // a power of two that counts as no weight
+const SINGLE = 256; // tokens; up to here, every weight has its own pixel
+
+/**
+ * Return the state with its scale and its palette: as on the other screens, unless the reader has chosen others. On a
+ * longer text, where nearly all weights are tiny, the scale is logarithmic.
+ * @param {State} state
+ * @param {MapInfo} info
+ * @param {Theme} theme
+ * @returns {State}
+ */
+export const withColours = (state, info, theme) => ({
+  ...state,
+  scale: state.scale ?? (Math.max(info.n_q, info.n_k) <= SINGLE && state.how !== "lift" ? "root" : "log"),
+  palette: state.palette === "weights" ? `weights-${theme}` : state.palette,
+});
+
+/** @type {Record<string, Colour[]>} */
+const ALL_PALETTES = { ...PALETTES, "weights-light": WEIGHTS.light, "weights-dark": WEIGHTS.dark };
+
 /** @param {State} state */
-export const chosenPalette = (state) => PALETTES[state.palette] ?? PALETTES.viridis;
+export const chosenPalette = (state) => ALL_PALETTES[state.palette] ?? WEIGHTS.light;
 
 /** Colour tables, each made once; at most 25 are kept. */
 export class ColourTables {
@@ -73,7 +94,7 @@ export class ColourTables {
     let table = this.tables.get(name);
     if (!table) {
       if (this.tables.size > 24) this.tables.clear();
-      const range = { palette: chosenPalette(state), low, high, scale: state.scale };
+      const range = { palette: chosenPalette(state), low, high, scale: state.scale ?? "log" };
       table = { name, colours: colourTable(range, log2Shift(state.how, keys, info)) };
       this.tables.set(name, table);
     }

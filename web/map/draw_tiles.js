@@ -145,7 +145,7 @@ function drawWeights(context, scene) {
   const { view, info, box, state, weight, colours } = scene;
   const { i0, i1, j0, j1 } = visibleCells(scene);
   const [low, high] = colourLimits(state, 1, info);
-  const position = positionIn({ low, high, scale: state.scale });
+  const position = positionIn({ low, high, scale: state.scale ?? "log" });
   const size = cellSize(view, info);
   context.font = `${Math.min(12.5, size / 4.6)}px ${colours.figures}`;
   /** @type {(text: string) => boolean} */

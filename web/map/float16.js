@@ -10,7 +10,7 @@ export const FLOAT16 = Float32Array.from({ length: 65536 }, (_, bits) => {
 });
 
 /**
- * @typedef {{low: number, high: number, scale: string}} ColourRange  limits in powers of two; scale "log" or "linear"
+ * @typedef {{low: number, high: number, scale: string}} ColourRange  limits in powers of two; scale "root", "log" or "linear"
  */
 
 /**
@@ -19,8 +19,10 @@ export const FLOAT16 = Float32Array.from({ length: 65536 }, (_, bits) => {
  * @returns {(log2: number) => number}
  */
 export function positionIn({ low, high, scale }) {
-  const [a, b] = [2 ** low, 2 ** high];
-  return scale === "log" ? (log2) => (log2 - low) / (high - low) : (log2) => (2 ** log2 - a) / (b - a);
+  if (scale === "log") return (log2) => (log2 - low) / (high - low);
+  const power = scale === "root" ? 0.5 : 1;
+  const [a, b] = [2 ** (low * power), 2 ** (high * power)];
+  return (log2) => (2 ** (log2 * power) - a) / (b - a);
 }
 
 /**

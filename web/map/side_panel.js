@@ -5,7 +5,7 @@ import { css, paletteColour } from "../parts/colour.js";
 import { count, full, short, traceWeights } from "../parts/numbers.js";
 import { visible } from "../parts/text.js";
 import { html, useEffect, useRef } from "../preact.js";
-import { chosenPalette, colourLimits } from "./colouring.js";
+import { chosenPalette, colourLimits, ZERO } from "./colouring.js";
 import { context2d } from "./float16.js";
 
 /**
@@ -79,11 +79,17 @@ export function ColourScale({ state, go, info, bin, sampled }) {
   };
   /** @param {number} power */
   const powerOfTwo = (power) =>
-    power === 0 ? "1" : power > 0 ? short(2 ** power, 3) : html`2<sup>${String(power).replace("-", "−")}</sup>`;
+    power === ZERO
+      ? "0"
+      : power === 0
+        ? "1"
+        : power > 0
+          ? short(2 ** power, 3)
+          : html`2<sup>${String(power).replace("-", "−")}</sup>`;
   const unit = state.how === "lift" ? " ×" : "";
   return html`<div class="scale">
     <canvas ref=${canvas} aria-hidden="true"></canvas>
-    <div class="ends"><span>≤ ${powerOfTwo(low)}${unit}</span><span class="soft">${state.how}, ${state.scale}${sampled ? ", sampled" : ""}</span><span>≥ ${powerOfTwo(high)}${unit}</span></div>
+    <div class="ends"><span>${low === ZERO ? "" : "≤ "}${powerOfTwo(low)}${unit}</span><span class="soft">${state.how}, ${state.scale === "root" ? "√" : state.scale}${sampled ? ", sampled" : ""}</span><span>${low === ZERO ? "" : "≥ "}${powerOfTwo(high)}${unit}</span></div>
     <div class="limits">
       <label for="telescope-low">from</label><input id="telescope-low" type="range" min="-32" max="7" step="1" value=${low} aria-valuetext=${`2 to the power ${low}`} onInput=${set(0)} />
       <label for="telescope-high">to</label><input id="telescope-high" type="range" min="-31" max="8" step="1" value=${high} aria-valuetext=${`2 to the power ${high}`} onInput=${set(1)} />

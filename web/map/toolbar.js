@@ -10,6 +10,7 @@ import { AGGREGATES } from "./colouring.js";
  */
 export function Toolbar({ run, l, answers, info, state, go, zoomBy, showAll, jump, queryField }) {
   const available = Object.entries(AGGREGATES).filter(([, { from }]) => info.how.includes(from));
+  const palette = state.palette.replace(/-(light|dark)$/, "");
   const [problem, setProblem] = useState(/** @type {string | null} */ (null));
   /**
    * Return the position that a field names: a number, or the first token or word with this text.
@@ -40,13 +41,18 @@ export function Toolbar({ run, l, answers, info, state, go, zoomBy, showAll, jum
       ([name, { means }]) =>
         html`<button type="button" title=${means} aria-pressed=${state.how === name} onClick=${() => go({ how: name, lim: null })}>${name}</button>`,
     )}</span>
-    <span class="segments" role="group" aria-label="scale">${["log", "linear"].map(
-      (name) =>
-        html`<button type="button" aria-pressed=${state.scale === name} onClick=${() => go({ scale: name })}>${name}</button>`,
+    <span class="segments" role="group" aria-label="scale">${[
+      ["root", "√", "as on the other screens"],
+      ["log", "log", "for weights of very different sizes"],
+      ["linear", "linear", "from the lower limit to the upper one"],
+    ].map(
+      ([name, label, title]) =>
+        html`<button type="button" title=${title} aria-label=${name === "root" ? "square root" : name} aria-pressed=${state.scale === name} onClick=${() => go({ scale: name, lim: null })}>${label}</button>`,
     )}</span>
-    <label class="labelled">colours <select value=${state.palette} onChange=${(event) => go({ palette: event.currentTarget.value })}>${Object.keys(
-      PALETTES,
-    ).map((name) => html`<option value=${name} selected=${name === state.palette}>${name}</option>`)}</select></label>
+    <label class="labelled">colours <select value=${palette} onChange=${(event) => go({ palette: event.currentTarget.value })}>${[
+      "weights",
+      ...Object.keys(PALETTES),
+    ].map((name) => html`<option value=${name} selected=${name === palette}>${name}</option>`)}</select></label>
     <span class="segments" role="group" aria-label="zoom"><button type="button" aria-label="zoom out" onClick=${() => zoomBy(-1)}>−</button><button type="button" aria-label="zoom in" onClick=${() => zoomBy(1)}>+</button><button type="button" onClick=${showAll}>all</button></span>
     <form class="goto" onSubmit=${submit}>
       <label class="labelled">query <input class="field" name="i" ref=${queryField} placeholder="number or word" required autocomplete="off" /></label>

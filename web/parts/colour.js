@@ -1,4 +1,5 @@
-/** Colours of numbers: weights by a palette of rising lightness, signed numbers by two hues around zero. */
+/** Colours of numbers: weights by one palette on every screen, signed numbers by two hues around zero. */
+import { toNumber } from "./numbers.js";
 
 /** @param {string} hex  colours as six hexadecimal digits, separated by spaces */
 const parseStops = (hex) => hex.split(" ").map((stop) => [0, 2, 4].map((at) => parseInt(stop.slice(at, at + 2), 16)));
@@ -11,6 +12,12 @@ export const PALETTES = {
   viridis: parseStops("440154 472d7b 3b528b 2c728e 21918c 28ae80 5ec962 addc30 fde725"),
   magma: parseStops("000004 1d1147 51127c 832681 b73779 e75263 fc8961 fec488 fcfdbf"),
   cividis: parseStops("00224e 1a386f 434e6c 61656f 7d7c78 9b9476 bcae6c dec958 fee838"),
+};
+
+/** From the colour of the page, for no weight, to the one that differs from it most. @type {Record<Theme, Colour[]>} */
+export const WEIGHTS = {
+  light: parseStops("ecefe8 c6dfd9 9fcdca 75b9bc 4da2ab 2f899a 1f6d86 16516f 0f3455"),
+  dark: parseStops("23282e 203c46 215262 266a7b 32858f 4da19f 7abdab b2d8b9 eef3cb"),
 };
 
 /**
@@ -40,6 +47,24 @@ export function signedColour(t, theme) {
   const strength = Math.sign(t) * Math.sqrt(Math.min(1, Math.abs(t || 0))); // the root makes small numbers visible
   return paletteColour(SIGNED[theme], (strength + 1) / 2);
 }
+
+/**
+ * Return the colour of a weight: the same on every screen, on every scale from 0 to 1. It follows the square root,
+ * because among ten tokens most weights are small.
+ * @param {JsonNumber} weight
+ * @param {Theme} theme
+ */
+export const weightColour = (weight, theme) => paletteColour(WEIGHTS[theme], Math.sqrt(toNumber(weight)));
+
+/**
+ * Return the function that colours the cells of a matrix of weights. Where there is a mask, a weight of zero is masked:
+ * it stays transparent and shows the hatch.
+ * @param {Theme} theme
+ * @param {boolean} masks
+ * @returns {(weight: JsonNumber) => Colour}
+ */
+export const cellColour = (theme, masks) => (weight) =>
+  masks && weight === 0 ? [0, 0, 0, 0] : weightColour(weight, theme);
 
 /** @param {Colour} colour */
 export const css = ([r, g, b]) => `rgb(${r},${g},${b})`;

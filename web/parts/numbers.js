@@ -99,3 +99,12 @@ export const largest = (numbers) =>
  * @param {number[]} numbers
  */
 export const argmax = (numbers) => numbers.reduce((best, x, at) => (x > numbers[best] ? at : best), 0);
+
+/**
+ * Return the right end of the bars of weights: 1, or less where many keys share the weight; the table prints it.
+ * @param {number[]} weights
+ */
+export const weightScale = (weights) => {
+  const top = Math.max(...weights);
+  return weights.length <= 64 || top > 0.5 ? 1 : ([0.01, 0.05, 0.1, 0.5].find((end) => end >= top) ?? 1);
+};

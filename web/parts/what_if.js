@@ -1,21 +1,26 @@
 /** What if: change one attention, and see one query and the model's output before and after, on one fixed scale. */
 import { useAnswer } from "../answers.js";
 import { html, useState } from "../preact.js";
+import { css, weightColour } from "./colour.js";
 import { full, percent, short } from "./numbers.js";
 import { visible } from "./text.js";
 
 /**
  * @param {{run: Run, attention: Attention, h: number, i: number, keyWords: TokenRange | null, state: State, go: Go,
- *   answers: import("../answers.js").Answers, transport: Transport, query: string}} props  `query` is the word that is followed
+ *   answers: import("../answers.js").Answers, transport: Transport, theme: Theme, query: string}} props  `query` is the word that is followed
  */
-export function WhatIf({ run, attention, h, i, keyWords, state, go, answers, transport, query }) {
+export function WhatIf({ run, attention, h, i, keyWords, state, go, answers, transport, theme, query }) {
   const edits = new Set((state.edits ?? "").split(",").filter(Boolean));
   const [chosen, setOpen] = useState(/** @type {boolean | null} */ (null));
   const open = chosen ?? edits.size > 0;
-  const found = useAnswer(answers, edits.size ? `runs/${run.run}/whatif` : null, {
+  const found = useAnswer(answers, edits.size && attention.has?.trace !== false ? `runs/${run.run}/whatif` : null, {
     ...{ l: attention.l, h, i, edits: state.edits },
   });
-  if (attention.has?.trace === false || !transport.send) return null;
+  if (!transport.send) return null;
+  if (attention.has?.trace === false)
+    return edits.size
+      ? html`<p class="failure" role="status">A what-if needs the queries and keys: ${attention.why?.trace}.</p>`
+      : null;
   /** @type {(name: string, on: boolean) => void} */
   const set = (name, on) => {
     const kept = [...edits].filter((one) => one.split(":")[0] !== name.split(":")[0]);
@@ -46,7 +51,7 @@ export function WhatIf({ run, attention, h, i, keyWords, state, go, answers, tra
     </div>`
     }
     ${open && found.error && html`<p class="failure" role="alert">${found.error.message}</p>`}
-    ${open && edits.size > 0 && found.value && !found.error && html`<${Compared} found=${found.value} keyWords=${keyWords} query=${query} pieces=${state.pieces === 1} />`}
+    ${open && edits.size > 0 && found.value && !found.error && html`<${Compared} found=${found.value} keyWords=${keyWords} query=${query} pieces=${state.pieces === 1} theme=${theme} />`}
   </section>`;
 }
 
@@ -54,25 +59,27 @@ export function WhatIf({ run, attention, h, i, keyWords, state, go, answers, tra
 const wordChoices = ({ words, names, tokens }) =>
   words && names ? names.map((name, word) => [words.lastIndexOf(word), name]) : tokens.map((name, at) => [at, name]);
 
-/** @param {{found: any, keyWords: TokenRange | null, query: string, pieces: boolean}} props */
-function Compared({ found, keyWords, query, pieces }) {
+/** @param {{found: any, keyWords: TokenRange | null, query: string, pieces: boolean, theme: Theme}} props */
+function Compared({ found, keyWords, query, pieces, theme }) {
   const rows = rowsOf(found, pieces ? null : keyWords);
   const most = Math.max(...rows.map((row) => Math.abs(row.after - row.before)));
   const [low, high] = [Math.min(0, ...rows.map((row) => row.after)), Math.max(1, ...rows.map((row) => row.after))];
   const x = (/** @type {number} */ w) => (100 * (w - low)) / (high - low);
-  /** @type {(w: number, y: number, fill: string) => any} */
-  const bar = (w, y, fill) =>
-    Number.isFinite(w) &&
-    html`<rect x=${Math.min(x(0), x(w))} y=${y} height="4" width=${Math.max(0.3, Math.abs(x(w) - x(0)))} fill=${fill} />`;
+  /** The bar of a weight; before the change it is hollow. @type {(w: number, y: number, hollow: boolean) => any} */
+  const bar = (w, y, hollow) => {
+    if (!Number.isFinite(w)) return null;
+    const colour = css(weightColour(Math.abs(w), theme));
+    return html`<rect x=${Math.min(x(0), x(w))} y=${y} height="4" width=${Math.max(0.3, Math.abs(x(w) - x(0)))} fill=${hollow ? "none" : colour} stroke=${hollow ? colour : "none"} stroke-width="1.5" vector-effect="non-scaling-stroke" />`;
+  };
   return html`<div class="compared">
-    <table class="ledger"><caption class="hidden">weights of ${visible(query)} before and after</caption>
-      <thead><tr><th scope="col">key</th><th scope="col">before</th><th scope="col" class="now">after</th><th scope="col" class="share"><span class="ends"><span>${short(low, 2)}</span><span>${short(high, 3)}</span></span></th></tr></thead>
+    <table class="ledger"><caption class="hidden">weights of ${visible(query)} before (hollow bars) and after (filled)</caption>
+      <thead><tr><th scope="col">key</th><th scope="col">before ▭</th><th scope="col" class="now">after ▬</th><th scope="col" class="share"><span class="ends"><span>${short(low, 2)}</span><span>${short(high, 3)}</span></span></th></tr></thead>
       <tbody>${rows.map(
         (
           row,
         ) => html`<tr class=${most > 1e-9 && Math.abs(row.after - row.before) === most ? "chosen" : ""}><td>${visible(row.name)}${most > 1e-9 && Math.abs(row.after - row.before) === most ? html` <small class="soft">changed most</small>` : ""}</td>
         <td class="was" title=${full(row.before)}>${short(row.before)}</td><td class="now" title=${full(row.after)}>${short(row.after)}</td>
-        <td class="share"><svg class="meter" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">${bar(row.before, 0.5, "var(--soft)")}${bar(row.after, 5.5, "var(--query)")}</svg></td></tr>`,
+        <td class="share"><svg class="meter" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">${bar(row.before, 0.5, true)}${bar(row.after, 5.5, false)}</svg></td></tr>`,
       )}</tbody></table>
     <${OutputChange} output=${found.output} reaches=${found.reaches} />
   </div>`;

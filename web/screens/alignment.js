@@ -1,7 +1,7 @@
 /** Alignment: the weights between words, as ribbons and as a matrix. */
 import { useAnswer } from "../answers.js";
 import { Answered, headName, layerOf } from "../parts/answered.js";
-import { paletteColour, PALETTES } from "../parts/colour.js";
+import { cellColour } from "../parts/colour.js";
 import { Matrix } from "../parts/matrix.js";
 import { argmax, clamp, full, percent, short, toNumber } from "../parts/numbers.js";
 import { visible } from "../parts/text.js";
@@ -50,7 +50,7 @@ function SharpestNote({ run, attention, sharpest, go }) {
 }
 
 /** @param {ScreenProps & {found: AlignmentAnswer}} props */
-function AlignedWords({ found, run, attention, state, go, answers, transport }) {
+function AlignedWords({ found, run, attention, state, go, answers, transport, theme }) {
   const weights = useMemo(() => found.weights.map((row) => row.map(toNumber)), [found]);
   const { rows, columns } = found;
   const [hover, setHover] = useState(/** @type {Word | null} */ (null));
@@ -70,10 +70,10 @@ function AlignedWords({ found, run, attention, state, go, answers, transport }) 
   const keys = useAnswer(answers, i === undefined ? null : `runs/${run.run}/tokens`, { l: attention.l, axis: "k" });
   const textWords = [new Set(found.real_columns), new Set(found.real_rows)];
   return html`<div class="stack">
-    <div class="card ribbons"><${Ribbons} ...${shared} textWords=${textWords} /></div>
-    ${i !== undefined && html`<${WhatIf} ...${{ run, attention, h: state.h, i, keyWords: keys.value, state, go, answers, transport, query: rows[pinned] }} />`}
+    <div class="card ribbons"><${Ribbons} ...${shared} theme=${theme} textWords=${textWords} /></div>
+    ${i !== undefined && html`<${WhatIf} ...${{ run, attention, h: state.h, i, keyWords: keys.value, state, go, answers, transport, theme, query: rows[pinned] }} />`}
     <div class="align">
-      <${Weights} ...${shared} masks=${attention.mask !== "everyone"} />
+      <${Weights} ...${shared} theme=${theme} masks=${attention.mask !== "everyone"} />
       <div><div class="card"><output class="readout" aria-live="polite" style=${{ margin: 0, border: 0, padding: 0 }}><${Shares} ...${shared} /></output></div>
       <p class="soft" style=${{ fontSize: "13px", marginTop: "12px" }}>${state.of === "head" ? headName(attention, state.h) : `the mean of ${attention.heads.length} heads of ${attention.name}`}. Tokens are joined into words: a word’s row is the mean over its tokens, its column their sum. ${(found.known ?? 1) < 0.999 ? `Only the largest weights of each query were kept, ${percent(found.known)} of all weight. ` : ""}Ribbons under ${percent(THINNEST)} are not drawn; the matrix shows all.</p></div>
     </div>
@@ -95,16 +95,12 @@ function Shares({ rows, columns, weights, lit }) {
       <tbody>${order.map((at) => html`<tr><td class=${isQuery ? "k" : "q"}>${visible(others[at])}</td><td title=${full(shares[at])}>${short(shares[at])}</td></tr>`)}</tbody></table>`;
 }
 
-/** @param {number} w */
-const weightColour = (w) => paletteColour(PALETTES.viridis, Math.sqrt(w));
-/** Where there is a mask, a weight of zero is masked: it stays transparent and shows the hatch. @param {number} w */
-const maskedColour = (w) => (w === 0 ? [0, 0, 0, 0] : weightColour(w));
-
 /**
  * The weights as a matrix, and the one pointed at in full.
- * @param {Aligned & Pointing & {masks: boolean}} props
+ * @param {Aligned & Pointing & {masks: boolean, theme: Theme}} props
  */
-function Weights({ rows, columns, weights, lit, setHover, pin, masks }) {
+function Weights({ rows, columns, weights, lit, setHover, pin, masks, theme }) {
+  const colour = useMemo(() => cellColour(theme, masks), [theme, masks]);
   const [at, setAt] = useState(/** @type {number[] | null} */ (null));
   const [i, j] =
     at ?? (lit.side ? [lit.at, argmax(weights[lit.at])] : [argmax(weights.map((row) => row[lit.at])), lit.at]);
@@ -118,7 +114,7 @@ function Weights({ rows, columns, weights, lit, setHover, pin, masks }) {
     setHover({ side: 1, at: i });
   };
   return html`<div class=${masks ? "masks" : ""} onPointerLeave=${leave}>
-    <${Matrix} rows=${weights} labels=${rows} columns=${columns} name="weights" colour=${masks ? maskedColour : weightColour} cell=${clamp(Math.floor(400 / rows.length), 2, 24)} at=${[i, j]} chosen=${lit.side ? lit.at : undefined}
+    <${Matrix} rows=${weights} labels=${rows} columns=${columns} name="weights" colour=${colour} cell=${clamp(Math.floor(400 / rows.length), 2, 24)} at=${[i, j]} chosen=${lit.side ? lit.at : undefined}
       point=${point} pick=${(/** @type {number} */ row) => pin({ side: 1, at: row })} />
     <p class="figures" style=${{ marginTop: "7px", minHeight: "3.2em" }}>${visible(rows[i])} → ${visible(columns[j])} = <b>${full(weights[i][j])}</b></p>
   </div>`;

@@ -1,5 +1,6 @@
 /** Two heads side by side: the sentence, and a ribbon from the query to every word it attends to. */
 import { html } from "../preact.js";
+import { css, weightColour } from "../parts/colour.js";
 import { argmax, percent } from "../parts/numbers.js";
 import { clipped, visible } from "../parts/text.js";
 
@@ -15,9 +16,9 @@ const HABITS = {
 };
 
 /**
- * @param {{compared: PerspectivesAnswer, A: HeadPlace, B: HeadPlace, nameOf: (l: number, h: number) => string, byHand: boolean, go: Go}} props
+ * @param {{compared: PerspectivesAnswer, A: HeadPlace, B: HeadPlace, nameOf: (l: number, h: number) => string, byHand: boolean, go: Go, theme: Theme}} props
  */
-export function Fans({ compared, A, B, nameOf, byHand, go }) {
+export function Fans({ compared, A, B, nameOf, byHand, go, theme }) {
   const { names, word, heads, pair } = compared;
   const whole = [A, B].map(({ l, h }) => heads.find((one) => one.l === l && one.h === h));
   const kept = largest(whole, compared);
@@ -33,7 +34,7 @@ export function Fans({ compared, A, B, nameOf, byHand, go }) {
       (one, at) =>
         one &&
         html`<figure class="reading card"><h3><span class=${`mark ${"ab"[at]}`}>${"AB"[at]}</span>${nameOf(one.l, one.h)}</h3>
-        <${Fan} weights=${one.weights} words=${columns} from=${own} query=${names[word]} hue=${at ? "key" : "query"} />
+        <${Fan} weights=${one.weights} words=${columns} from=${own} query=${names[word]} theme=${theme} />
         <figcaption class="soft">${one.habit ? html`<b>By position:</b> this head ${HABITS[one.habit]} (${percent(one.share)} of its weight). It says nothing about this sentence.` : `Not by position: it does not always look at the same place.`}</figcaption></figure>`,
     )}
   </div>
@@ -69,16 +70,16 @@ const LINE = 26;
 
 /**
  * The words below each other, the query on the left, and a ribbon to every word.
- * @param {{weights: number[], words: string[], from: number | null, query: string, hue: string}} props
+ * @param {{weights: number[], words: string[], from: number | null, query: string, theme: Theme}} props
  */
-function Fan({ weights, words, from, query, hue }) {
+function Fan({ weights, words, from, query, theme }) {
   const high = words.length * LINE + 6;
   const y = (/** @type {number} */ at) => at * LINE + LINE / 2 + 3;
   const start = from === null ? high / 2 : y(from);
   const top = argmax(weights);
   return html`<svg class="fan" viewBox=${`0 0 420 ${high}`} role="img" aria-label=${`${visible(query)} attends to ${words.map((word, at) => `${visible(word)} ${percent(weights[at])}`).join(", ")}`}>
     <text x="104" y=${start + 5} text-anchor="end" font-size="15" style=${{ fontFamily: "var(--serif)", fontWeight: 600, fill: "var(--query)" }}>${clipped(query, 14)}</text>
-    <g fill="none" stroke-linecap="round">${weights.map((w, at) => w >= 0.005 && html`<path d=${`M112 ${start}C170 ${start} 170 ${y(at)} 232 ${y(at)}`} stroke=${`var(--${hue})`} stroke-width=${Math.max(0.8, 20 * w)} stroke-opacity=${0.25 + 0.65 * w} />`)}</g>
+    <g fill="none">${weights.map((w, at) => w >= 0.005 && html`<path d=${`M112 ${start}C170 ${start} 170 ${y(at)} 232 ${y(at)}`} data-weight=${w} stroke=${css(weightColour(w, theme))} stroke-width=${Math.max(0.8, 20 * w)} />`)}</g>
     ${words.map(
       (
         word,

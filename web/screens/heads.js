@@ -1,8 +1,8 @@
 /** Heads: a small map of every head, two heads compared on one query, and the habits of all. */
 import { useAnswer, useAnswers } from "../answers.js";
-import { css, paletteColour, PALETTES } from "../parts/colour.js";
+import { cellColour, css, weightColour } from "../parts/colour.js";
 import { paint } from "../parts/matrix.js";
-import { argmax, count, full, toNumber, traceWeights, percent, short, sum } from "../parts/numbers.js";
+import { argmax, count, full, traceWeights, percent, short, sum, weightScale } from "../parts/numbers.js";
 import { allAnswers, Answered, headName, layerOf } from "../parts/answered.js";
 import { clipped, visible } from "../parts/text.js";
 import { tokenRange } from "../parts/token_range.js";
@@ -45,7 +45,21 @@ function HeadsOfKind(props) {
 }
 
 /** @param {ScreenProps & {alike: Attention[], layers: HeadsAnswer[], words: TokenRange, keyWords: TokenRange | null, i: number, compared: PerspectivesAnswer | null}} props */
-function Comparison({ run, attention, state, go, answers, alike, layers, words, keyWords, transport, i, compared }) {
+function Comparison({
+  run,
+  attention,
+  state,
+  go,
+  answers,
+  alike,
+  layers,
+  words,
+  keyWords,
+  transport,
+  theme,
+  i,
+  compared,
+}) {
   /** @type {(l: number | null, h: number | null) => HeadPlace | null} */
   const placeOf = (l, h) =>
     l !== null && h !== null && alike.some((one) => one.l === l && one.heads.includes(h)) ? { l, h } : null;
@@ -71,21 +85,21 @@ function Comparison({ run, attention, state, go, answers, alike, layers, words, 
   const attentionOf = (l) => alike.find((one) => one.l === l) ?? attention;
   /** @type {(l: number, h: number) => string} */
   const nameOf = (l, h) => headName(attentionOf(l), h);
-  const shared = { run, answers, A, B, i, nameOf, layers };
+  const shared = { run, answers, A, B, i, nameOf, layers, theme };
   return html`<div class="picker" style=${{ margin: "14px 0 16px" }}><h3>query</h3>
       <${WordPicker} words=${picked.range} at=${picked.at(i)} choose=${(/** @type {number} */ at) => go({ i: picked.query(at) })} label="the query" /></div>
     ${
       compared && state.pieces !== 1
-        ? html`<${Fans} ...${{ compared, A, B, nameOf, byHand, go }} />`
+        ? html`<${Fans} ...${{ compared, A, B, nameOf, byHand, go, theme }} />`
         : html`<${Readings} ...${shared} words=${!pooled && attention.kind !== "cross" && attention.n_q === attention.n_k ? words : null} />`
     }
-    <${WhatIf} ...${{ run, attention: attentionOf(A.l), h: A.h, i, keyWords: attention.n_k <= 512 ? keyWords : null, state, go, answers, transport, query: picked.range.tokens[picked.at(i)] ?? "" }} />
+    <${WhatIf} ...${{ run, attention: attentionOf(A.l), h: A.h, i, keyWords: attention.n_k <= 512 ? keyWords : null, state, go, answers, transport, theme, query: picked.range.tokens[picked.at(i)] ?? "" }} />
     <h2 style=${{ margin: "38px 0 0" }}>All heads</h2>
-    <p class="lede">Each square is one head’s attention: rows are queries, columns are keys, bright is a large weight. Choose two heads to compare them.</p>
+    <p class="lede">Each square is one head’s attention: rows are queries, columns are keys; the stronger the colour, the larger the weight. Choose two heads to compare them.</p>
     <div class="row" style=${{ margin: "18px 0 12px" }}>
       <span class="soft">click to choose</span>
       <span class="segments">${["a", "b"].map((which) => html`<button type="button" aria-pressed=${turn === which} onClick=${() => setTurn(which)}>head ${which.toUpperCase()}</button>`)}</span>
-      <${Scale} />
+      <${Scale} theme=${theme} />
       ${pooled && html`<span class="soft">pooled to ${layers[0].rows} × ${layers[0].columns}${layers.every((one) => one.exact) || summary ? "" : "; sampled, not exact"}</span>`}
       ${summary && html`<span class="soft">from the largest weights of each query: this recording kept summaries</span>`}
     </div>
@@ -95,7 +109,7 @@ function Comparison({ run, attention, state, go, answers, alike, layers, words, 
         (
           layer,
         ) => html`<span class="layer">${attentionOf(layer.l).title ?? `layer ${layerOf(attentionOf(layer.l))}`}</span>
-        ${layer.maps.map((map) => html`<${Mini} key=${`${layer.l}/${map.h}`} map=${map} mark=${mark(layer.l, map.h)} name=${nameOf(layer.l, map.h)} masks=${attention.mask !== "everyone"} choose=${() => choose(layer.l, map.h)} />`)}
+        ${layer.maps.map((map) => html`<${Mini} key=${`${layer.l}/${map.h}`} map=${map} mark=${mark(layer.l, map.h)} name=${nameOf(layer.l, map.h)} masks=${attention.mask !== "everyone"} theme=${theme} choose=${() => choose(layer.l, map.h)} />`)}
         ${Array.from({ length: wide - layer.maps.length }, () => html`<span></span>`)}`,
       )}
     </div></div>
@@ -103,23 +117,18 @@ function Comparison({ run, attention, state, go, answers, alike, layers, words, 
     <${Habits} ...${{ layers, mark, choose, nameOf }} />`;
 }
 
-function Scale() {
+/** @param {{theme: Theme}} props */
+function Scale({ theme }) {
   return html`<span class="legend"><span class="end">0</span>
     <svg width="120" height="10" viewBox="0 0 32 1" preserveAspectRatio="none" aria-hidden="true">
-      ${Array.from({ length: 32 }, (_, at) => html`<rect x=${at} width="1.05" height="1" shape-rendering="crispEdges" fill=${css(weightColour((at / 31) ** 2))} />`)}
+      ${Array.from({ length: 32 }, (_, at) => html`<rect x=${at} width="1.05" height="1" shape-rendering="crispEdges" fill=${css(weightColour((at / 31) ** 2, theme))} />`)}
     </svg><span class="end">1</span><span>one scale for all heads</span></span>`;
 }
 
-/** The colour of a weight follows its square root: among ten tokens, most weights are small. @type {(w: JsonNumber) => Colour} */
-const weightColour = (w) => paletteColour(PALETTES.viridis, Math.sqrt(toNumber(w)));
-const TRANSPARENT = [0, 0, 0, 0];
-/** Where there is a mask, a weight of zero is masked: it stays transparent and shows the hatch. @type {(w: JsonNumber) => Colour} */
-const maskedColour = (w) => (w === 0 ? TRANSPARENT : weightColour(w));
-
-/** @param {{map: HeadMap, mark: string, name: string, masks: boolean, choose: () => void}} props */
-function Mini({ map, mark, name, masks, choose }) {
+/** @param {{map: HeadMap, mark: string, name: string, masks: boolean, theme: Theme, choose: () => void}} props */
+function Mini({ map, mark, name, masks, theme, choose }) {
   const canvas = useRef(/** @type {HTMLCanvasElement | null} */ (null));
-  useEffect(() => paint(canvas.current, map.share, masks ? maskedColour : weightColour), [map]);
+  useEffect(() => paint(canvas.current, map.share, cellColour(theme, masks)), [map, theme]);
   return html`<button type="button" class=${`mini ${mark} ${masks ? "masked" : ""}`} aria-label=${`${name}${mark ? `, chosen as ${mark.toUpperCase()}` : ""}`} title=${name} onClick=${choose}>
     <canvas ref=${canvas}></canvas>${mark && html`<span class=${`mark ${mark}`}>${mark.toUpperCase()}</span>`}</button>`;
 }
@@ -127,9 +136,9 @@ function Mini({ map, mark, name, masks, choose }) {
 /**
  * One query in both heads. Short texts read its weights from the small maps; long ones request its trace.
  * @param {{run: Run, answers: import("../answers.js").Answers, A: HeadPlace, B: HeadPlace, i: number,
- *   nameOf: (l: number, h: number) => string, layers: HeadsAnswer[], words: TokenRange | null}} props
+ *   nameOf: (l: number, h: number) => string, layers: HeadsAnswer[], words: TokenRange | null, theme: Theme}} props
  */
-function Readings({ run, answers, A, B, i, nameOf, layers, words }) {
+function Readings({ run, answers, A, B, i, nameOf, layers, words, theme }) {
   const places = [A, B];
   const whole = run.attentions[A.l]?.has?.trace !== false; // otherwise the largest weights alone are known
   const fromMaps = places.map(({ l, h }) => {
@@ -149,14 +158,14 @@ function Readings({ run, answers, A, B, i, nameOf, layers, words }) {
     const best = rows.map(argmax);
     const tops = traces.map((trace, at) => trace.tokens[best[at]]);
     const same = traces[0].keys[best[0]] === traces[1].keys[best[1]];
-    const top = Math.max(...rows.flat());
+    const top = Math.max(...rows.map(weightScale));
     return html`<div class="readings">
       ${traces.map(
         (
           trace,
           at,
         ) => html`<div class="reading card"><h3><span class=${`mark ${"ab"[at]}`}>${"AB"[at]}</span>${nameOf(places[at].l, places[at].h)}</h3>
-        <${Reading} trace=${trace} weights=${rows[at]} top=${top} which=${"ab"[at]} /></div>`,
+        <${Reading} trace=${trace} weights=${rows[at]} top=${top} theme=${theme} /></div>`,
       )}
     </div>
     <p class="said">${
@@ -185,9 +194,9 @@ const LINES = 14;
 
 /**
  * The largest weights of one query, in the order of the text.
- * @param {{trace: Trace, weights: number[], top: number, which: string}} props
+ * @param {{trace: Trace, weights: number[], top: number, theme: Theme}} props
  */
-function Reading({ trace, weights, top, which }) {
+function Reading({ trace, weights, top, theme }) {
   const order = weights
     .map((_, at) => at)
     .sort((a, b) => weights[b] - weights[a])
@@ -195,12 +204,12 @@ function Reading({ trace, weights, top, which }) {
     .sort((a, b) => a - b);
   const rest = sum(weights.filter((_, at) => !order.includes(at))) + (trace.rest?.weight ?? 0);
   return html`<table class="ledger" style=${{ marginTop: "10px" }}><caption class="hidden">the largest weights of ${visible(trace.token)}</caption>
-    <thead class="hidden"><tr><th scope="col">key</th><th scope="col">weight</th><th scope="col">as a bar</th></tr></thead>
+    <thead><tr><th scope="col">key</th><th scope="col">weight</th><th scope="col" class="share"><span class="ends"><span>0</span><span>${short(top, 3)}</span></span></th></tr></thead>
     <tbody>${order.map(
       (
         at,
       ) => html`<tr><td style=${{ fontFamily: "var(--serif)" }}>${clipped(trace.tokens[at], 24)}</td><td title=${full(weights[at])}>${short(weights[at])}</td>
-      <td class="share"><svg class="meter" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true"><rect y="1" height="8" width=${Math.max((100 * weights[at]) / top, 0.3)} fill=${which === "a" ? "var(--query)" : "var(--key)"} /></svg></td></tr>`,
+      <td class="share"><svg class="meter" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true"><rect y="1" height="8" width=${Math.max((100 * weights[at]) / top, 0.3)} fill=${css(weightColour(weights[at], theme))} /></svg></td></tr>`,
     )}
       ${weights.length > LINES && html`<tr><td class="soft">${count(trace.n_k - LINES)} others</td><td title=${full(rest)}>${short(rest)}</td><td></td></tr>`}
     </tbody></table>`;

@@ -1,6 +1,6 @@
 /** Map: the whole matrix of a head, from an overview down to the single weight. */
 import { useAnswer } from "../answers.js";
-import { AGGREGATES, chosenPalette, ColourTables } from "../map/colouring.js";
+import { AGGREGATES, chosenPalette, ColourTables, withColours } from "../map/colouring.js";
 import { useGestures } from "../map/gestures.js";
 import {
   useCanvasSize,
@@ -31,7 +31,8 @@ export function MapScreen(props) {
 }
 
 /** @param {ScreenProps & {info: MapInfo}} props */
-function Viewer({ run, attention, info, state, go, answers, transport, root }) {
+function Viewer({ run, attention, info, state: chosen, go, answers, transport, root, theme }) {
+  const state = { ...withColours(chosen, info, theme), h: chosen.h };
   const frame = useRef(/** @type {HTMLElement | null} */ (null));
   const canvas = useRef(/** @type {HTMLCanvasElement | null} */ (null));
   const queryField = useRef(/** @type {HTMLInputElement | null} */ (null));

@@ -1,4 +1,5 @@
 /** Two lines of words with ribbons between them; on a narrow page, two columns. */
+import { css, weightColour } from "../parts/colour.js";
 import { clamp, sum } from "../parts/numbers.js";
 import { clipped, visible } from "../parts/text.js";
 import { useWidth } from "../parts/use_width.js";
@@ -9,7 +10,8 @@ import { html, useMemo } from "../preact.js";
  * @typedef {{vertical: boolean, size: number, height: number, points: number[][][], widths: number[][], side: number,
  *   step: number}} Layout  font size, height of the drawing, the point of each word by side, and either the widths of
  *   words, or the width of a column and the distance of its lines
- * @typedef {import("./alignment.js").Aligned & import("./alignment.js").Pointing & {textWords: Set<number>[]}} RibbonProps
+ * @typedef {import("./alignment.js").Aligned & import("./alignment.js").Pointing & {textWords: Set<number>[],
+ *   theme: Theme}} RibbonProps
  */
 
 export const THINNEST = 0.02; // the smallest share that is drawn
@@ -99,7 +101,7 @@ function layOutColumns(columns, rows, width) {
 }
 
 /** @param {RibbonProps & {layout: Layout, width: number}} props */
-function Drawing({ rows, columns, weights, lit, textWords, setHover, pin, layout, width }) {
+function Drawing({ rows, columns, weights, lit, textWords, setHover, pin, layout, width, theme }) {
   const { vertical, size, points } = layout;
   /** @type {(i: number, j: number) => boolean} */
   const isLit = (i, j) => (lit.side ? i : j) === lit.at;
@@ -158,7 +160,7 @@ function Drawing({ rows, columns, weights, lit, textWords, setHover, pin, layout
   return html`<svg data-picture="alignment" viewBox=${`0 0 ${width} ${layout.height}`} width=${width} height=${layout.height} role="group" aria-label="words and ribbons">
     <g fill="none" stroke-linecap="round">${ribbons.map(
       ({ i, j, w, on }) =>
-        html`<path d=${curve(i, j)} stroke=${on ? hue : "currentColor"} stroke-width=${Math.max(0.8, w * thickest)} stroke-opacity=${on ? 0.35 + 0.6 * w : 0.08 + 0.18 * w} />`,
+        html`<path d=${curve(i, j)} data-weight=${w} stroke=${css(weightColour(w, theme))} stroke-width=${Math.max(0.8, w * thickest)} stroke-opacity=${on ? 1 : 0.2} />`,
     )}</g>
     ${columns.map((text, at) => drawWord({ side: 0, at }, text))}
     ${rows.map((text, at) => drawWord({ side: 1, at }, text))}

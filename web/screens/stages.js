@@ -1,8 +1,8 @@
 /** The stage of each step of the walk: its tokens, vectors, scores or sums. */
 import { Cells } from "../parts/cells.js";
-import { css, signedColour } from "../parts/colour.js";
+import { css, signedColour, weightColour } from "../parts/colour.js";
 import { Matrix } from "../parts/matrix.js";
-import { clamp, count, cosine, full, largest, percent, short, sum } from "../parts/numbers.js";
+import { clamp, count, cosine, full, largest, percent, short, sum, weightScale } from "../parts/numbers.js";
 import { visible } from "../parts/text.js";
 import { SignedScale, Vector } from "../parts/vector.js";
 import { html, useMemo } from "../preact.js";
@@ -142,15 +142,6 @@ export function Ledger({ trace, row, step, j, m, point, pick, theme, usual, labe
 }
 
 /**
- * Return the right end of the bars of weights: 1, or less where many keys share the weight; the table prints it.
- * @param {number[]} weights
- */
-const weightScale = (weights) => {
-  const top = Math.max(...weights);
-  return weights.length <= 64 || top > 0.5 ? 1 : ([0.01, 0.05, 0.1, 0.5].find((end) => end >= top) ?? 1);
-};
-
-/**
  * A number as a bar: from the left for shares, from the middle for signed numbers.
  * @param {{x: number, most: number, share: boolean, theme: Theme}} props
  */
@@ -158,10 +149,10 @@ function Meter({ x, most, share, theme }) {
   if (!Number.isFinite(x) || !most) return null;
   const long = (Math.abs(x) / most) * (share ? 100 : 50);
   const left = share ? 0 : x < 0 ? 50 - long : 50;
-  const hue = signedColour(Math.sign(x), theme);
+  const colour = share ? weightColour(x, theme) : signedColour(Math.sign(x), theme);
   return html`<svg class="meter" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">
     ${!share && html`<line x1="50" x2="50" y1="-2" y2="12" stroke="currentColor" stroke-opacity=".4" vector-effect="non-scaling-stroke" />`}
-    <rect x=${left} y="1" width=${Math.max(long, 0.3)} height="8" fill=${share ? "var(--bar)" : css(hue)} /></svg>`;
+    <rect x=${left} y="1" width=${Math.max(long, 0.3)} height="8" fill=${css(colour)} /></svg>`;
 }
 
 /**

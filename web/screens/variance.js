@@ -1,6 +1,7 @@
 /** Why √d: random queries and keys, with as many features as the slider says. */
 import { useAnswer } from "../answers.js";
 import { Answered } from "../parts/answered.js";
+import { css, weightColour } from "../parts/colour.js";
 import { count, full, percent, short } from "../parts/numbers.js";
 import { html } from "../preact.js";
 
@@ -8,7 +9,7 @@ import { html } from "../preact.js";
 const STOPS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512];
 
 /** @param {ScreenProps} props */
-export function Variance({ state, go, answers }) {
+export function Variance({ state, go, answers, theme }) {
   const d = Math.min(512, Math.max(1, Math.round(state.d)));
   const found = useAnswer(answers, "variance", { d });
   const at = STOPS.findIndex((stop) => stop >= d);
@@ -19,14 +20,14 @@ export function Variance({ state, go, answers }) {
       <input type="range" min="0" max=${STOPS.length - 1} step="1" value=${at} aria-label="d, the number of features" aria-valuetext=${`d = ${d}`} onInput=${(/** @type {any} */ event) => go({ d: STOPS[Number(event.currentTarget.value)] }, false)} />
     </div>
     <${Answered} answer=${found}>${(/** @type {any} */ value) => html`<div class="two-panels">
-      <${Panel} part=${value.dot} edge=${value.edge} title="q·k" kind="query" said=${html`varies with d: variance <b>${short(value.dot.variance, 3)}</b>`} />
-      <${Panel} part=${value.divided} edge=${value.edge} title=${html`q·k / √${d}`} kind="key" said=${html`stays: variance <b>${short(value.divided.variance, 3)}</b> for every d`} />
+      <${Panel} theme=${theme} part=${value.dot} edge=${value.edge} title="q·k" kind="query" said=${html`varies with d: variance <b>${short(value.dot.variance, 3)}</b>`} />
+      <${Panel} theme=${theme} part=${value.divided} edge=${value.edge} title=${html`q·k / √${d}`} kind="key" said=${html`stays: variance <b>${short(value.divided.variance, 3)}</b> for every d`} />
     </div>
     <p class="soft" style=${{ fontSize: "13.5px" }}>512 random queries with 8 keys each, from one fixed seed; a smaller d uses the first features of a larger one. Both histograms have one scale. The gradient is Σ w(1 − w) of a query’s weights, the trace of softmax’s derivative: 0 where one key has all the weight. In the terminal: <code>telescope explain --example variance</code>.</p>`}<//>`;
 }
 
-/** @param {{part: any, edge: number, title: any, kind: string, said: any}} props */
-function Panel({ part, edge, title, kind, said }) {
+/** @param {{part: any, edge: number, title: any, kind: string, said: any, theme: Theme}} props */
+function Panel({ part, edge, title, kind, said, theme }) {
   const { histogram, weights, scores } = part;
   const most = 2000; // counts; at d = 1, one bin holds about 1,900 of the 4,096 scores
   const wide = histogram.length;
@@ -41,7 +42,7 @@ function Panel({ part, edge, title, kind, said }) {
     <div class="axis-ends"><span>−${Math.floor(edge)}</span><span>0</span><span>${Math.floor(edge)}</span></div>
     <h3>softmax of one query with eight keys</h3>
     <div class="eight" role="img" aria-label=${`weights: ${weights.map((/** @type {number} */ w) => percent(w)).join(", ")}`}>
-      ${weights.map((/** @type {number} */ w, /** @type {number} */ at) => html`<div title=${`score ${full(scores[at])}, weight ${full(w)}`}><span class="column"><i style=${{ height: `${100 * w}%`, background: `var(--${kind})` }}></i></span><small>${w >= 0.0005 ? w.toFixed(w >= 0.0995 ? 2 : 3).replace(/^0/, "") : "0"}</small></div>`)}
+      ${weights.map((/** @type {number} */ w, /** @type {number} */ at) => html`<div title=${`score ${full(scores[at])}, weight ${full(w)}`}><span class="column"><i style=${{ height: `${100 * w}%`, background: css(weightColour(w, theme)) }}></i></span><small>${w >= 0.0005 ? w.toFixed(w >= 0.0995 ? 2 : 3).replace(/^0/, "") : "0"}</small></div>`)}
     </div>
     <dl class="facts">
       <dt>largest of the eight weights, on average</dt><dd title=${full(part.largest)}>${short(part.largest, 3)}</dd>

@@ -129,9 +129,11 @@ function Steps({ run, words, keyWords, pieceTrace, attention, state, go, theme, 
         <button type="button" aria-current=${nr === at ? "step" : undefined} onClick=${() => go({ step: name })}>
           <span class="nr">${nr + 1}</span> <span class="label">${label(name)}</span></button></li>`,
       )}</ol>
+      <select class="step-list" aria-label="step" value=${step} onChange=${(/** @type {any} */ event) => go({ step: event.currentTarget.value })}>
+        ${steps.map((name, nr) => html`<option value=${name} selected=${nr === at}>${nr + 1} of ${steps.length}: ${label(name)}</option>`)}</select>
       <button type="button" class="button" aria-label="next step" disabled=${at === steps.length - 1} onClick=${() => go({ step: steps[at + 1] })}>▶</button>
     </nav>
-    <${WhatIf} ...${{ run, attention, h: state.h, i, keyWords, state, go, answers, transport, query: trace.token }} />
+    <${WhatIf} ...${{ run, attention, h: state.h, i, keyWords, state, go, answers, transport, theme, query: trace.token }} />
     <div class="walk" data-step=${step} data-at=${`${trace.l}/${trace.h}/${trace.i}`}>
       <section aria-label=${label(step)}><${Stage} ...${shared} /></section>
       <aside class="aside card">

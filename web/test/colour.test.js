@@ -1,6 +1,15 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { css, luminance, PALETTES, paletteColour, readableInk, signedColour } from "../parts/colour.js";
+import {
+  css,
+  luminance,
+  PALETTES,
+  paletteColour,
+  readableInk,
+  signedColour,
+  WEIGHTS,
+  weightColour,
+} from "../parts/colour.js";
 
 test("a palette starts and ends with its first and last stop", () => {
   assert.deepEqual(paletteColour(PALETTES.viridis, 0), [0x44, 0x01, 0x54]);
@@ -43,4 +52,13 @@ test("text on a colour has a contrast of more than 4", () => {
       assert.ok((high + 0.05) / (low + 0.05) > 4, css(colour));
     }
   }
+});
+
+test("the larger a weight, the further its colour from the page", () => {
+  const lightness = (/** @type {"light" | "dark"} */ theme) =>
+    Array.from({ length: 101 }, (_, at) => luminance(weightColour(at / 100, theme)));
+  lightness("dark").forEach((x, at, all) => assert.ok(at === 0 || x > all[at - 1]));
+  lightness("light").forEach((x, at, all) => assert.ok(at === 0 || x < all[at - 1]));
+  assert.deepEqual(weightColour(0.25, "light"), WEIGHTS.light[4]);
+  assert.deepEqual(weightColour("nan", "dark"), WEIGHTS.dark[0]);
 });

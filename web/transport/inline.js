@@ -22,6 +22,18 @@ export function answerKey(path, query) {
 const decodeBase64 = (base64) => Uint8Array.from(atob(base64), (character) => character.charCodeAt(0)).buffer;
 
 /**
+ * Return the bytes of a tile or track. Below the last query a tile is not in the file: NaN in half precision.
+ * @param {{base64: string, length?: number}} packed
+ */
+function pictureBytes({ base64, length }) {
+  const held = new Uint16Array(decodeBase64(base64));
+  if (length === undefined) return held.buffer;
+  const whole = new Uint16Array(length / 2).fill(0x7e00);
+  whole.set(held);
+  return whole.buffer;
+}
+
+/**
  * Return the rows of float32 numbers that the file holds as base64.
  * @param {{base64: string, width: number} | null} packed
  * @returns {number[][] | null}
@@ -98,7 +110,7 @@ export const fileTransport = (answers) => {
     ask: (path, query) => (fromTrace[path.split("/").at(-1) ?? ""] ?? find)(path, query),
     async bytes(path, query) {
       const answer = await find(path, query);
-      return { buffer: decodeBase64(answer.base64), exact: Boolean(answer.exact), samples: answer.samples };
+      return { buffer: pictureBytes(answer), exact: Boolean(answer.exact), samples: answer.samples };
     },
   };
 };

@@ -32,7 +32,10 @@ PAGE_LACKS = {
     "query; --keep queries-keys adds every weight and the walk, --keep steps the geometry too",
     "queries-keys": "with --keep queries-keys the page will lack context and geometry; --keep steps keeps them",
 }
-VARIANCE = "variance"  # an example that is a table, not an attention
+TABLES = {  # examples that are tables, not attentions, and where the page shows them
+    "variance": "/s/example-thinking-machines/variance",
+    "positions": "/s/example-journey/positions",
+}
 
 
 def explain(
@@ -42,7 +45,8 @@ def explain(
     example: Annotated[
         str | None,
         typer.Option(
-            help="A worked example: journey, thinking-machines, lights, bank, telescope, luong, synthesizer, variance."
+            help="A worked example: journey, thinking-machines, lights, bank, telescope, luong, synthesizer, variance, "
+            "positions."
         ),
     ] = None,
     model: ModelName = TRANSLATOR,
@@ -118,10 +122,11 @@ def explain(
         from ..tasks.explaining.examples import EXAMPLES, draw_example
 
         name = _check_example(example or "journey")
-        if name == VARIANCE:
-            from ..tasks.explaining.variance import draw_table, table_to_dict
+        if name in TABLES:
+            from ..tasks.explaining import positions, variance
 
-            drawn, to_dict = draw_table(), table_to_dict
+            table = {"variance": variance, "positions": positions}[name]
+            drawn, to_dict = table.draw_table(), table.table_to_dict
         else:
             chosen = EXAMPLES[name](attention.by_sum if by_sum else attention.softmax)
             drawn, to_dict = draw_example(chosen, query), chosen.to_dict
@@ -257,7 +262,7 @@ def _check_example(name: str) -> str:
     """Return the name if it is an example's, else raise a ValueError that suggests one."""
     from ..tasks.explaining.examples import EXAMPLES
 
-    known = [*EXAMPLES, VARIANCE]
+    known = [*EXAMPLES, *TABLES]
     if name not in known:
         raise ValueError(f'there is no example "{name}"; {hint(name, known)}')
     return name
@@ -268,8 +273,8 @@ def _open_example(name: str, *, by_sum: bool, query: str | None, port: int) -> N
     _check_example(name)
     explorer = _import_explorer()
     library = explorer.Library()
-    if name == VARIANCE:
-        path = "/s/example-thinking-machines/variance"
+    if name in TABLES:
+        path = TABLES[name]
     else:
         run = library.make_example({"example": name, "normalize": "by_sum" if by_sum else None})
         screen = {"bank": "geometry", "telescope": "heads"}.get(name, "walk")

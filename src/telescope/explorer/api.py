@@ -12,6 +12,9 @@ GET  /models                    {"models": ["translator-en-de"], "kinds": {"tran
 GET  /variance                  ?d=64   {"d", "most": 512, "edge": 48.5, "dot": {"variance", "largest", "gradient",
                                 "histogram": [97 counts], "scores": [8], "weights": [8]}, "divided": {…}}: q·k of random
                                 vectors with d features, as it is and divided by √d; see tasks/explaining/variance.py
+GET  /positions                 ?kind=sinusoidal|rotary|alibi&d=64   {"kind", "d", "n": 64, "widths", "table": [[…]],
+                                "curves": [{"name", "numbers": [64]}, …], "difference": 1e-15}: a position encoding
+                                without a model; see tasks/explaining/positions.py
 GET  /runs                      {"runs": [RUN, …]}, the latest first
 POST /runs                      {"text": "…", "model": "…"?, "target": "…"?} → 201 RUN. `target` is the translation that
                                 the decoder is forced to write; without it the model decodes its own
@@ -33,7 +36,8 @@ GET  /runs/{run}                RUN = {"run": "r1", "rev": "…", "kind": "sente
                                 "cross" | "self", "heads": [0, 1, 2, 3], "batch": 1, "n_q": 9, "n_k": 9, "d_k": 16,
                                 "d_v": 16 | null, "formula": "softmax(mask(q·k / √16)) v", "mask": "causal",
                                 "has": {"trace": true, "context": true, "map": true, "geometry": true,
-                                "alignment": true, "tokens": true, "after": true, "tiles": true}}, …]}
+                                "alignment": true, "tokens": true, "after": true, "tiles": true, "positions": true}},
+                                …]}
                                 what `has` lacks answers 409; `why` gives the reason: {"why": {"map": "…"}}
 GET  /runs/{run}/tokens         ?l&axis=q|k&start&stop&b (at most 4,096)
                                 {"l", "axis", "start", "stop", "n": 9, "tokens": ["The", "·s", …], "words": [0, 0, …] |
@@ -60,6 +64,15 @@ GET  /runs/{run}/after          ?l&i&b   one query after its heads: {"l", "i", "
                                 "before", "added", "normed" (post-norm only), "hidden" (with "active", the share of
                                 features that are not 0), "fed", "passed"], "difference": 1e-7, "follows":
                                 "feed-forward" | "cross", "moved": cosine}; `difference` is that from the model's own
+GET  /runs/{run}/encoding       ?l&h&b   what a model does for positions: {"l", "h", "kind": "sinusoidal" | "learned" |
+                                "rotary" | "none" | "unknown", "bias": "alibi(8)" | null, "added": null | {"features":
+                                256, "shown": [feature], "table": [[…]]}, "angles": null | {"pairs": "halves",
+                                "radians": [pair]}, "by_distance": {"distances": [key - query], "scores": [mean],
+                                "weights": [mean], "pairs": [count], "queries": 9}}
+GET  /runs/{run}/positions      ?l&h&i&b   one query with its position and without: {"l", "h", "i", "tokens", "added":
+                                null | {"embedded": [d], "position": [d], "dots": [n]}, "biases": null | [key],
+                                "with": {"scores": [key], "weights": [key]}, "without": the same for a head
+                                that does not know positions | null, "why": why not | null}
 GET  /runs/{run}/heads          ?l&b&by=pieces|words (&h: that head alone)
                                 {"l", "rows": 9, "columns": 9, "exact": true, "samples": 9, "maps": [{"h": 0,
                                 "share": [[…]]}, …], "habits": [{"h": 0, "kind": "previous", "itself": 0.1, …,
@@ -191,6 +204,7 @@ from .library import Library
 from .maps import Maps, Picture
 from .next_token import output
 from .perspectives import perspectives, start
+from .positions import encoding, encodings, positions
 from .requests import Refusal, RequestParams
 from .run import AttentionView, Run
 from .sentences import LONGEST
@@ -240,6 +254,8 @@ class Api:
             "cells": cells,
             "map": self.maps.describe,
             "after": after_head,
+            "encoding": encoding,
+            "positions": positions,
             "received": received,
             "top": largest_weights,
         }
@@ -271,6 +287,8 @@ class Api:
                 return Answer(200, _json(self.library.to_json(LONGEST)))
             case ["variance"]:
                 return Answer(200, _json(variance(RequestParams(parameters))))
+            case ["positions"]:
+                return Answer(200, _json(encodings(RequestParams(parameters))))
             case ["atlases", *place]:
                 return Answer(200, _json(self.library.atlases.answer(place, parameters)))
             case ["runs"]:

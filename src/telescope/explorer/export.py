@@ -24,9 +24,11 @@ from .run import Run
 from .walk import head, sequence, trace_json
 
 LONGEST = 256  # tokens: one tile of the map, and one trace each
+PLACED = 48  # tokens: beyond, a file does not hold what positions do
 LARGEST = 600_000  # characters of the traces of other attentions than the shown one
 HELD = "this file holds the attention that was shown when it was saved"
 DEFAULTS = {"b": "0", "fmt": "f16"}
+OUTSIDE = b"\x00\x7e" * 256  # a row of a tile below the last query: NaN in half precision
 POLICY = (
     "default-src 'none'; script-src {scripts}; style-src {styles}; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
@@ -104,6 +106,8 @@ def export_answers(ask: Callable[..., Any], run: Run, params: RequestParams) -> 
             for at in range(other.size[0]):
                 put("perspectives", l=number, i=at, b=b)
                 put("after", l=number, i=at, b=b)
+                if max(other.size) <= PLACED and "positions" not in other.missing:
+                    put("positions", l=number, h=h, i=at, b=b)
         for which in ("mean", *other.call.heads):
             put("alignment", l=number, h=which, b=b)
     left = LARGEST
@@ -116,7 +120,11 @@ def export_answers(ask: Callable[..., Any], run: Run, params: RequestParams) -> 
         else:
             _leave_out(answers, run, number, ("trace", "context"))
         if number != layer:
-            _leave_out(answers, run, number, ("tiles", "after"))
+            _leave_out(answers, run, number, ("tiles", "after", "positions"))
+    if max(view.size) > PLACED:
+        _leave_out(answers, run, layer, ("positions",))
+    else:
+        put("encoding", l=layer, h=h, b=b)
     for how in HOW:
         put("tiles/0/0/0", l=layer, h=h, how=how, b=b)
     for kind in ("entropy", "received"):
@@ -231,10 +239,14 @@ def json_for_html(contents: object) -> str:
 
 
 def _as_json(found: Any) -> Any:
-    """Return an answer as JSON: pictures in base64."""
+    """Return an answer as JSON: pictures in base64, without what lies below the last query; `length` is the whole."""
     if not isinstance(found, Picture):
         return found
-    return {"base64": b64encode(found.numbers).decode(), "exact": int(found.exact), "samples": found.samples}
+    end = len(found.numbers)
+    while end and found.numbers.endswith(OUTSIDE, 0, end):
+        end -= len(OUTSIDE)
+    packed = {"base64": b64encode(found.numbers[:end]).decode(), "exact": int(found.exact), "samples": found.samples}
+    return packed | ({} if end == len(found.numbers) else {"length": len(found.numbers)})
 
 
 def _joined(files: dict[str, bytes], ending: str) -> str:

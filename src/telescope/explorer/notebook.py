@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import torch
+
 from ..models import Model, load
 from ..recording.recording import Recording
 from ..trace.trace import Trace
 from ..words import check_index
 from .api import JSON, Api
-from .examples import run_of_trace
+from .examples import PREFIX, example_name, run_of_trace
 from .export import export_answers, html_page, page_files
 from .library import Library
 from .requests import Refusal, RequestParams
@@ -27,11 +29,12 @@ def show(
     screen: str = "walk",
     layer: int = 0,
 ) -> Any:
-    """Return the explorer for a notebook cell: of a recording, a trace, or a model that reads a text.
+    """Return the explorer for a notebook cell: of a recording, a trace, an example, or a model that reads a text.
 
-    what      a `Recording`, the folder of a saved one, a `Trace`, a model with a tokenizer, or its name or folder
+    what      a `Recording`, the folder of a saved one, a `Trace`, the name of a worked example such as "bank", a model
+              with a tokenizer, or its name or folder
     text      the text that the model reads; only with a model
-    screen    the first screen: "walk", "heads", "geometry", "alignment", "map" or "output"
+    screen    the first screen: "walk", "heads", "geometry", "alignment", "map", "output" or "positions"
     layer     the first attention, by its index in the recording, from 0; -1 is the last
 
     Returns a widget that asks the kernel for what the reader opens. Without anywidget it returns a static page about
@@ -87,7 +90,7 @@ class StaticPage:
 def _add_run(library: Library, what: object, text: str | None) -> Run:
     """Add what `show` was given to the library and return its run."""
     if text is not None and isinstance(what, str | os.PathLike):
-        what = load(what)
+        what = load(what, dtype=torch.float32)
     if isinstance(what, Model):
         if text is None:
             raise ValueError('a model needs a text to read: show(model, "Good morning")')
@@ -105,6 +108,8 @@ def _add_run(library: Library, what: object, text: str | None) -> Run:
         run = run_of_trace(what)
         return library.sentences.put(run.name, run)
     if isinstance(what, str | os.PathLike):
+        if not Path(what).exists() and example_name(f"{PREFIX}{what}") is not None:
+            return library.run(f"{PREFIX}{what}")
         return library.open(Path(what))
     kind = type(what).__name__
     raise TypeError(f"show takes a recording, the folder of one, a trace, or a model and a text, not {kind}")

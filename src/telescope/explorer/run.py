@@ -18,6 +18,7 @@ from ..trace.whole_words import Span, Words
 from ..words import hint
 from .output import Output
 from .requests import not_kept
+from .stack_inputs import StackInputs
 
 ALIGNED = 512  # most words on each side of an alignment, and half of the most tokens
 LONGEST_WORD = 6  # tokens, on average: beyond, the text is not made of words
@@ -35,7 +36,8 @@ class AttentionView:
     """One call of one attention. `rows` and `columns` are the words of queries and keys, where the text has words.
 
     `title` is a name for people, where the attention has one. `beside` are the views, this one included, whose vectors
-    share one picture of the geometry. `block` is the model's block around the attention, where the model is at hand.
+    share one picture of the geometry. `block` is the model's block around the attention, where the model is at hand;
+    `inputs` are the embeddings and positions that its stack reads.
     """
 
     name: str
@@ -47,6 +49,7 @@ class AttentionView:
     title: str | None = None
     beside: tuple["AttentionView", ...] = ()
     block: nn.Module | None = None
+    inputs: StackInputs | None = None
 
     @property
     def kind(self) -> str:
@@ -169,9 +172,23 @@ class AttentionView:
             )
         if self.block is None or "geometry" in missing:
             missing["after"] = "what follows the heads is shown for models of Telescope that run here"
+        if (problem := self._no_positions()) is not None:
+            missing["positions"] = problem
         if self.ids("k") is None and self.words("k") is None:
             missing["tokens"] = "the model was not given tokens, so positions are shown as numbers"
         return missing
+
+    def _no_positions(self) -> str | None:
+        """Return why scores cannot be shown by distance, or None."""
+        if isinstance(self.call, SummariesCall):
+            return SUMMARY.format("queries-keys")
+        if (problem := _unusable_definition(self.call)) is not None:
+            return f'"{self.name}": {problem}'
+        if self.call.across and self.title is None:  # the examples, which have titles, show encodings without a model
+            return "the queries and keys of this attention are in two texts: there is no distance between them"
+        if max(self.size) > ALIGNED or self.call.facts.rows is not None:
+            return f"positions are shown for texts of at most {ALIGNED} tokens, of which every query was kept"
+        return None
 
     def require(self, what: str) -> None:
         """Raise Refusal 409, with the reason, if this attention cannot give an answer of this kind."""
@@ -181,7 +198,7 @@ class AttentionView:
     def to_json(self, number: int) -> dict[str, Any]:
         """Return an entry of the list "attentions" in a run's JSON."""
         facts, (queries, keys) = self.call.facts, self.size
-        has = ("trace", "context", "map", "geometry", "alignment", "tokens", "after", "tiles")
+        has = ("trace", "context", "map", "geometry", "alignment", "tokens", "after", "tiles", "positions")
         return {
             "l": number,
             "name": self.name,

@@ -9,6 +9,7 @@ import torch
 from tokenizers import Tokenizer
 
 from ..decoding import Written
+from ..decoding.writers import start_token
 from ..models import GPT, Encoder, Model, Transformer
 from ..tasks.explaining.sentence_views import (
     SentenceAttention,
@@ -23,6 +24,7 @@ from ..watch.watch import watch
 from .output import Output
 from .requests import Refusal
 from .run import AttentionView, Decode, Run
+from .stack_inputs import StackInputs
 
 LONGEST = 4096  # most tokens of a typed text; `telescope watch` takes longer ones
 
@@ -79,7 +81,10 @@ def _attention_views(model: Model, text: str, target: str | None) -> Seen:
             raise ValueError(f"the target has {len(wrote.ids):,} tokens; at most {most:,} can be written at once")
         decode = model.tokenizer.decode
         stacks = watch_translation(model, text, wrote)
-        views = [view for stack in stacks for view in _views_of(stack, model, decode)]
+        read = [start_token(model), *wrote.ids[:-1]]
+        sides = (StackInputs.of_text(model, ids), StackInputs.of_text(model, read, "target"), None)
+        read_by = zip(stacks, sides, strict=True)
+        views = [view for stack, inputs in read_by for view in _views_of(stack, model, decode, inputs)]
         return views, wrote.text, Output.of_translation(model, ids, wrote.ids, stacks.cross.rows)
     if target is not None:
         raise ValueError(f"a {type(model).__name__} does not write, so it takes no target")
@@ -89,7 +94,7 @@ def _attention_views(model: Model, text: str, target: str | None) -> Seen:
         model(torch.tensor([ids], device=next(model.parameters()).device))
     read_words: Words = source_words(model, text) if isinstance(model, Encoder) else written_words(model, ids)
     seen = SentenceAttention(read_words, read_words, tuple(recording.values()))
-    views = _views_of(seen, model, model.tokenizer.decode)
+    views = _views_of(seen, model, model.tokenizer.decode, StackInputs.of_text(model, ids))
     return views, None, Output.of_gpt(model, ids) if isinstance(model, GPT) else None
 
 
@@ -108,11 +113,20 @@ def _no_padding_or_truncation(tokenizer: Tokenizer) -> Iterator[None]:
             tokenizer.enable_truncation(**truncation)
 
 
-def _views_of(stack: SentenceAttention, model: Model, decode: Decode) -> list[AttentionView]:
+def _views_of(
+    stack: SentenceAttention, model: Model, decode: Decode, inputs: StackInputs | None
+) -> list[AttentionView]:
+    """Return a view of each layer of a stack; `inputs` are what its first block reads."""
     modules = dict(model.named_modules())
     return [
         AttentionView(
-            layer.name, layer.call, decode, stack.rows, stack.columns, block=modules.get(layer.name.rpartition(".")[0])
+            layer.name,
+            layer.call,
+            decode,
+            stack.rows,
+            stack.columns,
+            block=modules.get(layer.name.rpartition(".")[0]),
+            inputs=inputs,
         )
         for layer in stack.layers
     ]
