@@ -3,8 +3,10 @@
 On a CPU a small GPT stands in for it.
 """
 
+import sys
 from collections.abc import Iterator
 from statistics import median
+from time import perf_counter
 
 import torch
 
@@ -13,6 +15,7 @@ import telescope as ts
 from .measure import Row, seconds
 
 EVERY = 50
+SECONDS = 40.0  # after which no further round begins, compilation included
 
 
 def about(device: torch.device, quick: bool) -> str:
@@ -23,6 +26,7 @@ def about(device: torch.device, quick: bool) -> str:
 
 
 def run(device: torch.device, quick: bool) -> Iterator[Row]:
+    began = perf_counter()
     large = device.type == "cuda" and not quick
     size = {"d_model": 768, "blocks": 12, "heads": 12} if large else {"d_model": 128, "blocks": 4, "heads": 4}
     vocabulary, length, batch = (50_304, 1_024, 16) if large else (512, 128, 8)
@@ -44,9 +48,12 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
                     health.step(ids[:, :-1])
 
     train(3, watched=False)
-    train(EVERY, watched=True)
+    health.measure(ids[:, :-1])
+    print(f"compiled, and first measurement: {perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
     times: dict[str, list[float]] = {"without": [], "with health": []}
-    for _ in range(2 if quick else 5):
+    for i in range(2 if quick else 7):
+        if i > 1 and perf_counter() - began > SECONDS:
+            break
         for name, own in times.items():
             own.append(seconds(lambda watched=name != "without": train(EVERY, watched), device))
     plain = median(times["without"])

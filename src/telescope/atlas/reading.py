@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import decoding
 from ..attention import Mask, padding
+from ..decoding import generate
 from ..models import GPT, Encoder
 from ..models.translator import Translator
 from .batches import TokenBatch, longest_input
+from .transfers import send
 
 MAX_WRITTEN = 128  # tokens that an encoder-decoder writes for a text
 
@@ -45,7 +46,9 @@ class ModelReader:
             return lambda: model(ids, _mask(batch))
         if not self.is_huggingface:
             return lambda: model(ids)
-        inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": _present(batch)}
+        inputs: dict[str, Any] = {"input_ids": ids}
+        if batch.is_padded or self.writes:  # with a mask, transformers waits for the GPU to see whether it hides a key
+            inputs["attention_mask"] = _present(batch)
         if hasattr(model.config, "use_cache"):
             inputs["use_cache"] = False
         if self.writes:
@@ -57,7 +60,7 @@ class ModelReader:
     def _translate(self, batch: TokenBatch) -> TokenBatch:
         """Return what a translator of Telescope writes for a batch, each text behind its start token."""
         prompts = [row[:length].tolist() for row, length in zip(batch.ids, batch.lengths, strict=True)]
-        written = decoding.generate(self.model, prompts, max_new_tokens=self.most_written, temperature=0.0)
+        written = generate(self.model, prompts, max_new_tokens=self.most_written, temperature=0.0)
         start = self.model.special.start
         lines = [torch.tensor([0 if start is None else start, *line.ids]) for line in written]
         ids = torch.nn.utils.rnn.pad_sequence(lines, batch_first=True).to(batch.ids.device)
@@ -78,10 +81,10 @@ class ModelReader:
 
 def _mask(batch: TokenBatch) -> Mask | None:
     """Return the mask that hides padding; None where there is none."""
-    return padding(torch.tensor(batch.lengths, device=batch.ids.device)) if batch.is_padded else None
+    return padding(send(torch.tensor(batch.lengths), batch.ids.device)) if batch.is_padded else None
 
 
 def _present(batch: TokenBatch) -> Tensor:
     """Return 1 at each token and 0 at padding, as transformers wants it."""
-    lengths = torch.tensor(batch.lengths, device=batch.ids.device)
+    lengths = send(torch.tensor(batch.lengths), batch.ids.device)
     return (torch.arange(batch.ids.shape[1], device=batch.ids.device) < lengths[:, None]).long()
