@@ -1,4 +1,4 @@
-"""Models spread over devices and processes are watched and mapped as whole ones are."""
+"""Models spread over devices and processes are watched, mapped and edited as whole ones are."""
 
 import os
 import subprocess
@@ -30,12 +30,16 @@ def whole(folder):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad(), ts.watch(model) as recording:
         model(divided.IDS)
-    return recording, ts.atlas(model, mapping.corpus(8), tokenizer=mapping.Letters(), shard=300)
+    atlas = ts.atlas(model, mapping.corpus(8), tokenizer=mapping.Letters(), shard=300)
+    return recording, atlas, divided.edited(model)
 
 
 def assert_alike(found, expected):
     """Counts are equal bit by bit; sums as far as processes that add up parts of a product agree."""
-    (recording, atlas), (other, whole_atlas) = found, expected
+    (recording, atlas, logits), (other, whole_atlas, whole_logits) = found, expected
+    assert logits.keys() == whole_logits.keys()
+    for name, numbers in whole_logits.items():
+        assert_close(logits[name], numbers, atol=1e-5, rtol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
     for name in other:
         assert recording[name].call.heads == other[name].call.heads
         for part in ("entropy", "received"):
@@ -60,10 +64,13 @@ def test_tensor_parallel_and_sharded_models_are_joined_in_the_first_process(fold
     assert done.returncode == 0, done.stderr[-3000:]
     expected = whole(folder)
     for name in ("tensor-parallel", "fsdp"):
-        assert_alike((ts.open(tmp_path / f"{name}.telescope"), ts.open(tmp_path / name)), expected)
+        found = ts.open(tmp_path / f"{name}.telescope"), ts.open(tmp_path / name), torch.load(tmp_path / f"{name}.pt")
+        assert_alike(found, expected)
+    plain = expected[2]["nothing"]
+    assert all(not torch.allclose(plain, expected[2][name], atol=1e-4) for name in ("mute both", "boost", "redefine"))
 
 
-def test_a_model_spread_by_a_device_map_is_watched_and_mapped(folder, tmp_path):
+def test_a_model_spread_by_a_device_map_is_watched_mapped_and_edited(folder, tmp_path):
     pytest.importorskip("accelerate")
     parts = ("model.embed_tokens", "model.rotary_emb", "model.layers.0", "model.norm", "lm_head")
     places = dict.fromkeys(parts, "cpu") | {"model.layers.1": "disk"}
@@ -74,7 +81,7 @@ def test_a_model_spread_by_a_device_map_is_watched_and_mapped(folder, tmp_path):
     with torch.no_grad(), ts.watch(model) as recording:
         model(divided.IDS)
     atlas = ts.atlas(model, mapping.corpus(8), tokenizer=mapping.Letters(), shard=300)
-    assert_alike((recording, atlas), whole(folder))
+    assert_alike((recording, atlas, divided.edited(model)), whole(folder))
 
 
 def test_heads_of_a_divided_model_cannot_be_selected(folder, monkeypatch):
