@@ -53,7 +53,7 @@ def edited(model, whole=None):
 
 
 def run(model, out, name, whole):
-    with torch.no_grad(), ts.watch(model) as recording:
+    with torch.no_grad(), ts.watch(model, also="norms") as recording:
         model(IDS)
     found = edited(model, whole)
     if distributed.get_rank() == 0:

@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
 
 def whole(folder):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    with torch.no_grad(), ts.watch(model) as recording:
+    with torch.no_grad(), ts.watch(model, also="norms") as recording:
         model(divided.IDS)
     atlas = ts.atlas(model, mapping.corpus(8), tokenizer=mapping.Letters(), shard=300)
     return recording, atlas, divided.edited(model)
@@ -44,6 +44,8 @@ def assert_alike(found, expected):
         assert recording[name].call.heads == other[name].call.heads
         for part in ("entropy", "received"):
             assert_close(getattr(recording[name], part), getattr(other[name], part), atol=1e-5, rtol=1e-5)
+        norms, whole_norms = (of[name].call.parts["norms"].tensor for of in (recording, other))
+        assert_close(norms, whole_norms, atol=1e-6, rtol=1e-5)
         assert_close(recording[name].head(3).peak.weight, other[name].head(3).peak.weight, atol=1e-5, rtol=1e-5)
     assert torch.equal(atlas.sums.distribution.count, whole_atlas.sums.distribution.count)
     assert atlas.places == whole_atlas.places
@@ -78,7 +80,7 @@ def test_a_model_spread_by_a_device_map_is_watched_mapped_and_edited(folder, tmp
         folder, device_map=places, offload_folder=tmp_path / "off"
     )
     assert {parameter.device.type for parameter in model.parameters()} == {"cpu", "meta"}
-    with torch.no_grad(), ts.watch(model) as recording:
+    with torch.no_grad(), ts.watch(model, also="norms") as recording:
         model(divided.IDS)
     atlas = ts.atlas(model, mapping.corpus(8), tokenizer=mapping.Letters(), shard=300)
     assert_alike((recording, atlas, divided.edited(model)), whole(folder))

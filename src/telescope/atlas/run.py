@@ -378,7 +378,9 @@ def _fingerprint(model: nn.Module) -> dict[str, Any]:
     checksum, count = 0, 0
     for name, parameter in model.named_parameters():
         count += parameter.numel()
-        local = getattr(parameter, "_local_tensor", parameter).detach()
+        local: Any = parameter.detach()
+        while hasattr(local, "__tensor_flatten__"):  # sharded or quantised: the first of its tensors
+            local = getattr(local, local.__tensor_flatten__()[0][0])
         some = local.reshape(-1)[:64].float().cpu() if not local.is_meta else torch.zeros(0)
         checksum = crc32(name.encode() + some.numpy().tobytes(), checksum)
     return {"class": type(model).__name__, "parameters": count, "checksum": checksum}
