@@ -52,9 +52,8 @@ def test_quantised_models_are_watched_edited_and_mapped(kind, tmp_path):
         alone = torch.zeros(2, 12, 4, 16)
         alone[:, :, head] = call.parts["values"].tensor[:, head // 2]
         carried = layer.o_proj(alone.flatten(2)).norm(dim=-1)
-        assert_close(
-            call.parts["norms"].tensor[:, head], carried, atol=1e-6, rtol=1e-2 if "sandbytes int8" in kind else 1e-5
-        )
+        slack = 1e-2 if kind == "bitsandbytes int8" else 1e-5  # this one rounds its inputs to int8 as well
+        assert_close(call.parts["norms"].tensor[:, head], carried, atol=1e-6, rtol=slack)
     with ts.edit(model, ts.mute(0, times=1.0), ts.boost(3, by=1.0)):
         assert torch.equal(model(IDS).logits, plain)
     with ts.edit(model, ts.mute(heads=1)):
@@ -86,7 +85,7 @@ def test_norms_of_a_projection_that_is_no_matrix_are_refused(part, sentence):
     own, module = model.model.layers[1].self_attn, part()
     own.o_proj = module
     module.weight = nn.Parameter(torch.zeros(32, 32))
-    with pytest.raises(ValueError, match=f"{sentence}.*{part.__name__}|{part.__name__}.*{sentence}") as caught:
-        with torch.no_grad(), ts.watch(model, also="norms"):
-            model(IDS)
+    raised = pytest.raises(ValueError, match=f"{sentence}.*{part.__name__}")
+    with raised as caught, torch.no_grad(), ts.watch(model, also="norms"):
+        model(IDS)
     assert "\n" not in str(caught.value)

@@ -1,8 +1,8 @@
 """Models on several processes: python -m torch.distributed.run --nproc-per-node 2 divided.py MODEL OUT.
 
 Each rank watches, maps and edits a model whose heads are divided by tensor parallelism, and one that FSDP shards. The
-first writes OUT/tensor-parallel, OUT/fsdp (atlases), OUT/tensor-parallel.telescope, OUT/fsdp.telescope (recordings), and
-OUT/tensor-parallel.pt, OUT/fsdp.pt (the logits of each edit).
+first writes OUT/tensor-parallel, OUT/fsdp (atlases), the same names with .telescope (recordings), and with .pt (the
+logits of each edit).
 """
 
 import sys
