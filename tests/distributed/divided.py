@@ -1,11 +1,13 @@
-"""Models on several processes: python -m torch.distributed.run --nproc-per-node 2 divided.py MODEL OUT.
+"""Models on two processes: python divided.py MODEL OUT.
 
-Each rank watches, maps and edits a model whose heads are divided by tensor parallelism, and one that FSDP shards. The
+Each watches, maps and edits a model whose heads are divided by tensor parallelism, and one that FSDP shards. The
 first writes OUT/tensor-parallel, OUT/fsdp (atlases), the same names with .telescope (recordings), and with .pt (the
 logits of each edit).
 """
 
+import os
 import sys
+import traceback
 import warnings
 from dataclasses import replace
 
@@ -94,10 +96,10 @@ def check_clipped():
             torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    folder, out = sys.argv[1:]
+def work(folder, out, rank):
+    """Do the work of one of two processes."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    distributed.init_process_group("gloo", init_method=f"file://{out}/rendezvous", rank=rank, world_size=2)
     sharded = transformers.AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad(), ts.watch(sharded, keep="queries-keys") as whole:
         sharded(IDS)
@@ -109,3 +111,26 @@ if __name__ == "__main__":
     check_clipped()
     distributed.barrier()
     distributed.destroy_process_group()
+
+
+def start(folder, out, rank):
+    """Start one of the processes as a copy of this one, which has imported everything."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        work(folder, out, rank)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    children = [start(*sys.argv[1:], rank) for rank in range(2)]
+    codes = [os.waitpid(child, 0)[1] for child in children]
+    sys.exit(any(codes))
