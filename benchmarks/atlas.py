@@ -96,7 +96,10 @@ def _on_gpu(device: torch.device, quick: bool) -> Iterator[Row]:
     def mapped() -> None:
         ts.atlas(model, texts, tokenizer=tokenizer, length=TOKENS, batch=BATCH, shard=16 * BATCH * rounds)
 
-    runners = {"plain, with logits": partial(plain, head=True), "plain, hidden": partial(plain, head=False)}
+    runners: dict[str, Callable[[], object]] = {
+        "plain, with logits": partial(plain, head=True),
+        "plain, hidden": partial(plain, head=False),
+    }
     runners |= {"recorded, not added up": recorded, "atlas": mapped}
     yield from _compared(f"{rounds} batches", runners, rounds * BATCH * TOKENS, device, 3)
     waits = _waits(mapped)

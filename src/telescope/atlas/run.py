@@ -211,7 +211,8 @@ class Work:
         each = [(found.sources, batch, finite) for found in self.pending for batch, finite in found.finite]
         if each:
             every = torch.cat([finite for _, _, finite in each]).cpu()  # a GPU is waited for once
-            for (sources, batch, _), finite in zip(each, every.split([len(part) for _, _, part in each]), strict=True):
+            parts = torch.split(every, [len(part) for _, _, part in each])
+            for (sources, batch, _), finite in zip(each, parts, strict=True):
                 for i in (~finite).nonzero()[:, 0].tolist():
                     self.skipped.add(sources[int(batch.places[i, 0])], "an attention in it is not finite")
                     lost = batch.only(i)

@@ -89,7 +89,7 @@ def _weight_by_running(name: str, module: Any, dtype: torch.dtype) -> Float[Tens
     try:
         bias = module(torch.zeros(1, width, dtype=dtype, device=_device(module))).float()
         identity = torch.eye(width, dtype=dtype, device=bias.device)
-        weight = torch.cat([module(rows).float() - bias for rows in identity.split(ROWS)]).mT
+        weight = torch.cat([module(rows).float() - bias for rows in torch.split(identity, ROWS)]).mT
         probe = torch.linspace(-1.0, 1.0, width, dtype=dtype, device=bias.device)[None]
         actual, expected = module(probe).float() - bias, probe.float() @ weight.mT
     except (RuntimeError, TypeError, ValueError, AttributeError) as problem:
