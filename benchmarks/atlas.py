@@ -1,14 +1,15 @@
 """atlas: a model reads a corpus plainly, and while every head is measured; processes that share it; memory.
 
 On a CPU the shipped GPT reads tiny Shakespeare (TELESCOPE_DATA, or --data of the recipes); elsewhere a text of random
-tokens. On a GPU, Qwen2 1.5B's shape with random weights reads texts of 2,048 random tokens in batches of 8.
+tokens. On a GPU, Qwen2 1.5B's shape with random weights reads batches of 8 texts of 2,048 tokens drawn by Zipf's law.
 """
 
 import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -19,7 +20,9 @@ from typing import Any
 import torch
 
 import telescope as ts
+from telescope.recording.recorded_call import KeepOptions
 from telescope.text.corpus_files import data_folder
+from telescope.watch.watch import record_calls
 
 from .measure import Row, seconds
 from .watch import _model, qwen2
@@ -29,14 +32,24 @@ BATCH = 8
 
 
 class RandomTexts:
-    """A tokenizer for which a number is a text of random tokens."""
+    """A tokenizer for which a number is a text of tokens drawn by Zipf's law: they repeat as words do.
 
-    def __init__(self, vocabulary: int, length: int = TOKENS) -> None:
-        self.vocabulary, self.length = vocabulary, length
+    With `keep`, each text is drawn once, so that drawing takes no time of a run.
+    """
+
+    def __init__(self, vocabulary: int, length: int = TOKENS, *, keep: bool = True) -> None:
+        self.length, self.keep = length, keep
+        self.shares = 1.0 / (torch.arange(vocabulary, dtype=torch.float64) + 2.7)
+        self.drawn: dict[str, list[int]] = {}
 
     def encode(self, text: str) -> list[int]:
+        if text in self.drawn:
+            return self.drawn[text]
         generator = torch.Generator().manual_seed(int(text))
-        return torch.randint(self.vocabulary, (self.length,), generator=generator).tolist()
+        ids: list[int] = torch.multinomial(self.shares, self.length, True, generator=generator).tolist()
+        if self.keep:
+            self.drawn[text] = ids
+        return ids
 
     def decode(self, ids: list[int]) -> str:
         return " ".join(f"w{token}" for token in ids)
@@ -60,22 +73,52 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
 
 
 def _on_gpu(device: torch.device, quick: bool) -> Iterator[Row]:
+    """Yield the time of a plain forward pass with and without logits, recorded, and with an atlas in memory.
+
+    An atlas in memory writes no tables, so that neither pandas nor pyarrow is needed.
+    """
     model = _model("qwen2", qwen2(quick), "sdpa", device, torch.bfloat16).eval()
     vocabulary, rounds = model.config.vocab_size, 2 if quick else 8
     tokenizer, texts = RandomTexts(vocabulary), [str(i) for i in range(BATCH * rounds)]
-    ids = torch.tensor([tokenizer.encode(text) for text in texts[:BATCH]], device=device)
+    ids = torch.tensor([tokenizer.encode(text) for text in texts], device=device).view(rounds, BATCH, TOKENS)
 
     def plain(*, head: bool) -> None:
         with torch.no_grad():
-            for _ in range(rounds):
-                (model if head else model.base_model)(input_ids=ids, use_cache=False)
+            for batch in ids:
+                (model if head else model.base_model)(input_ids=batch, use_cache=False)
+
+    def recorded() -> None:
+        with torch.no_grad():
+            for batch in ids:
+                with record_calls(model, KeepOptions(top=1, sample=True), tokenizer=tokenizer):
+                    model.base_model(input_ids=batch, use_cache=False)
 
     def mapped() -> None:
         ts.atlas(model, texts, tokenizer=tokenizer, length=TOKENS, batch=BATCH, shard=16 * BATCH * rounds)
 
-    runners = {"plain, with logits": partial(plain, head=True), "plain, hidden": partial(plain, head=False)}
-    runners["atlas"] = mapped
+    runners: dict[str, Callable[[], object]] = {
+        "plain, with logits": partial(plain, head=True),
+        "plain, hidden": partial(plain, head=False),
+    }
+    runners |= {"recorded, not added up": recorded, "atlas": mapped}
     yield from _compared(f"{rounds} batches", runners, rounds * BATCH * TOKENS, device, 3)
+    waits = _waits(mapped)
+    for place in sorted(set(waits)):
+        print(f"the host waits for the GPU {waits.count(place)} times at {place}", file=sys.stderr)
+    yield Row(f"{rounds} batches", "atlas", note=f"the host waits for the GPU {len(waits)} times in all")
+
+
+def _waits(run_once: Callable[[], object]) -> list[str]:
+    """Return the line of the library at each moment when the host waits for the GPU."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            run_once()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    synchronizing = [warning for warning in caught if "synchronizing" in str(warning.message)]
+    return [f"{Path(warning.filename).name}:{warning.lineno}" for warning in synchronizing]
 
 
 def _on_cpu(quick: bool) -> Iterator[Row]:
@@ -97,16 +140,19 @@ def _on_cpu(quick: bool) -> Iterator[Row]:
 
 
 def _compared(case: str, runners: dict[str, Any], tokens: int, device: torch.device, rounds: int) -> Iterator[Row]:
-    """Run each once to warm up, then in turns; note the tokens per second, and their share of the first runner's."""
+    """Run each once to warm up, then in turns; note the tokens per second, and their share of each plain runner's."""
     times: dict[str, list[float]] = {name: [] for name in runners}
-    for run_once in runners.values():
+    for name, run_once in runners.items():
+        began = perf_counter()
         run_once()
+        print(f"{case}: {name}, first run {perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
     for _ in range(rounds):
         for name, run_once in runners.items():
             times[name].append(seconds(run_once, device))
-    first = median(next(iter(times.values())))
+    plain = {name: median(own) for name, own in times.items() if name.startswith("plain")}
     for name, own in times.items():
-        note = f"{tokens / median(own):,.0f} tokens/s, {first / median(own):.0%}"
+        shares = ", ".join(f"{first / median(own):.0%} of {which}" for which, first in plain.items() if which != name)
+        note = f"{tokens / median(own):,.0f} tokens/s{', ' if shares else ''}{shares}"
         yield Row(case, name, 1e3 * median(own), note=note)
 
 
@@ -161,7 +207,7 @@ def _print_memory(tokens: int) -> None:
         with file.open("w") as opened:
             for i in range(tokens // 256):
                 opened.write(f'{{"text": "{i}"}}\n')
-        ts.atlas(model, file, tokenizer=RandomTexts(512, 256), out=f"{folder}/out", batch=32)
+        ts.atlas(model, file, tokenizer=RandomTexts(512, 256, keep=False), out=f"{folder}/out", batch=32)
     print(perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 

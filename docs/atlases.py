@@ -9,6 +9,7 @@ import argparse
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -66,8 +67,11 @@ def draw_one_text_is_not_enough(atlas: ts.Atlas) -> None:
     _save(figure, "one-text.png")
 
 
-def draw_key_biases(model_name: str) -> dict[str, tuple[float, float]]:
-    """Draw the largest logit of each layer of a translator, as shipped and without its key biases; return both."""
+def draw_key_biases(model_name: str) -> tuple[dict[str, tuple[float, float]], float]:
+    """Draw the largest logit of each layer of a translator, as shipped and without its key biases.
+
+    Return both, and by how much the outputs differ at most.
+    """
     model = ts.load(model_name, dtype=torch.float32).eval()
     sentence = "The man saw the astronomer with a telescope, and waved to the children on the hill."
     source = torch.tensor([model.tokenizer.encode(sentence).ids])
@@ -90,7 +94,7 @@ def draw_key_biases(model_name: str) -> dict[str, tuple[float, float]]:
     axes.legend(fontsize=8, frameon=False)
     axes.set_title(f"Both compute the same: the outputs differ by {difference:.0e} at most", fontsize=9)
     _save(figure, "key-biases.png")
-    return {name: (max(before.layers[name].logit), max(after.layers[name].logit)) for name in names}
+    return {name: (max(before.layers[name].logit), max(after.layers[name].logit)) for name in names}, difference
 
 
 def draw_maps(atlas: ts.Atlas, places: list[tuple[str, int]]) -> None:
@@ -126,6 +130,72 @@ def draw_special_tokens(atlas: ts.Atlas) -> None:
     _save(figure, "special-tokens.png")
 
 
+# ------------------------------------------------------------------------------------------------------- findings
+
+
+def class_share(atlas: ts.Atlas, layer: str, head: int, name: str) -> float:
+    """Return the share of a head's weight that goes to a class of tokens."""
+    return dict(zip(*atlas.profile(layer, head, "class"), strict=True))[name]
+
+
+def line_breaks(atlas: ts.Atlas) -> dict[str, Any]:
+    """Return the figures of the first finding: the punctuation heads of the language model read line breaks."""
+    tokens = atlas.sums.class_tokens.double()
+    clearest = atlas.heads().where(kind="punctuation").sort("punctuation")
+    figures: dict[str, Any] = {
+        "tokens": atlas.tokens,
+        "line breaks among the tokens": float(tokens[CLASSES.index("space")] / tokens.sum()),
+        "largest share on the first token": max(head.first for head in atlas.heads()),
+        "punctuation heads": {f"{head.layer} head {head.number}": head.punctuation for head in clearest},
+    }
+    holds = False
+    if len(clearest):
+        layer, number = clearest[0].layer, clearest[0].number
+        profile = atlas.profile(layer, number, "distance")
+        figures |= {
+            "clearest": f"{layer} head {number}",
+            "its share on line breaks": class_share(atlas, layer, number, "space"),
+            "its share on other punctuation": class_share(atlas, layer, number, "punctuation"),
+            "its most frequent distance": max(zip(profile.shares, profile.labels, strict=True))[1],
+        }
+        holds = figures["its share on line breaks"] > 3 * figures["line breaks among the tokens"]
+    return {"holds": holds and figures["largest share on the first token"] < 0.1, **figures}
+
+
+def special_tokens(atlas: ts.Atlas) -> dict[str, Any]:
+    """Return the figures of the second finding: the translator rests on its start and end tokens."""
+    tokens = atlas.sums.class_tokens.double()
+    decoder = [head for head in atlas.heads() if head.layer.startswith("decoder") and head.layer.endswith("self")]
+    encoder = {
+        f"{layer} head {number}": class_share(atlas, layer, number, "special")
+        for layer, number in atlas.places
+        if layer.startswith("encoder")
+    }
+    on_start = sum(_strongest(head) == "first" for head in decoder)
+    return {
+        "holds": on_start > len(decoder) / 2 and max(encoder.values()) > 0.5,
+        "special tokens among the tokens": float(tokens[CLASSES.index("special")] / tokens.sum()),
+        "decoder heads with the largest share on the first token": f"{on_start} of {len(decoder)}",
+        "encoder heads that give 60 % or more to special tokens": sorted(
+            name for name, share in encoder.items() if share >= 0.6
+        ),
+    }
+
+
+def key_biases(name: str, logits: dict[str, tuple[float, float]], difference: float) -> dict[str, Any]:
+    """Return the figures of the third finding: key biases have drifted, and have no influence."""
+    drifted = ts.health.drifted_key_biases(ts.load(name, dtype=torch.float32))
+    return {
+        "holds": bool(drifted) and difference < 1e-3,
+        "attentions that drifted": f"{len(drifted)} of {len(logits)}",
+        "standard deviation of key biases": sorted(keys for keys, _ in drifted.values()),
+        "of query biases": sorted(queries for _, queries in drifted.values()),
+        "largest logit": max(before for before, _ in logits.values()),
+        "without key biases": max(after for _, after in logits.values()),
+        "largest change of an output": difference,
+    }
+
+
 def _strongest(head: object) -> str:
     known = {name: getattr(head, name) for name in HABITS if getattr(head, name) == getattr(head, name)}
     return max(known, key=lambda name: known[name])
@@ -143,19 +213,23 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    print(draw_key_biases("translator-en-de"))
+    found = {"key biases": key_biases("translator-en-de", *draw_key_biases("translator-en-de"))}
     for name in ("shakespeare", "translator-en-de", "summarizer"):
         atlas = atlas_of(name, arguments.data, arguments.out)
         print(name, atlas, atlas.heads(), sep="\n")
         if name == "translator-en-de":
+            found["special tokens"] = special_tokens(atlas)
             draw_special_tokens(atlas)
         if name == "shakespeare":
+            found["line breaks"] = line_breaks(atlas)
             draw_one_text_is_not_enough(atlas)
             chosen = [
                 next(iter(atlas.heads().where(kind=kind)), None)
                 for kind in ("previous", "punctuation", "first", "mixed")
             ]
             draw_maps(atlas, [(head.layer, head.number) for head in chosen if head is not None])
+    (FOLDER / "findings.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

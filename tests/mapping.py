@@ -1,8 +1,8 @@
 """A tiny model, a tokenizer and a corpus for atlases; and processes that make one: python mapping.py JOBS.
 
 JOBS is JSON, a list of {"out", "world", "kills", "missing"}: for each job, `world` processes make an atlas, all but the
-`missing` one. "kills" are seconds: after each, all processes are killed, and then started again. Printed are the exit
-codes of the last, their seconds, and how many kills hit unfinished work.
+`missing` one, for which the others wait a second. "kills" are seconds: after each, all processes are killed, and then
+started again. Printed are the exit codes of the last, their seconds, and how many kills hit unfinished work.
 """
 
 import glob
@@ -16,6 +16,7 @@ import time
 import torch
 
 import telescope as ts
+from telescope.atlas import shared_work
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,\n"
 
@@ -41,7 +42,7 @@ def tiny_gpt(seed=0, heads=2, **options):
     return model
 
 
-def corpus(count=60, seed=1, least=20, most=150):
+def corpus(count=40, seed=1, least=20, most=150):
     """Return texts of random words, which repeat."""
     draw = random.Random(seed)
     words = ["".join(draw.choices(LETTERS[:26], k=draw.randint(1, 6))) for _ in range(30)]
@@ -60,6 +61,8 @@ def make(texts, **options):
 
 def run(job, rank, world):
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
+    if "missing" in job:
+        shared_work.TIMEOUT = shared_work.GRACE = 1.0
     make(corpus(), out=job["out"], save_every=0.0)
 
 

@@ -1,11 +1,15 @@
-"""Models on several processes: python -m torch.distributed.run --nproc-per-node 2 divided.py MODEL OUT.
+"""Models on two processes: python divided.py MODEL OUT.
 
-Each rank watches and maps a model whose heads are divided by tensor parallelism, and one that FSDP shards. The first
-writes OUT/tensor-parallel, OUT/fsdp (atlases), and OUT/tensor-parallel.telescope, OUT/fsdp.telescope (recordings).
+Each watches, maps and edits a model whose heads are divided by tensor parallelism, and one that FSDP shards. The
+first writes OUT/tensor-parallel, OUT/fsdp (atlases), the same names with .telescope (recordings), and with .pt (the
+logits of each edit).
 """
 
+import os
 import sys
+import traceback
 import warnings
+from dataclasses import replace
 
 import torch
 import transformers
@@ -19,11 +23,44 @@ import telescope as ts
 IDS = torch.arange(24).remainder(23).view(2, 12)
 
 
-def run(model, out, name):
-    with torch.no_grad(), ts.watch(model) as recording:
+@torch.no_grad()
+def edited(model, whole=None):
+    """Return the logits under edits that name heads of the whole model, of either process or of both.
+
+    `whole` is a recording of the undivided model, to freeze; without one, the model's own is frozen.
+    """
+    with ts.watch(model, keep="queries-keys") as recording:
         model(IDS)
+    other = IDS.flip(1)
+    edits = {
+        "nothing": ([], IDS),
+        "mute both": ([ts.mute(0, heads=[1, -1], times=0.5), ts.mute(1, heads=2)], IDS),
+        "mute by mean": ([ts.mute(1, heads=[0, 3], by="mean")], IDS),
+        "hide in the last head": ([ts.hide(range(2, 5), heads=-1)], IDS),
+        "boost": ([ts.boost(3, by=4.0, heads=[0, 2]), ts.mute(0)], IDS),
+        "redefine": ([ts.redefine(1, lambda attention: replace(attention, scale=0.1))], IDS),
+        "freeze one": ([ts.frozen(recording if whole is None else whole, layers=[0], heads=[2])], other),
+        "freeze all": ([ts.frozen(recording)], other),
+        "freeze the whole": ([ts.frozen(recording if whole is None else whole)], other),
+    }
+    found = {}
+    for name, (own, ids) in edits.items():
+        with ts.edit(model, *own):
+            found[name] = model(ids).logits
+    with ts.watch(model) as recorded, ts.edit(model, ts.mute(0, heads=3)):
+        model(IDS)
+    assert [str(edit) for edit in recorded.edits] == ["mute head 3 of layer 0"]
+    found["each head"] = torch.tensor(ts.effect(model, IDS[:1], ts.mute.each(model), "loss").columns["loss"])
+    return found
+
+
+def run(model, out, name, whole):
+    with torch.no_grad(), ts.watch(model, also="norms") as recording:
+        model(IDS)
+    found = edited(model, whole)
     if distributed.get_rank() == 0:
         recording.save(f"{out}/{name}.telescope")
+        torch.save(found, f"{out}/{name}.pt")
     ts.atlas(model, mapping.corpus(8), tokenizer=mapping.Letters(), shard=300, save_every=0.0, out=f"{out}/{name}")
 
 
@@ -59,16 +96,41 @@ def check_clipped():
             torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    folder, out = sys.argv[1:]
-    run(transformers.AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto"), out, "tensor-parallel")
+def work(folder, out, rank):
+    """Do the work of one of two processes."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    distributed.init_process_group("gloo", init_method=f"file://{out}/rendezvous", rank=rank, world_size=2)
     sharded = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad(), ts.watch(sharded, keep="queries-keys") as whole:
+        sharded(IDS)
+    run(transformers.AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto"), out, "tensor-parallel", whole)
     for layer in sharded.model.layers:
         fully_shard(layer)
     fully_shard(sharded)
-    run(sharded, out, "fsdp")
+    run(sharded, out, "fsdp", whole)
     check_clipped()
     distributed.barrier()
     distributed.destroy_process_group()
+
+
+def start(folder, out, rank):
+    """Start one of the processes as a copy of this one, which has imported everything."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        work(folder, out, rank)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    children = [start(*sys.argv[1:], rank) for rank in range(2)]
+    codes = [os.waitpid(child, 0)[1] for child in children]
+    sys.exit(any(codes))

@@ -1,4 +1,4 @@
-"""An atlas is the same for any number of processes, and for a run that was killed and went on."""
+"""An atlas is the same for any number of processes, for a run that was killed, and where one of them never came."""
 
 import json
 import os
@@ -45,36 +45,18 @@ def test_processes_and_kills_leave_no_trace(tmp_path):
     jobs = [{"out": str(tmp_path / str(world)), "world": world} for world in (1, 2, 4)]
     killed = {"out": str(tmp_path / "killed"), "kills": kills}
     both = {"out": str(tmp_path / "both"), "world": 2, "kills": [0.1, 0.02]}
-    told, errors = start(*jobs, killed, both)
+    died = {"out": str(tmp_path / "died"), "world": 2, "missing": 1}
+    told, errors = start(*jobs, killed, both, died, {"out": str(tmp_path / "died")})
+    without_one = told.pop(5)
+    assert without_one["codes"] == [1]
+    assert without_one["seconds"] < 60
+    assert "process 1 of 2 has given no sign of life" in errors
     assert all(not any(job["codes"]) for job in told), errors
     assert told[3]["hits"] >= 5
     whole = ts.open(tmp_path / "1")
-    assert whole.texts == 60
+    assert whole.texts == 40
     assert not (tmp_path / "1.progress").exists()
-    for name in ("2", "4", "killed", "both"):
+    for name in ("2", "4", "killed", "both", "died"):
         assert_same(ts.open(tmp_path / name), whole)
     torch.set_num_threads(1)
     assert_same(mapping.make(mapping.corpus()), whole)  # and in memory, in this process
-
-
-@pytest.mark.usefixtures("on_cpu")
-def test_a_process_that_dies_is_named_by_the_others(tmp_path):
-    job = {"out": str(tmp_path / "out"), "world": 2, "missing": 1}
-    quick = "from telescope.atlas import shared_work as work; work.TIMEOUT, work.GRACE = 1.0, 1.0\n"
-    script = tmp_path / "quick.py"
-    script.write_text(quick + SCRIPT.read_text(), encoding="utf-8")
-    source = os.pathsep.join([str(Path(ts.__file__).parents[1]), str(SCRIPT.parent)])
-    done = subprocess.run(
-        [sys.executable, str(script), json.dumps([job, {"out": job["out"], "world": 1}])],
-        env=os.environ | {"PYTHONPATH": source, "PYTHONWARNINGS": "ignore"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    died, went_on = map(json.loads, done.stdout.splitlines())
-    assert died["codes"] == [1]
-    assert died["seconds"] < 60
-    assert "process 1 of 2 has given no sign of life" in done.stderr
-    assert went_on["codes"] == [0]
-    assert ts.open(tmp_path / "out").texts == 60

@@ -1,4 +1,4 @@
-"""Models spread over devices and processes are watched and mapped as whole ones are."""
+"""Models spread over devices and processes are watched, mapped and edited as whole ones are."""
 
 import os
 import subprocess
@@ -28,18 +28,24 @@ def folder(tmp_path_factory):
 
 def whole(folder):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    with torch.no_grad(), ts.watch(model) as recording:
+    with torch.no_grad(), ts.watch(model, also="norms") as recording:
         model(divided.IDS)
-    return recording, ts.atlas(model, mapping.corpus(8), tokenizer=mapping.Letters(), shard=300)
+    atlas = ts.atlas(model, mapping.corpus(8), tokenizer=mapping.Letters(), shard=300)
+    return recording, atlas, divided.edited(model)
 
 
 def assert_alike(found, expected):
     """Counts are equal bit by bit; sums as far as processes that add up parts of a product agree."""
-    (recording, atlas), (other, whole_atlas) = found, expected
+    (recording, atlas, logits), (other, whole_atlas, whole_logits) = found, expected
+    assert logits.keys() == whole_logits.keys()
+    for name, numbers in whole_logits.items():
+        assert_close(logits[name], numbers, atol=1e-5, rtol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
     for name in other:
         assert recording[name].call.heads == other[name].call.heads
         for part in ("entropy", "received"):
             assert_close(getattr(recording[name], part), getattr(other[name], part), atol=1e-5, rtol=1e-5)
+        norms, whole_norms = (of[name].call.parts["norms"].tensor for of in (recording, other))
+        assert_close(norms, whole_norms, atol=1e-6, rtol=1e-5)
         assert_close(recording[name].head(3).peak.weight, other[name].head(3).peak.weight, atol=1e-5, rtol=1e-5)
     assert torch.equal(atlas.sums.distribution.count, whole_atlas.sums.distribution.count)
     assert atlas.places == whole_atlas.places
@@ -54,16 +60,18 @@ def assert_alike(found, expected):
 def test_tensor_parallel_and_sharded_models_are_joined_in_the_first_process(folder, tmp_path):
     source = os.pathsep.join(str(path) for path in (Path(ts.__file__).parents[1], SCRIPT.parents[1]))
     settled = {"OMP_NUM_THREADS": "1", "PYTHONPATH": source, "CUDA_VISIBLE_DEVICES": ""}
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, *launcher, str(SCRIPT), str(folder), str(tmp_path)]
+    command = [sys.executable, str(SCRIPT), str(folder), str(tmp_path)]
     done = subprocess.run(command, env=os.environ | settled, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     expected = whole(folder)
     for name in ("tensor-parallel", "fsdp"):
-        assert_alike((ts.open(tmp_path / f"{name}.telescope"), ts.open(tmp_path / name)), expected)
+        found = ts.open(tmp_path / f"{name}.telescope"), ts.open(tmp_path / name), torch.load(tmp_path / f"{name}.pt")
+        assert_alike(found, expected)
+    plain = expected[2]["nothing"]
+    assert all(not torch.allclose(plain, expected[2][name], atol=1e-4) for name in ("mute both", "boost", "redefine"))
 
 
-def test_a_model_spread_by_a_device_map_is_watched_and_mapped(folder, tmp_path):
+def test_a_model_spread_by_a_device_map_is_watched_mapped_and_edited(folder, tmp_path):
     pytest.importorskip("accelerate")
     parts = ("model.embed_tokens", "model.rotary_emb", "model.layers.0", "model.norm", "lm_head")
     places = dict.fromkeys(parts, "cpu") | {"model.layers.1": "disk"}
@@ -71,10 +79,10 @@ def test_a_model_spread_by_a_device_map_is_watched_and_mapped(folder, tmp_path):
         folder, device_map=places, offload_folder=tmp_path / "off"
     )
     assert {parameter.device.type for parameter in model.parameters()} == {"cpu", "meta"}
-    with torch.no_grad(), ts.watch(model) as recording:
+    with torch.no_grad(), ts.watch(model, also="norms") as recording:
         model(divided.IDS)
     atlas = ts.atlas(model, mapping.corpus(8), tokenizer=mapping.Letters(), shard=300)
-    assert_alike((recording, atlas), whole(folder))
+    assert_alike((recording, atlas, divided.edited(model)), whole(folder))
 
 
 def test_heads_of_a_divided_model_cannot_be_selected(folder, monkeypatch):

@@ -180,15 +180,15 @@ def test_compare_ranks_what_changed():
 def test_progress_is_reported_and_memory_does_not_grow_with_the_corpus():
     told = []
     model = mapping.tiny_gpt()
-    texts = mapping.corpus(60)
+    texts = mapping.corpus(30)
     many = ts.atlas(model, texts, tokenizer=Letters(), shard=600, report=told.append)
-    few = ts.atlas(model, texts[:20], tokenizer=Letters(), shard=600)
+    few = ts.atlas(model, texts[:10], tokenizer=Letters(), shard=600)
     sizes = [sum(tensor.nbytes for tensor in atlas.sums.tensors().values()) for atlas in (many, few)]
     assert sizes[0] == sizes[1]
     assert len(many._texts) <= 4 * 8 * 5  # heads, habits, texts of each
     assert [report.tokens for report in told] == sorted(report.tokens for report in told)
     assert told[-1].tokens == many.tokens == sum(map(len, texts)) - sum(len(text) % 64 == 1 for text in texts)
-    assert told[-1].texts == 60
+    assert told[-1].texts == 30
     assert 0.8 < told[-1].done <= 1.0
     assert 0.0 <= told[-1].seconds_left < 60.0
     assert told[-1].tokens_per_second > 0

@@ -151,7 +151,7 @@ def _check_same_shape(before: Atlas, after: Atlas) -> None:
             counts[layer] += 1
     for layer in [*first, *second]:
         if first.get(layer) != second.get(layer):
-            here, there = (str(counts.get(layer, "no")) for counts in (first, second))
+            here, there = (str(counts.get(layer, 0)) for counts in (first, second))
             raise ValueError(
                 f'the atlases are of models of different shapes: "{layer}" has {here} heads in one and {there} in the '
                 "other; compare two checkpoints, or two models of one shape"

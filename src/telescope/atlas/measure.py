@@ -13,9 +13,10 @@ from ..recording.heads import HABITS
 from ..recording.recording import Recording
 from ..recording.row_sample import BACK, bucket_limits
 from ..recording.summaries_call import SummariesCall
+from .transfers import send, whole_numbers
 
 MEASURES = (*HABITS, "spread")
-"""The columns of `recording.heads()` that are summed over texts; its other columns are NaN in an atlas."""
+"""The columns of `recording.heads()` that an atlas adds up; the others, such as streaming, are unknown there."""
 QUERY_STATISTICS = ("entropy", "peak", "logit")
 """Of each query: the entropy of its weights in nats, its largest weight, and its largest score after scaling."""
 
@@ -108,12 +109,13 @@ def _measure(first: int, calls: list[SummariesCall], token_classes: Tensor, mark
     numbers = dict(zip((*NAMES, *COUNTS), joined["shares"].unbind(-1), strict=True))
     spread = torch.where(counted, entropy.double().exp(), 0.0).sum(2)
     numbers |= {"sink": received[:, :, 1:].amax(2) if keys > 1 else torch.zeros_like(given), "spread": spread}
-    class_of = None if ids is None else token_classes.to(device)[ids.to(device)]
+    class_of = None if ids is None else send(token_classes, device)[send(ids, device)]
     by_class = received.new_zeros(*received.shape[:2], len(marks))
     numbers["punctuation"] = torch.full_like(given, torch.nan)
     if class_of is not None and any(marks):
         by_class = received @ torch.nn.functional.one_hot(class_of, len(marks)).double()
-        numbers["punctuation"] = by_class[..., [i for i, is_mark in enumerate(marks) if is_mark]].sum(-1)
+        which = whole_numbers([i for i, is_mark in enumerate(marks) if is_mark], device)
+        numbers["punctuation"] = by_class.index_select(-1, which).sum(-1)
     choosing = counted.sum(2).double()
     below = dict.fromkeys(MEASURES, choosing)
     below |= {"same": numbers["repeated"], "induction": numbers["repeated"], "sink": given, "punctuation": given}
@@ -160,7 +162,7 @@ def _by_position(received: Float[Tensor, "text heads key"]) -> Float[Tensor, "te
     """Return the weight received in each bucket of positions: 0, 1, 2, 3 to 4, 5 to 8, ..."""
     keys = received.shape[2]
     running = torch.nn.functional.pad(received.cumsum(2), (1, 0))
-    edges = torch.tensor([min(low, keys) for low, _ in bucket_limits()] + [keys], device=received.device)
+    edges = whole_numbers([*(min(low, keys) for low, _ in bucket_limits()), keys], received.device)
     return running[:, :, edges].diff(dim=2)
 
 

@@ -11,6 +11,7 @@ from ..decoding import generate
 from ..models import GPT, Encoder
 from ..models.translator import Translator
 from .batches import TokenBatch, longest_input
+from .transfers import send
 
 MAX_WRITTEN = 128  # tokens that an encoder-decoder writes for a text
 
@@ -45,7 +46,9 @@ class ModelReader:
             return lambda: model(ids, _mask(batch))
         if not self.is_huggingface:
             return lambda: model(ids)
-        inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": _present(batch)}
+        inputs: dict[str, Any] = {"input_ids": ids}
+        if batch.is_padded or self.writes:  # with a mask, transformers waits for the GPU to see whether it hides a key
+            inputs["attention_mask"] = _present(batch)
         if hasattr(model.config, "use_cache"):
             inputs["use_cache"] = False
         if self.writes:
@@ -78,10 +81,10 @@ class ModelReader:
 
 def _mask(batch: TokenBatch) -> Mask | None:
     """Return the mask that hides padding; None where there is none."""
-    return padding(torch.tensor(batch.lengths, device=batch.ids.device)) if batch.is_padded else None
+    return padding(send(torch.tensor(batch.lengths), batch.ids.device)) if batch.is_padded else None
 
 
 def _present(batch: TokenBatch) -> Tensor:
     """Return 1 at each token and 0 at padding, as transformers wants it."""
-    lengths = torch.tensor(batch.lengths, device=batch.ids.device)
+    lengths = send(torch.tensor(batch.lengths), batch.ids.device)
     return (torch.arange(batch.ids.shape[1], device=batch.ids.device) < lengths[:, None]).long()

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from ..recording.names import Layers
@@ -35,6 +36,7 @@ from .shared_work import Heartbeat, Progress
 from .sums import CLASSES, AtlasSums
 from .texts import Corpus, Text, Texts, shards
 from .token_classes import TokenClasses
+from .transfers import send
 
 SHARD = 1 << 16  # characters of the texts that are one shard
 PENDING = 16  # shards whose evidence is looked up together: a GPU waits for each look
@@ -206,11 +208,15 @@ class Work:
 
     def settle(self) -> None:
         """Look up which of the latest texts were not finite, and which are evidence."""
-        for found in self.pending:
-            for batch, finite in found.finite:
+        each = [(found.sources, batch, finite) for found in self.pending for batch, finite in found.finite]
+        if each:
+            every = torch.cat([finite for _, _, finite in each]).cpu()  # a GPU is waited for once
+            parts = torch.split(every, [len(part) for _, _, part in each])
+            for (sources, batch, _), finite in zip(each, parts, strict=True):
                 for i in (~finite).nonzero()[:, 0].tolist():
-                    self.skipped.add(found.sources[int(batch.places[i, 0])], "an attention in it is not finite")
-                    self.sums.count_out(batch.lengths[i], self._count_classes(batch.only(i)))
+                    self.skipped.add(sources[int(batch.places[i, 0])], "an attention in it is not finite")
+                    lost = batch.only(i)
+                    self.sums.count_out(batch.lengths[i], count_classes(lost, self.classes.of(lost.ids)))
         needed = places_of(self.sums)
         for found in self.pending:
             self.evidence.update(needed, found.sources, found.ids, self.tokenizer)
@@ -251,7 +257,7 @@ class Work:
 
     def _measure(self, batch: TokenBatch) -> Tensor:
         """Run the model on a batch and add its numbers; nothing is added if the model raises."""
-        moved = batch._replace(ids=batch.ids.to(self.device))
+        moved = batch._replace(ids=send(batch.ids, self.device))
         forward = self.reader.prepare(moved)
         options = KeepOptions(top=1, sample=True)
         with record_calls(self.model, options, layers=self.layers, tokenizer=self.tokenizer) as recording:
@@ -260,28 +266,28 @@ class Work:
             self.sums = AtlasSums(layers_of(recording))
             device = next(iter(recording.values())).calls[0].facts.device if len(recording) else self.device
             self.sums = self.sums.to(device)
-        table = self.classes.of(batch.ids)
+        read = self.classes.of(batch.ids)
+        table = read
         for watched in recording.values() if self.reader.writes else ():  # its decoder reads other tokens
             if watched.calls and watched.calls[0].key_ids is not None:
                 table = self.classes.of(watched.calls[0].key_ids)
         marks = [self.classes.known and name in ("punctuation", "space") for name in CLASSES]
         measures = measure_batch(recording, self.sums.layers, table, marks)
-        self.sums.add(measures, batch.places, batch.lengths, self._count_classes(batch))
+        self.sums.add(measures, batch.places, batch.lengths, count_classes(batch, read))
         finite = torch.ones(len(batch.lengths), dtype=torch.bool, device=self.sums.class_tokens.device)
         for part in measures:
             finite &= part.finite.to(finite.device)
         return finite
 
-    def _count_classes(self, batch: TokenBatch) -> Tensor:
-        """Return how many tokens of each class a batch has, without its padding."""
-        table, counts = self.classes.of(batch.ids), torch.zeros(len(CLASSES), dtype=torch.int64)
-        for row, length in zip(batch.ids, batch.lengths, strict=True):
-            counts += torch.bincount(table[row[:length]], minlength=len(CLASSES))
-        return counts
-
     def rest(self) -> dict[str, Any]:
         """Return what belongs to the sums and is no tensor, for JSON."""
         return {"skipped": self.skipped.to_json(), "evidence": self.evidence.to_json(), "read_texts": self.read_texts}
+
+
+def count_classes(batch: TokenBatch, table: Int[Tensor, " id"]) -> Int[Tensor, " class"]:
+    """Return how many tokens of each class a batch has, without its padding; `table` has the class of each id."""
+    real = torch.arange(batch.ids.shape[1]) < torch.tensor(batch.lengths)[:, None]
+    return torch.bincount(table[batch.ids[real]], minlength=len(CLASSES))
 
 
 class Stopwatch:
@@ -373,7 +379,9 @@ def _fingerprint(model: nn.Module) -> dict[str, Any]:
     checksum, count = 0, 0
     for name, parameter in model.named_parameters():
         count += parameter.numel()
-        local = getattr(parameter, "_local_tensor", parameter).detach()
+        local: Any = parameter.detach()
+        while hasattr(local, "__tensor_flatten__"):  # sharded or quantised: the first of its tensors
+            local = getattr(local, local.__tensor_flatten__()[0][0])
         some = local.reshape(-1)[:64].float().cpu() if not local.is_meta else torch.zeros(0)
         checksum = crc32(name.encode() + some.numpy().tobytes(), checksum)
     return {"class": type(model).__name__, "parameters": count, "checksum": checksum}

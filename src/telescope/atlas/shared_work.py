@@ -26,7 +26,7 @@ from ..files.locks import lock_file
 from .sums import AtlasSums
 
 TIMEOUT = 30.0  # seconds without a sign of life, after which a process is taken to be dead
-GRACE = 90.0  # seconds for a process to load its model before it gives its first sign of life
+GRACE = 60.0  # seconds for a process to load its model before it gives its first sign of life
 BEAT = 1.0  # seconds between two signs of life
 POLL = 0.1  # seconds between two looks while waiting
 VERSION = 1

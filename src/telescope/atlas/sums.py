@@ -11,6 +11,7 @@ from ..recording.heads import HABITS
 from ..recording.row_sample import BUCKETS, ROWS
 from .exact import Distribution, ExactSum, edges_table, linear_edges, log_edges, signed_log_edges
 from .measure import MEASURES, POSITION_BUCKETS, QUERY_STATISTICS, BatchMeasures, LayerHeads
+from .transfers import send, whole_numbers
 
 STATISTICS = (*MEASURES, *QUERY_STATISTICS)
 """The measures of `recording.heads()`, distributed over the texts, and those of each query, over all queries."""
@@ -60,6 +61,7 @@ class AtlasSums:
     ) -> None:
         """Add a batch: its measures, the place of each text in the corpus, its tokens, and how many of each class."""
         device = self.evidence_share.device
+        places = send(places, device)
         for part in measures:
             own = part.heads
             self._add_measures(part)
@@ -73,8 +75,8 @@ class AtlasSums:
             _part(self.positions, own).add(part.positions.to(device))
             _part(self.classes, own).add(part.classes.to(device))
             self._add_maps(own, part.map.to(device), lengths)
-            self._add_evidence(part, places.to(device))
-        self.class_tokens += class_tokens.to(device)
+            self._add_evidence(part, places)
+        self.class_tokens += send(class_tokens, device)
         self.texts += len(lengths)
         self.tokens += sum(lengths)
 
@@ -103,7 +105,7 @@ class AtlasSums:
             if k not in self.maps:
                 empty = torch.zeros(heads, ROWS, ROWS, dtype=torch.int64, device=maps.device)
                 self.maps[k], self.map_texts[k] = empty, empty[:, 0, 0].clone()
-            chosen = maps if len(which) == len(maps) else maps[which]
+            chosen = maps if len(which) == len(maps) else maps[send(torch.tensor(which), maps.device)]
             self.maps[k][own] += (chosen * 2**MAP_BITS).round().long().sum(0)
             self.map_texts[k][own] += (chosen.sum((2, 3)) > 0).sum(0)  # a decoder's texts differ from the encoder's
 
@@ -111,7 +113,7 @@ class AtlasSums:
         device, own = self.evidence_share.device, part.heads
         numerator, denominator = part.numerator.to(device), part.denominator.to(device)
         habits = len(HABITS)
-        least = torch.tensor([LEAST_QUERIES.get(name, LEAST) for name in HABITS], device=device)[:, None]
+        least = whole_numbers([LEAST_QUERIES.get(name, LEAST) for name in HABITS], device)[:, None]
         enough = part.known.to(device)[:, :habits] & (denominator[:, :habits] >= least)
         share = torch.where(enough, numerator[:, :habits] / denominator[:, :habits], -1.0).permute(1, 2, 0)
         where = places[None, None].expand(habits, share.shape[1], -1, -1)

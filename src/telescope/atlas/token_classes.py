@@ -26,6 +26,7 @@ class TokenClasses:
         self.name = name or (lambda number: None)
         self.is_mark = punctuation_test(self.decode)
         self.table = torch.full((0,), -1, dtype=torch.int64)
+        self._filled = self.table
 
     def of(self, ids: Int[Tensor, "batch token"]) -> Int[Tensor, " id"]:
         """Return a table that has the class of every token in `ids`, by its id."""
@@ -34,9 +35,11 @@ class TokenClasses:
         if highest > len(self.table):
             more = torch.full((highest - len(self.table),), -1, dtype=torch.int64)
             self.table = torch.cat([self.table, more])
-        for number in present[self.table[present] < 0].tolist():
-            self.table[number] = CLASSES.index(self._class_of(number))
-        return self.table.clamp(min=0)
+        new = present[self.table[present] < 0]
+        if len(new):
+            self.table[new] = torch.tensor([CLASSES.index(self._class_of(number)) for number in new.tolist()])
+            self._filled = self.table.clamp(min=0)
+        return self._filled
 
     def _class_of(self, number: int) -> str:
         text = self.decode([number])

@@ -39,7 +39,7 @@ class CallEditor:
         for one in edits:
             if isinstance(one.edit, Frozen):
                 assert place is not None
-                changed = freeze(name, changed, one.edit, place, call.attention)
+                changed = freeze(name, changed, one.edit, place, call.attention, first_head=one.first_head)
         return changed
 
     def _definition(self, name: str, call: AttentionCall, place: Place | None, edits: Sequence[LayerEdit]) -> Attention:
@@ -91,11 +91,14 @@ def without_room(attention: Attention) -> tuple[Attention, WrittenMask | None]:
 # ------------------------------------------------------------------------------------------------------------- frozen
 
 
-def freeze(name: str, call: AttentionCall, edit: Frozen, place: Place, own: Attention) -> AttentionCall:
+def freeze(
+    name: str, call: AttentionCall, edit: Frozen, place: Place, own: Attention, *, first_head: int = 0
+) -> AttentionCall:
     """Return the call with the queries and keys of a recording in the frozen heads, and its own values.
 
     `own` is the model's own definition, to which other edits may have added something for other heads. Raise a
     ValueError where the recording does not fit: another batch, fewer tokens, not all queries, missing heads.
+    `first_head` is the number, in the whole model, of the call's first head.
     """
     assert isinstance(edit.recording, Recording)
     recorded, count = edit.recording[name].call, call.queries.shape[1]
@@ -105,8 +108,9 @@ def freeze(name: str, call: AttentionCall, edit: Frozen, place: Place, own: Atte
         call = call.without_unwritten_keys()
         queries, keys = call.size
     first = (place.positions or [0])[0] if across else keys - queries
-    _check_fits(name, call, recorded, wanted, first)
-    rows, places = slice(first, first + queries), [recorded.heads.index(head) for head in wanted]
+    before = 0 if edit.recording.is_part else first_head
+    _check_fits(name, call, recorded, [before + head for head in wanted], first)
+    rows, places = slice(first, first + queries), [recorded.heads.index(before + head) for head in wanted]
     like = call.queries
     own_queries = recorded.queries[:, :, rows].to(like.device, like.dtype)
     own_keys = recorded.keys.to(like.device, like.dtype)

@@ -31,7 +31,9 @@ def edit(model: nn.Module, *edits: Edit, tokenizer: Any = None) -> Iterator[None
     Whatever the order in which edits are listed, one attention is edited in the order redefine, boost, hide, frozen,
     mute; see telescope/edit/edits.py. A block inside another edits what the other made. Gradients flow through edits.
     When the block is left, also by an exception, the model is as it was. Only the thread that enters the block runs the
-    model edited. Inside `ts.watch`, or around it, the recording holds the calls as edited, and `recording.edits`.
+    model edited. Inside `ts.watch`, or around it, the recording holds the calls as edited, and `recording.edits`. Edits
+    name heads of the whole model, also where these are divided among processes (tensor parallelism): all processes
+    enter the block, and each edits the heads it has.
 
     Args:
         model: a model of Telescope, or a Hugging Face model that can be watched.

@@ -24,6 +24,8 @@ class LayerEdit:
     edit: Edit
     sequences: range | None = None
     """The sequences of a batch that the edit concerns; None is all."""
+    first_head: int = 0
+    """The number, in the whole model, of this process's first head. The heads of `edit` count from there."""
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """`EditSession`: the edits of one block, and which of them concern a call of an attention."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from threading import get_ident
 from typing import Any
 
@@ -12,6 +13,7 @@ from ..recording.names import head_numbers, select_layers
 from ..recording.recording import Recording
 from ..watch.find_attentions import FoundAttentions
 from ..watch.module_hook import COMPILED
+from ..watch.tensor_parallel import tensor_parallel_rank, tensor_parallel_size
 from ..watch.token_inputs import TokenInputs
 from ..words import hint
 from .apply import CallEditor, finish_context
@@ -23,7 +25,10 @@ from .targets import heads_of
 
 
 class EditSession:
-    """The edits of one block on one model. Calls are edited in the thread that entered the block, and in no other."""
+    """The edits of one block on one model. Calls are edited in the thread that entered the block, and in no other.
+
+    Edits name heads of the whole model. Where these are divided among processes, each process edits those it has.
+    """
 
     def __init__(
         self,
@@ -46,8 +51,13 @@ class EditSession:
             for name in _select(edit, found):
                 self.layers.setdefault(name, []).append(LayerEdit(edit, own))
         self.needs_positions = any(map(_needs_positions, edits))
+        model = found.modules[""]
+        self.parts, self.part = tensor_parallel_size(model), tensor_parallel_rank(model)
+        self.heads: dict[str, int | None] = {}  # of the whole model, by layer
+        self._local: dict[tuple[str, int], list[LayerEdit]] = {}
         for name, own_edits in self.layers.items():
-            _check(name, own_edits, heads_of(found, first_pass(name, found.attentions)))
+            self.heads[name] = heads_of(found, first_pass(name, found.attentions))
+            _check(name, own_edits, self.heads[name])
 
     def is_active(self) -> bool:
         """Return whether a call that runs now is to be edited; raise a RuntimeError inside compiled code.
@@ -65,11 +75,24 @@ class EditSession:
             return self.layers[name]
         return self.layers.get(first_pass(name, self.layers), [])
 
+    def of_call(self, name: str, count: int) -> list[LayerEdit]:
+        """Return the edits of a call of `count` heads; where processes divide them, with the numbers they have here."""
+        edits = self.of(name)
+        if self.parts == 1 or not edits:
+            return edits
+        whole = self.heads.get(name) or self.heads.get(first_pass(name, self.layers)) or count * self.parts
+        if whole == count:  # each process has all heads of this attention
+            return edits
+        if (name, count) not in self._local:
+            parts = (_local(name, one, whole, self.part * count, count) for one in edits)
+            self._local[name, count] = [one for one in parts if one is not None]
+        return self._local[name, count]
+
     def change(self, name: str, call: AttentionCall) -> AttentionCall:
         """Return the call with its definition, queries or keys changed; the same object if nothing changes."""
         if self.needs_positions:
             self.tracker.note(call)
-        edits = self.of(name)
+        edits = self.of_call(name, call.queries.shape[1])
         for one in edits:
             _check_heads(name, one.edit, call.queries.shape[1])
         if any(isinstance(one.edit, Hide | Boost) or _needs_positions(one.edit) for one in edits):
@@ -83,7 +106,7 @@ class EditSession:
 
         `call` may be left out where no head is muted by its mean.
         """
-        mutes = [one for one in self.of(name) if isinstance(one.edit, Mute)]
+        mutes = [one for one in self.of_call(name, context.shape[1]) if isinstance(one.edit, Mute)]
         return finish_context(name, call, context, mutes, self.places.get(name)) if mutes else context
 
     def check_found(self) -> None:
@@ -113,6 +136,20 @@ def _select(edit: Edit, found: FoundAttentions) -> list[str]:
             f'frozen: this model has no attention "{missing[0]}", which was recorded; {hint(missing[0], names)}'
         )
     return selected
+
+
+def _local(name: str, one: LayerEdit, whole: int, first: int, count: int) -> LayerEdit | None:
+    """Return an edit for the process that has `count` of the `whole` heads, from `first` on; None if it edits none."""
+    edit = one.edit
+    if edit.heads is None and not isinstance(edit, Frozen):
+        return replace(one, first_head=first)
+    named: Sequence[int] = range(whole)
+    if edit.heads is not None:
+        named = head_numbers(name, edit.heads, whole)
+    elif isinstance(edit, Frozen) and isinstance(edit.recording, Recording) and not edit.recording.is_part:
+        named = edit.recording[name].call.heads
+    own = tuple(number - first for number in named if first <= number < first + count)
+    return replace(one, edit=replace(edit, heads=own), first_head=first) if own else None
 
 
 def first_pass(name: str, names: Collection[str]) -> str:

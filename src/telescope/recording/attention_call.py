@@ -27,11 +27,12 @@ from .head_shares import BatchTokens, Places
 class Carrier:
     """The output projection W_O of an attention, which tells how much of a value a head carries: ‖W_O v‖.
 
-    The projection of each head is reduced to a d_v x d_v matrix, WᵀW, at its first use.
+    The projection of each head is reduced to a d_v x d_v matrix, WᵀW, at its first use. `read` is called then, with
+    the dtype of the values, and returns the weight (d_model, features): a sharded weight is whole while the model runs.
     """
 
-    def __init__(self, weight: Float[Tensor, "d_model features"]) -> None:
-        self.weight, self.squares = weight, torch.empty(0)
+    def __init__(self, read: Callable[[torch.dtype], Float[Tensor, "d_model features"]]) -> None:
+        self.read, self.squares = read, torch.empty(0)
 
     def norms(
         self, values: Float[Tensor, "batch key_heads key d_v"], heads: tuple[int, ...]
@@ -41,7 +42,8 @@ class Carrier:
         d_v = values.shape[-1]
         if not self.squares.numel():
             with torch.no_grad():
-                own = self.weight.detach().to(dtype).reshape(len(self.weight), -1, d_v).permute(1, 0, 2)
+                weight = self.read(values.dtype).detach().to(values.device, dtype)
+                own = weight.reshape(len(weight), -1, d_v).permute(1, 0, 2)
                 self.squares = own.mT @ own
         group, found = max(1, len(heads) // max(values.shape[1], 1)), []
         for place, head in enumerate(heads):

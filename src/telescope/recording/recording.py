@@ -84,6 +84,8 @@ class Recording(Mapping[str, Watched]):
         """Called with the name of each attention after it ran, for a progress display."""
         self.edits: tuple[Any, ...] = ()
         """The edits of `ts.edit` that changed a recorded call, each once, in the order of their first use."""
+        self.is_part = False
+        """Whether the heads are those that one process has of a model whose heads several processes divide."""
         self._options = KeepOptions() if options is None else options
         streaming, sample = "streaming" in self._options.also, self._options.sample
         self._queue = SurveyQueue(self._options.top, self._options.map, streaming=streaming, sample=sample)

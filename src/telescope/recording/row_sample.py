@@ -5,6 +5,7 @@ spread evenly over its length: exact for these queries, at 32 / n of the cost of
 """
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -40,6 +41,12 @@ def bucket_limits() -> list[tuple[int, int]]:
     """Return the smallest and largest distance of each bucket but the last."""
     starts = [0, 1, 2, *(2**k + 1 for k in range(1, BACK - 2))]
     return [(start, stop - 1) for start, stop in zip(starts, [*starts[1:], 2**40], strict=True)]
+
+
+@lru_cache(maxsize=16)
+def _limits(device: torch.device) -> Int[Tensor, "bucket 2"]:
+    """Return `bucket_limits` as a tensor, made once: the host waits for a GPU to which it copies."""
+    return torch.tensor(bucket_limits(), device=device)
 
 
 def sample_rows(
@@ -104,7 +111,7 @@ def _sample(
         return running.gather(-1, where)
 
     place = rows[..., None] + offset
-    limits = torch.tensor(bucket_limits(), device=device)
+    limits = _limits(device)
     back = before(place - limits[:, 0] + 1) - before(place - limits[:, 1])
     ahead = running[..., -1:] - before(place + 1)
     counts = valid & ((rows + offset) > 0)

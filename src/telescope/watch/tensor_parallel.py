@@ -24,6 +24,12 @@ def tensor_parallel_size(model: nn.Module) -> int:
     return size if isinstance(size, int) and running else 1
 
 
+def tensor_parallel_rank(model: nn.Module) -> int:
+    """Return which part of the heads this process has; 0 for any model of one process."""
+    size = tensor_parallel_size(model)
+    return distributed.get_rank() % size if size > 1 else 0
+
+
 def join_recording(recording: Recording) -> None:
     """Give the first process the heads of all, in the order of the processes. All processes must call this together."""
     first, count = distributed.get_rank() == 0, distributed.get_world_size()
@@ -31,6 +37,7 @@ def join_recording(recording: Recording) -> None:
     gathered: list[Any] | None = [None] * count if first else None
     distributed.gather_object(own, gathered, 0)
     if gathered is None:
+        recording.is_part = True
         return
     left_out = []
     for name, watched in recording.items():

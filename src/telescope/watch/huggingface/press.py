@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ...attention import Attention, causal, window
 from ...recording.attention_call import Carrier
 from ...survey.key_scores import check_rules, key_scores
+from ..output_projection import projection_reader
 
 
 def press(
@@ -71,14 +72,24 @@ def _press_class() -> Any:
             queries = _rotated(queries, cos, sin)
             norms = None
             if self.rule == "carried":
-                projection = next(part for name, part in module.named_children() if name in ("o_proj", "out_proj"))
-                carrier = self.carriers.setdefault(id(module), Carrier(projection.weight))
+                if id(module) not in self.carriers:
+                    self.carriers[id(module)] = _carrier(module)
+                carrier = self.carriers[id(module)]
                 norms = carrier.norms(values, tuple(range(queries.shape[1])))
             return key_scores(
                 queries.to(keys.dtype), keys, _definition(module), score=self.rule, reduce=self.reduce, norms=norms
             )
 
     return SurveyPress
+
+
+def _carrier(module: nn.Module) -> Carrier:
+    """Return the output projection of an attention module."""
+    projection = next(part for name, part in module.named_children() if name in ("o_proj", "out_proj"))
+    read = projection_reader(type(module).__name__, projection)
+    if read is None:
+        raise ValueError(f'score="carried" cannot read the output projection, a {type(projection).__name__}')
+    return Carrier(read)
 
 
 def _definition(module: nn.Module) -> Attention:

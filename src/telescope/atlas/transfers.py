@@ -1,0 +1,24 @@
+"""Copy tensors to a GPU without waiting for it: a batch is read while the GPU still measures the one before."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return the tensor on a device. From the CPU to a GPU it goes by pinned memory, and the host does not wait."""
+    if device.type != "cuda" or tensor.device.type != "cpu":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def whole_numbers(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """Return a tensor of these numbers, kept for the next call: it must not be written to."""
+    return _whole_numbers(tuple(numbers), device)
+
+
+@lru_cache(maxsize=64)
+def _whole_numbers(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int64, device=device)

@@ -1,0 +1,58 @@
+"""An atlas made on a GPU has the numbers of one made on a CPU, and reading a batch does not wait for the GPU."""
+
+import warnings
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import mapping
+import telescope as ts
+from huggingface import LLAMA, numbered, transformers
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+]
+
+
+def made(**more):
+    options = LLAMA | {"hidden_size": 256, "head_dim": 64, "max_position_embeddings": 512} | more
+    return numbered(transformers.LlamaForCausalLM(transformers.LlamaConfig(**options))).eval()
+
+
+@torch.no_grad()
+def test_the_numbers_of_a_cpu():
+    model, texts = made(), mapping.corpus(12, least=40, most=400)
+    expected = ts.atlas(model, texts, tokenizer=mapping.Letters())
+    found = ts.atlas(model.cuda(), texts, tokenizer=mapping.Letters())
+    assert torch.equal(found.sums.distribution.count, expected.sums.distribution.count)
+    assert torch.equal(found.sums.class_tokens, expected.sums.class_tokens)
+    for name in ("numerator", "denominator", "distances", "positions", "classes"):
+        sums, others = getattr(found.sums, name).value, getattr(expected.sums, name).value
+        assert_close(sums, others, rtol=2e-3, atol=2e-2)
+    for size in expected.map_sizes():
+        assert_close(
+            found.map(expected.layers[1], 0, size), expected.map(expected.layers[1], 0, size), atol=1e-3, rtol=0
+        )
+
+
+def waits(model, count):
+    """Return how often the host waits for the GPU while an atlas of `count` batches of one shard is made."""
+    texts = ["ab cd, ef." * 20] * (4 * count)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            ts.atlas(model, texts, tokenizer=mapping.Letters(), batch=4)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return [f"{each.filename}:{each.lineno}" for each in caught if "synchronizing" in str(each.message)]
+
+
+@torch.no_grad()
+def test_a_batch_more_is_no_wait_more():
+    model = made().cuda().to(torch.bfloat16)
+    waits(model, 1)  # compiles kernels, and compares the definition with the model's output
+    few, many = waits(model, 2), waits(model, 6)
+    assert len(many) == len(few), sorted({*many} - {*few})
