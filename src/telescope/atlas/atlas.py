@@ -14,7 +14,7 @@ from rich.table import Table
 from torch import Tensor
 
 from ..files.optional import import_optional
-from ..recording.heads import HABITS, MEASURES, Head, Heads, kind_of
+from ..recording.heads import HABITS, Head, Heads, kind_of
 from ..recording.row_sample import BUCKETS, bucket_limits
 from ..trace.render import render_text
 from ..words import check_index, hint
@@ -23,6 +23,7 @@ from .evidence import merge_skipped
 from .exact import ExactSum
 from .folder import read_folder, write_folder
 from .hub import download, upload
+from .measure import MEASURES
 from .sums import CLASSES, MAP_BITS, STATISTICS, AtlasSums
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)

@@ -9,11 +9,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..recording.head_shares import COUNTS, NAMES
-from ..recording.heads import MEASURES
+from ..recording.heads import HABITS
 from ..recording.recording import Recording
 from ..recording.row_sample import BACK, bucket_limits
 from ..recording.summaries_call import SummariesCall
 
+MEASURES = (*HABITS, "spread")
+"""The columns of `recording.heads()` that are summed over texts; its other columns are NaN in an atlas."""
 QUERY_STATISTICS = ("entropy", "peak", "logit")
 """Of each query: the entropy of its weights in nats, its largest weight, and its largest score after scaling."""
 

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..recording.heads import HABITS, MEASURES
+from ..recording.heads import HABITS
 from ..recording.row_sample import BUCKETS, ROWS
 from .exact import Distribution, ExactSum, edges_table, linear_edges, log_edges, signed_log_edges
-from .measure import POSITION_BUCKETS, QUERY_STATISTICS, BatchMeasures, LayerHeads
+from .measure import MEASURES, POSITION_BUCKETS, QUERY_STATISTICS, BatchMeasures, LayerHeads
 
 STATISTICS = (*MEASURES, *QUERY_STATISTICS)
 """The measures of `recording.heads()`, distributed over the texts, and those of each query, over all queries."""
