@@ -8,8 +8,8 @@ import telescope as ts
 from huggingface import BERT, GPT2, LLAMA, MARIAN, transformers
 from telescope.atlas import reading
 from telescope.atlas.batches import TokenBatch
+from telescope.atlas.measure import MEASURES
 from telescope.atlas.reading import ModelReader
-from telescope.recording.heads import MEASURES
 
 
 class Words:

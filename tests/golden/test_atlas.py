@@ -11,8 +11,8 @@ import mapping
 import telescope as ts
 from mapping import LETTERS, Letters
 from telescope.atlas.exact import BINS, Distribution, ExactSum, edges_table, linear_edges
+from telescope.atlas.measure import MEASURES
 from telescope.layers import MultiHeadAttention
-from telescope.recording.heads import MEASURES
 
 V, P = len(LETTERS), 160
 

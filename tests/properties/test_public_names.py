@@ -34,13 +34,14 @@ def test_the_explorer_is_there_after_import_telescope_alone():
 def test_a_function_is_found_whatever_was_imported_before():
     """Importing a room binds its name in the package, and some functions have the name of their room."""
     printed = fresh(
+        "import telescope.atlas.sums  # first: the whole package is imported while this room is\n"
         "import telescope.survey.chunked, telescope.trace, telescope.watch.observer, telescope.engines.dispatch\n"
         "import telescope as ts\n"
         "from telescope import survey\n"
-        "print(callable(ts.survey), callable(survey), callable(ts.trace), callable(ts.watch))\n"
+        "print(callable(ts.survey), callable(survey), callable(ts.trace), callable(ts.watch), callable(ts.atlas))\n"
         "print(telescope.engines.dispatch.__name__, ts.layers.__name__)\n"
     )
-    assert printed == ["True"] * 4 + ["telescope.engines.dispatch", "telescope.layers"]
+    assert printed == ["True"] * 5 + ["telescope.engines.dispatch", "telescope.layers"]
 
 
 def test_help_and_completion_import_no_torch():

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import decoding
 from ..attention import Mask, padding
+from ..decoding import generate
 from ..models import GPT, Encoder
 from ..models.translator import Translator
 from .batches import TokenBatch, longest_input
@@ -57,7 +57,7 @@ class ModelReader:
     def _translate(self, batch: TokenBatch) -> TokenBatch:
         """Return what a translator of Telescope writes for a batch, each text behind its start token."""
         prompts = [row[:length].tolist() for row, length in zip(batch.ids, batch.lengths, strict=True)]
-        written = decoding.generate(self.model, prompts, max_new_tokens=self.most_written, temperature=0.0)
+        written = generate(self.model, prompts, max_new_tokens=self.most_written, temperature=0.0)
         start = self.model.special.start
         lines = [torch.tensor([0 if start is None else start, *line.ids]) for line in written]
         ids = torch.nn.utils.rnn.pad_sequence(lines, batch_first=True).to(batch.ids.device)
