@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from html import escape
 from typing import Any, NamedTuple
 
@@ -111,7 +112,7 @@ class Sources:
 
     def _repr_html_(self) -> str:
         """Return the text of the context, each token on a background as strong as its score, then the answer."""
-        scores = self.scores.tolist() if self.scores is not None else self._by_segment()
+        scores = self.token_scores()
         largest = max((abs(score) for score in scores), default=0.0) or 1.0
         words = "".join(_word(text, score, largest) for text, score in zip(self.context, scores, strict=True))
         return (
@@ -120,8 +121,10 @@ class Sources:
             f"{escape(KINDS[self.how])}</small></div>"
         )
 
-    def _by_segment(self) -> list[float]:
-        """Return the score of its segment for every token of the context."""
+    def token_scores(self) -> list[float]:
+        """Return a score for every token of the context; of how="hidden", that of the segment it belongs to."""
+        if self.scores is not None:
+            return [float(score) for score in self.scores]
         scores = [0.0] * len(self.context)
         for row in self.rows:
             for token in range(row.start, min(row.stop, len(scores))) if row.name != ANSWER else ():
@@ -180,11 +183,18 @@ def token_texts(
     decode: Callable[[list[int]], str] | None,
     token_name: Callable[[int], str | None] | None,
 ) -> list[str]:
-    """Return the text of every token; its name where it has no text, or its number without a tokenizer."""
+    """Return the text of every token; its name where it has no text, or its number without a tokenizer.
+
+    Some tokenizers drop the space before a token that is decoded alone; decoding the token after another shows it.
+    """
     if ids is None or decode is None:
         return [f"{i} " for i in range(count)]
-    known: dict[int, str] = {}
-    for token in ids:
-        if token not in known:
-            known[token] = decode([token]) or (token_name(token) if token_name else None) or f"{token}"
-    return [known[token] for token in ids]
+    alone = cache(lambda token: decode([token]))
+    pair = cache(lambda before, token: decode([before, token]))
+    texts = []
+    for before, token in zip([None, *ids], ids, strict=False):
+        text = alone(token) or (token_name(token) if token_name else None) or f"{token}"
+        if before is not None and alone(token) and pair(before, token) == f"{alone(before)} {text}":
+            text = f" {text}"
+        texts.append(text)
+    return texts
