@@ -71,8 +71,11 @@ class Sources:
 
     @property
     def shares(self) -> dict[str, float]:
-        """The share of each segment, by name."""
-        return {row.name: row.share for row in self.rows}
+        """The share of each segment, by name; segments of one name, such as two equal tokens, are added."""
+        shares: dict[str, float] = {}
+        for row in self.rows:
+            shares[row.name] = shares.get(row.name, 0.0) + row.share
+        return shares
 
     def table(self, *, library: str = "pandas") -> Any:
         """Return the rows as a frame of pandas or polars."""
