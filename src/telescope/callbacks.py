@@ -26,6 +26,11 @@ class TransformersCallback:
         probe: the batch to measure, as the model takes it; by default the first batch of the training data, so that
             all measurements are of the same sequences.
         options: those of `ts.Health`: sequences, rules, on_alert, tau, run.
+
+    Example:
+        >>> from telescope.callbacks import TransformersCallback
+        >>> TransformersCallback(every=100, tau=100.0).every
+        100
     """
 
     def __init__(self, every: int = 50, *, probe: Any = None, **options: Any) -> None:
@@ -76,6 +81,11 @@ class LightningCallback:
         run: called with the LightningModule and a batch, to run its forward pass; by default `training_step` with
             logging switched off. A module that steps its optimisers by hand needs `run`.
         options: those of `ts.Health`: sequences, rules, on_alert, tau.
+
+    Example:
+        >>> from telescope.callbacks import LightningCallback
+        >>> LightningCallback(every=100).every
+        100
     """
 
     def __new__(cls, *args: Any, **options: Any) -> Any:

@@ -410,3 +410,17 @@ def test_segments_of_the_wrong_length(gpt):
         watched(gpt, IDS).sources((15, 21), segments=[0, 1, 2])
     with pytest.raises(ValueError, match='segments "a" and "b" overlap at token 2'):
         watched(gpt, IDS).sources((15, 21), segments={"a": (0, 3), "b": (2, 4)})
+
+
+def test_texts_have_their_spaces_and_equal_tokens_are_added():
+    """The tokenizer of the translator drops the space before a token that is decoded alone."""
+    model = ts.load("translator-en-de", dtype=torch.float32).eval()
+    source = model.tokenizer.encode("The man saw the astronomer with a telescope").ids
+    with torch.no_grad(), ts.watch(model, keep="queries-keys") as recording:
+        (written,) = ts.decoding.generate(model, [source], temperature=0.0)
+    found = recording.sources((1, len(written.ids)))
+    assert "".join(found.answer) == "Der Mann sah den Astronom mit einem Teleskop"
+    assert "".join(found.context) == "The man saw the astronomer with a telescope</s>"
+    assert len(found.shares) == len(found) - 1  # the two tokens "a"
+    assert sum(found.shares.values()) == pytest.approx(1.0)
+    assert found.token_scores() == found.scores.tolist()

@@ -11,7 +11,7 @@ import pytest
 import telescope
 
 ROOT = Path(telescope.__file__).parent
-ROOMS = ("", "layers", "models", "decoding", "training", "plot", "lessons", "explorer")
+ROOMS = ("", "layers", "models", "decoding", "training", "plot", "lessons", "explorer", "health", "callbacks")
 KERNELS = ("survey/kernels/", "models/loss_kernel.py")  # Triton's language: nothing there runs from a prompt
 
 

@@ -43,6 +43,33 @@ def banks_part(names):
     return last < first
 
 
+def which_sources_can_be_trusted(names):
+    lost, mean = names["lost"], {how: sum(each) / len(each) for how, each in names["ranks"].items()}
+    by_weights = names["recording"].sources(names["mit"], segments=names["names"])
+    return (
+        by_weights[0].name == "astronomer"
+        and lost["astronomer"] < 0
+        and 6.0 < lost["with"] < 7.0
+        and mean["carried"] > mean["weights"] > mean["rollout"] > mean["gradient"]
+        and torch.allclose(names["yours"].double(), names["library"], atol=1e-5)
+    )
+
+
+def line_breaks_and_key_biases(names):
+    first, second = names["comparison"][:2]
+    small = [head for head in names["comparison"] if head.errors < 3]
+    spread = names["spread"]
+    return (
+        {(first.layer, first.number), (second.layer, second.number)} == {("blocks.3.self", 3), ("blocks.2.self", 3)}
+        and min(first.errors, second.errors) > 10
+        and len(small) >= 11
+        and (round(spread.low, 2), round(spread.high, 2)) == (0.26, 0.80)
+        and max(names["before"].logits["encoder.0.self"]) > 290
+        and max(names["after"].logits["encoder.0.self"]) < 20
+        and (names["translator"](names["source"], names["target"]) - names["logits"]).abs().max() < 1e-3
+    )
+
+
 CLAIMS = {  # what a lesson's text says about its numbers
     "02-softmax-or-sum": lambda names: (names["rows"][0].weights < 0).any(),
     "05-geometry": banks_part,
@@ -50,6 +77,8 @@ CLAIMS = {  # what a lesson's text says about its numbers
     "13-recall": has_learned,
     "15-without-the-matrix": lambda names: names["seen"].received[0, 0].argmax() == 0,
     "16-watching": lambda names: names["best"].induction < 0.4,
+    "18-sources": which_sources_can_be_trusted,
+    "19-corpus": line_breaks_and_key_biases,
 }
 
 
@@ -141,6 +170,23 @@ def sliced(x, q, k, v, o, heads, off):
 
 
 WRONG = [
+    (check.carried, lambda w, v, W_o: (w * (v @ W_o).norm(dim=-1)[:, None]).sum((0, 1)), "divide by their sum"),
+    (check.carried, lambda w, v, W_o: w.mean((0, 1)), "these are plain weights"),
+    (check.rollout, lambda layers: (layers[2] @ layers[1] @ layers[0])[-1], "residual connection is missing"),
+    (check.rollout, lambda layers: torch.stack(layers).mean(0)[-1], "multiply them"),
+    (check.rank_correlation, lambda a, b: torch.corrcoef(torch.stack([a, b]))[0, 1], "replace each by its rank"),
+    (
+        check.rank_correlation,
+        lambda a, b: torch.corrcoef(torch.stack([x.argsort().float() for x in (a, b)]))[0, 1],
+        "ranks are argsort of argsort",
+    ),
+    (check.corpus_mean, lambda sums, counts: (sums / counts).mean(), "0 / 0"),
+    (check.corpus_mean, lambda sums, counts: (sums / counts)[:2].mean(), "a long text has more queries"),
+    (check.changed, lambda a, b: b.mean() - a.mean(), "divide it by its standard error"),
+    (check.changed, lambda a, b: (b.mean() - a.mean()) / (a.var() + b.var()).sqrt(), "the spread of the texts"),
+    (check.clipped, lambda q, k, logit, tau: (q * tau / logit, k * tau / logit), "take the root"),
+    (check.clipped, lambda q, k, logit, tau: (q * (tau / logit) ** 0.5, k * (tau / logit) ** 0.5), "below the limit"),
+    (check.clipped, lambda q, k, logit, tau: q, "should return two matrices"),
     (check.muted, sliced, "W_o has mixed the heads by then"),
     (check.hidden, lambda o, lse, o_g, lse_g: o - (lse_g - lse).exp()[:, None] * o_g, "must sum to 1 again"),
     (check.scores, lambda x: x.mT @ x, "products of features"),

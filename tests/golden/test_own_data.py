@@ -199,6 +199,8 @@ def test_new_recipes_that_cannot_be_written(here):
     refused(lambda: new_recipe("translate", "x.toml", train="pears.tsv"), 'did you mean "pairs.tsv"')
     refused(lambda: new_recipe("translate", "x.toml", train="pairs.tsv", source="englsh"), 'did you mean "english"')
     refused(lambda: new_recipe("translate", "x.toml", train="one.tsv"), "has the columns only", "needs 2")
+    (here / "empty.tsv").write_text("")
+    refused(lambda: new_recipe("translate", "x.toml", train="empty.tsv"), "empty.tsv is empty; a recipe to translate")
     refused(lambda: new_recipe("translate", "x.toml", train="novel.txt"), "plain text, and a recipe to translate needs")
     refused(lambda: new_recipe("translate", "x.toml", train="a.{}"), "--source and --target say")
     refused(lambda: new_recipe("generate", "x.toml", target="b"), "has one column")

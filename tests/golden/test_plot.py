@@ -14,7 +14,12 @@ pytest.importorskip("matplotlib", reason="the plot extra is not installed")
 from matplotlib.testing.compare import compare_images
 
 import telescope as ts
+from telescope.atlas.measure import MEASURES, QUERY_STATISTICS, BatchMeasures, LayerHeads
+from telescope.atlas.sums import CLASSES, AtlasSums
+from telescope.health import HeadHealth
 from telescope.recording.heads import Head, Heads
+from telescope.recording.row_sample import BACK, BUCKETS, ROWS
+from telescope.recording.sources import Source, Sources
 from telescope.tasks.explaining.examples import journey
 from telescope.training import HeadsWatched, Logged, Validated
 
@@ -56,6 +61,59 @@ def heads(kinds=("previous", "first", "mixed")):
     )
 
 
+def atlas():
+    """Return an atlas whose sums are set by hand: four heads, eight texts."""
+    sums = AtlasSums([LayerHeads(f"blocks.{layer}.self", (0, 1), False) for layer in range(2)])
+    for text, row in enumerate(made(8, len(MEASURES), 4).sigmoid()):
+        numbers = row[None]
+        zeros = torch.zeros(1, 4, 1)
+        sums.add(
+            [
+                BatchMeasures(
+                    heads=slice(0, 4),
+                    numerator=10 * numbers,
+                    denominator=torch.full_like(numbers, 10.0),
+                    known=torch.ones_like(numbers, dtype=torch.bool),
+                    queries=dict.fromkeys(QUERY_STATISTICS, zeros),
+                    counted=torch.ones_like(zeros, dtype=torch.bool),
+                    distances=torch.zeros(1, 4, BUCKETS, dtype=torch.float64),
+                    sampled=torch.ones(1, dtype=torch.float64),
+                    positions=torch.zeros(1, 4, BACK, dtype=torch.float64),
+                    classes=torch.zeros(1, 4, len(CLASSES), dtype=torch.float64),
+                    map=torch.zeros(1, 4, ROWS, ROWS, dtype=torch.float64),
+                    finite=torch.ones(1, dtype=torch.bool),
+                )
+            ],
+            torch.tensor([[text, 0]]),
+            [10],
+            torch.zeros(len(CLASSES), dtype=torch.int64),
+        )
+    return ts.Atlas(sums, {}, {"skipped": {"count": 0, "texts": []}, "evidence": [], "read_texts": 8})
+
+
+def reports():
+    return [
+        ts.HealthReport(
+            step,
+            {
+                f"blocks.{layer}.self": HeadHealth(
+                    tuple(5.0 + step * head * (1 + layer) / 40 for head in range(3)),
+                    tuple(2.0 - step * head / 2000 for head in range(3)),
+                    tuple(0.1 + step * layer * head / 2000 for head in range(3)),
+                )
+                for layer in range(2)
+            },
+        )
+        for step in range(0, 1000, 50)
+    ]
+
+
+def found():
+    numbers = made(len(WORDS))
+    context = tuple(f" {word}" for word in WORDS)
+    return Sources("gradient", range(20, 21), (), numbers, context, (" Er", " ging"))
+
+
 SENTENCES = ["Where", "is", "the", "station", "?"], ["Wo", "ist", "der", "Bahnhof", "?"]
 EFFECTS = {"edit": [None, *(f"head {i} muted" for i in range(5))], "loss": [2.0, 2.1, 1.9, 3.2, 2.0, 2.6]}
 SENTENCE = "The man saw the astronomer with a telescope , and then he went home because it was raining ."
@@ -74,6 +132,10 @@ PICTURES = {
     "scatter": lambda: ts.plot.scatter(heads(), "previous", "first", label="number"),
     "habits": lambda: ts.plot.habits(heads(), "previous"),
     "effects": lambda: ts.plot.effects(EFFECTS),
+    "atlas": lambda: ts.plot.scatter(atlas(), "previous", "first", label="head"),
+    "health": lambda: ts.plot.health(reports()),
+    "health-of-one-step": lambda: ts.plot.health(reports()[-1]),
+    "sources": lambda: ts.plot.sources(found(), width="column"),
     "text": lambda: ts.plot.text([f" {word}" for word in WORDS], made(len(WORDS)).abs() ** 3, width="column"),
 }
 
@@ -190,6 +252,27 @@ def test_an_effect_is_measured_from_the_model_as_it_is():
     assert labels == ["head 4 muted", "head 2 muted"]  # from below
 
 
+def test_a_point_of_an_atlas_is_the_mean_of_its_texts():
+    picture, shown = ts.plot.scatter(atlas(), "previous", "first"), atlas()
+    points = {tuple(point) for one in picture.axes[0].collections for point in one.get_offsets().tolist()}
+    expected = {(head.previous, head.first) for head in shown.heads()}
+    for point, mean in zip(sorted(points), sorted(expected), strict=True):
+        assert point == pytest.approx(mean)
+    low, high = picture.axes[0].lines[0].get_xdata()
+    spread = shown.statistic("blocks.0.self", 0, "previous")
+    assert (low, high) == (spread.quantiles[1], spread.quantiles[3])
+
+
+def test_the_tokens_of_a_hidden_segment_share_its_score():
+    rows = (Source("a", 0, 2, 2, 3.0, 0.75, "x y"), Source("b", 2, 3, 1, -1.0, -0.25, "z"))
+    hidden = Sources("hidden", range(3, 4), rows, None, ("x", " y", " z"), ("w",))
+    assert hidden.token_scores() == [3.0, 3.0, -1.0]
+    colours = [piece.get_bbox_patch().get_facecolor() for piece in ts.plot.sources(hidden).axes[0].texts]
+    assert colours[0] == colours[1]
+    assert colours[0][2] > colours[0][0]  # blue
+    assert colours[2][0] > colours[2][2]  # red
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -219,6 +302,9 @@ def test_an_effect_is_measured_from_the_model_as_it_is():
         (lambda: ts.plot.habits(Heads([])), "no head in this table"),
         (lambda: ts.plot.effects(EFFECTS, "lss"), 'no column "lss"; did you mean "loss"'),
         (lambda: ts.plot.effects({"edit": ["a"]}), "no column with numbers"),
+        (lambda: ts.plot.sources([0.5]), "list holds no sources"),
+        (lambda: ts.plot.health([]), "health takes what ts.Health"),
+        (lambda: ts.plot.scatter(atlas(), "previos"), 'no column "previos"; did you mean "previous"'),
         (lambda: ts.plot.text(["a"], [0.5, 0.5]), "2 shares for 1 tokens"),
         (lambda: ts.plot.text(["a"], [-0.5]), r"shares\[0\] is below 0"),
         (lambda: ts.plot.text([], []), "0 tokens"),

@@ -18,7 +18,7 @@ from .writing import generate, recall, summarize, translate
 
 app = typer.Typer(rich_markup_mode=None)
 for command in (explain, translate, summarize, generate, recall, train, evaluate, watch, atlas, compare, serve, doctor):
-    app.command(epilog=EXAMPLES.get(command.__name__))(command)
+    app.command(epilog=EXAMPLES[command.__name__])(command)
 new = typer.Typer(rich_markup_mode=None)
 new.command(epilog=EXAMPLES["new recipe"])(recipe)
 app.add_typer(new, name="new")

@@ -16,7 +16,13 @@ MEASURES = ("logit", "entropy", "sink", "dead", "collapsed")
 
 @dataclass(frozen=True)
 class HeadHealth:
-    """One layer: for each head its largest logit, mean entropy in nats, and largest share of weight on one key."""
+    """One layer: for each head its largest logit, mean entropy in nats, and largest share of weight on one key.
+
+    Example:
+        >>> from telescope.health import HeadHealth
+        >>> HeadHealth(logit=(3.0, 250.0), entropy=(1.2, 0.01), sink=(0.99, 0.3)).collapsed
+        1
+    """
 
     logit: tuple[float, ...]
     entropy: tuple[float, ...]

@@ -6,6 +6,6 @@ it with the library, and says what is wrong with a wrong one.
 
 from . import check
 from .answers import WrongAnswer
-from .material import JOURNEY, TELESCOPE, journey, matrices
+from .material import JOURNEY, TELESCOPE, journey, matrices, passages
 
-__all__ = ["JOURNEY", "TELESCOPE", "WrongAnswer", "check", "journey", "matrices"]
+__all__ = ["JOURNEY", "TELESCOPE", "WrongAnswer", "check", "journey", "matrices", "passages"]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 TOLERANCE = 1e-4
+Solution = Callable[..., Any]  # what a reader wrote
 
 
 class WrongAnswer(AssertionError):  # noqa: N818  a reader made no error

@@ -1,5 +1,6 @@
 """What the lessons work with: the sentences and vectors of the notes, and the weights of layers as plain matrices."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +32,19 @@ def journey() -> Float[Tensor, "6 3"]:
             [0.05, 0.80, 0.55],
         ]
     )
+
+
+def passages() -> list[str]:
+    """Return 24 passages of Shakespeare, some 500 characters each, which the model "shakespeare" was not trained on.
+
+    They stand at the beginning of the tenth of tiny Shakespeare that was held out.
+
+    Example:
+        >>> from telescope.lessons import passages
+        >>> len(passages())
+        24
+    """
+    return Path(__file__).with_name("passages.txt").read_text(encoding="utf-8").rstrip("\n").split("\n\n---\n\n")
 
 
 def matrices(module: nn.Module) -> dict[str, Any]:
@@ -71,3 +85,12 @@ def matrices(module: nn.Module) -> dict[str, Any]:
             }
         case _:
             raise TypeError(f"a {type(module).__name__} is not part of the lessons; MultiHeadAttention or GPT is")
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    """Return normal random numbers, the same at each call."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def causal_matrix(queries: int, keys: int) -> Tensor:
+    return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)

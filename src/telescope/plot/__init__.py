@@ -1,7 +1,7 @@
 """Draw attention with matplotlib: one function for each picture, for papers, slides and notebooks.
 
 May import training and what is below it. Read style.py first, then matrices.py. Each function takes what the library
-returns (a `Trace`, a `Survey`, one attention of a `Recording`, a table of heads) or plain tensors, and returns a
+returns (a `Trace`, a `Survey`, one attention of a `Recording`, `Sources`, an `Atlas`) or plain tensors, and returns a
 `Picture`, which a notebook shows and `save` writes as PNG, SVG or PDF. Needs matplotlib.
 
 Example:
@@ -14,8 +14,8 @@ Example:
 from .matrices import alignment, heads_grid, heatmap
 from .style import Picture
 from .tables import effects, habits, scatter
-from .text import text
-from .tracks import entropy, received, training
+from .text import sources, text
+from .tracks import entropy, health, received, training
 from .vectors import geometry, variance
 
 __all__ = [
@@ -26,9 +26,11 @@ __all__ = [
     "geometry",
     "habits",
     "heads_grid",
+    "health",
     "heatmap",
     "received",
     "scatter",
+    "sources",
     "text",
     "training",
     "variance",

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..recording.recorded_call import RecordedCall
-from ..recording.recording import Watched
+from ..recording.watched import Watched
 from ..survey import Survey
 from ..trace import Trace
 from ..words import check_index

@@ -4,23 +4,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isnan, nan
 from typing import Any
 
-from ..recording.heads import HABITS, MEASURES, Heads
+from ..atlas import Atlas, Comparison
+from ..recording.heads import HABITS, MEASURES, MORE, Heads
 from ..words import hint
 from .style import COLOURS, SEQUENTIAL, Picture, Width, inches, new_picture, styled
 
 Row = Mapping[str, Any]
-TableLike = Any  # Heads, Effects, a pandas or polars frame, a mapping of columns, or rows as mappings
+TableLike = Any  # Heads, an Atlas, a Comparison, Effects, a frame of pandas or polars, columns by name, or rows
 
+UNITS = {"spread": "effective number of keys", "largest_logit": "largest logit"}
 MARKERS = "os^Dvp*X<>"  # a kind has a colour and a shape, so that it can be told without colours
 
 
 def rows_of(table: TableLike) -> list[Row]:
-    """Return the rows of a table as mappings: of Heads, a frame, columns by name, or rows.
+    """Return the rows of a table as mappings: of Heads, an Atlas, a frame, columns by name, or rows.
 
     Raises TypeError for anything else, ValueError for a table without rows.
     """
-    if isinstance(table, Heads):
+    if isinstance(table, Heads | Comparison):
         rows: Any = table.to_dict()
+    elif isinstance(table, Atlas):
+        rows = [*table.rows()]
     elif hasattr(table, "columns") and isinstance(table.columns, Mapping):
         rows = rows_of(table.columns)
     elif hasattr(table, "to_dicts"):  # polars
@@ -57,10 +61,11 @@ def scatter(
 ) -> Picture:
     """Draw each row of a table, such as each head of a model, as a point by two of its columns.
 
-    table   `recording.heads()`, an atlas's table, a pandas or polars frame, or a list of dicts
+    table   `recording.heads()`, an atlas, a pandas or polars frame, or a list of dicts
     colour  a column of words; each word has a colour and a shape
     label   a column to write beside each point
 
+    A point of an atlas is a mean over the corpus; its thin lines reach from the 25 % to the 75 % quantile of the texts.
     Rows where a number is unknown are left out.
 
     Example:
@@ -96,6 +101,11 @@ def scatter(
                     linewidths=0,
                     label=kind,
                 )
+        for across, up, _, row in points:
+            low_high: Any = [(row.get(f"{name}.q25%"), row.get(f"{name}.q75%")) for name in (x, y)]
+            if all(_known(end) for pair in low_high for end in pair):
+                axes.plot(low_high[0], [up, up], color="grey", linewidth=0.4, zorder=0)
+                axes.plot([across, across], low_high[1], color="grey", linewidth=0.4, zorder=0)
         if label is not None:
             for (across, up, *_), name in zip(points, column([row for *_, row in points], label), strict=True):
                 axes.annotate(str(name), (across, up), (2, 2), textcoords="offset points", fontsize=5.5)
@@ -108,8 +118,9 @@ def scatter(
 def habits(heads: Heads, habit: str = "induction", *, title: str | None = None, width: Width = "column") -> Picture:
     """Draw a square for each head, layers from top to bottom, brighter for a larger share of the weight.
 
-    heads  `recording.heads()`, or a part of it
-    habit  a column of the table: itself, previous, first, sink, same, induction, punctuation, far, spread
+    heads  `recording.heads()`, `atlas.heads()`, or a part of them
+    habit  a column of the table: itself, previous, first, sink, same, induction, punctuation, far, streaming,
+           retrieval, spread, largest_logit
 
     Example:
         >>> import torch, telescope as ts
@@ -128,15 +139,15 @@ def habits(heads: Heads, habit: str = "induction", *, title: str | None = None, 
     squares = [[nan] * (1 + max(head.number for head in heads)) for _ in layers]
     for head in heads:
         squares[layers.index(head.layer)][head.number] = getattr(head, habit)
-    wide = inches(width)
+    wide, share = inches(width), habit in (*HABITS, *MORE)
     with styled():
         picture = new_picture(wide, min(9.0, 0.6 + 0.8 * wide * len(layers) / max(4, len(squares[0]))))
         axes = picture.subplots()
-        image = axes.imshow(squares, cmap=SEQUENTIAL, vmin=0.0, vmax=1.0 if habit in HABITS else None, aspect="auto")
+        image = axes.imshow(squares, cmap=SEQUENTIAL, vmin=0.0, vmax=1.0 if share else None, aspect="auto")
         axes.set(xlabel="head", title=title or habit, yticks=range(len(layers)), yticklabels=layers)
         axes.set_xticks(range(len(squares[0])))
         axes.spines[:].set_visible(False)
-        label = "share of the weight" if habit in HABITS else "effective number of keys"
+        label = "share of the weight" if share else UNITS[habit]
         bar = picture.colorbar(image, ax=axes, pad=0.02, label=label)
         bar.outline.set_visible(False)
     return picture

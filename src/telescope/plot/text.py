@@ -1,15 +1,17 @@
-"""A picture of a text whose tokens are highlighted by a share: what an answer comes from, what receives weight."""
+"""Pictures of a text whose tokens are highlighted by a share: what an answer comes from, what receives weight."""
 
 from collections.abc import Sequence
 
 from torch import Tensor
 
+from ..recording.sources import Sources
 from ..trace.numbers import text_colour
 from .style import Picture, Width, inches, new_picture, styled, visible
 
 LARGEST = 2000  # tokens that are drawn
 LINE = 0.19  # inches from one line of text to the next
 SIZE = 7.5  # points of the font
+ANSWER_LETTERS = 70  # of an answer in a title
 
 
 def text(
@@ -35,11 +37,41 @@ def text(
     numbers = [float(share) for share in shares]
     if len(numbers) != len(tokens):
         raise ValueError(f"there are {len(numbers)} shares for {len(tokens)} tokens")
-    if not 0 < len(tokens) <= LARGEST:
-        raise ValueError(f"there are {len(tokens):,} tokens; 1 to {LARGEST:,} can be drawn")
     if not all(share >= 0.0 for share in numbers):
         raise ValueError(f"shares[{[share >= 0.0 for share in numbers].index(False)}] is below 0, or not a number")
-    peak, wide = max(numbers) or 1.0, inches(width)
+    return _draw(tokens, numbers, title, width)
+
+
+def sources(found: Sources, *, title: str | None = None, width: Width = "text") -> Picture:
+    """Draw the text that an answer comes from, each token highlighted by its score, and the answer below it.
+
+    found  what `recording.sources(span)` returned; of how="hidden", which knows segments alone, the tokens of a segment
+           share its score
+
+    Blue is a score above 0, red one below: hiding that token would make the answer likelier. The title is the answer,
+    and how its sources were found.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)).eval()
+        >>> with ts.watch(model, keep="queries-keys") as recording:
+        ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
+        >>> picture = ts.plot.sources(recording.sources(range(3, 5)))
+        >>> [piece.get_text() for piece in picture.axes[0].texts]
+        ['0 ', '1 ', '2 ']
+    """
+    if not isinstance(found, Sources):
+        raise TypeError(f"{type(found).__name__} holds no sources; recording.sources(span) returns them")
+    answer = " ".join("".join(found.answer).split())
+    answer = answer if len(answer) <= ANSWER_LETTERS else f"{answer[: ANSWER_LETTERS - 1]}…"
+    return _draw(found.context, found.token_scores(), title or f"“{answer}”, by {found.how}", width)
+
+
+def _draw(tokens: Sequence[str], numbers: Sequence[float], title: str | None, width: Width) -> Picture:
+    """Draw tokens in lines; the largest number without its sign has the darkest background."""
+    if not 0 < len(tokens) <= LARGEST:
+        raise ValueError(f"there are {len(tokens):,} tokens; 1 to {LARGEST:,} can be drawn")
+    peak, wide = max(map(abs, numbers)) or 1.0, inches(width)
     with styled():
         measure = new_picture(wide, 1.0)
         renderer = measure.canvas.get_renderer()  # type: ignore[attr-defined]
@@ -61,7 +93,7 @@ def text(
         axes.set(xlim=(0.0, wide - 0.15), ylim=(LINE * (places[-1][1] + 1), 0.0), title=title or "")
         axes.set_axis_off()
         for token, share, (x, line) in zip(tokens, numbers, places, strict=True):
-            colour = _blue(share / peak)
+            colour = _background(share / peak)
             axes.text(
                 x,
                 LINE * (line + 0.5),
@@ -79,8 +111,8 @@ def _shown(token: str) -> str:
     return visible(bare) if bare.strip() else bare
 
 
-def _blue(share: float) -> tuple[int, int, int]:
-    """Return a colour from white (0) to the palette's blue (1): its brightness alone tells the share."""
-    ends = ((255, 255, 255), (0, 82, 140))
-    red, green, blue = (round(a + (b - a) * share) for a, b in zip(*ends, strict=True))
+def _background(share: float) -> tuple[int, int, int]:
+    """Return a colour from white (0) to the palette's blue (1) or red (-1): its brightness tells the size."""
+    end = (0, 82, 140) if share >= 0 else (176, 48, 0)
+    red, green, blue = (round(255 + (one - 255) * abs(share)) for one in end)
     return red, green, blue

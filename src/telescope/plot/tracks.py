@@ -9,12 +9,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..health import HealthReport
 from ..training.events import Event, HeadsWatched, Logged, Validated
 from ..training.processes import import_required
 from .inputs import Seen, track_of
 from .style import COLOURS, SEQUENTIAL, LogNorm, Picture, Width, name_ticks, new_picture, styled
 
 LINES = 4  # heads up to which each is a line; more are rows of a heat map
+LARGEST_LOGIT = 100.0  # above which the default rules of ts.Health give an alert
 POINTS = 600  # places along a text that are drawn; a longer text is averaged in blocks
 
 
@@ -150,6 +152,55 @@ def training(
                 axes.plot(steps, numbers, color=COLOURS[i % 7], alpha=1.0 if few else 0.5, label=label, linewidth=1.0)
             axes.set(title=name, xlabel="step")
             if len(lines) <= LINES:
+                axes.legend()
+        if title:
+            picture.suptitle(title, fontsize=8.0)
+    return picture
+
+
+HEALTH = {"logit": "largest logit", "entropy": "mean entropy (nats)", "sink": "share on one key"}
+
+
+def health(
+    reports: HealthReport | Iterable[HealthReport], *, title: str | None = None, width: Width = "text"
+) -> Picture:
+    """Draw what `ts.Health` measured of each head: its largest logit, mean entropy and largest share on one key.
+
+    reports  one `HealthReport`, drawn as a point for each head of each layer, or those of several steps, drawn as lines
+
+    A layer has a colour. The dashed line is the logit from which on the default rules give an alert.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=10, d_model=8, heads=2, blocks=1))
+        >>> report = ts.Health(model).measure(torch.tensor([[1, 2, 3, 4]]))
+        >>> [axes.get_title() for axes in ts.plot.health(report).axes]
+        ['largest logit', 'mean entropy (nats)', 'share on one key']
+    """
+    found = [reports] if isinstance(reports, HealthReport) else list(reports)
+    if not found or not all(isinstance(report, HealthReport) for report in found):
+        raise TypeError("health takes what ts.Health(model).measure(batch) returns, or a list of these")
+    found.sort(key=lambda report: report.step)
+    layers = list(found[-1].layers)
+    with styled():
+        picture = new_picture(width, 1.9)
+        for axes, (measure, label) in zip(picture.subplots(1, len(HEALTH)), HEALTH.items(), strict=True):
+            for i, layer in enumerate(layers):
+                rows = [(report.step, getattr(report.layers[layer], measure)) for report in found]
+                if len(rows) == 1:
+                    axes.plot([i] * len(rows[0][1]), rows[0][1], ".", color=COLOURS[i % 7], markersize=4)
+                else:
+                    steps, numbers = zip(*rows, strict=True)
+                    axes.plot(steps, numbers, color=COLOURS[i % 7], linewidth=0.9, alpha=0.8)
+                    axes.plot([], [], color=COLOURS[i % 7], label=layer)
+            largest = max(number for row in found[-1].layers.values() for number in getattr(row, measure))
+            if measure == "logit" and largest > 0.5 * LARGEST_LOGIT:
+                axes.axhline(LARGEST_LOGIT, color="black", linewidth=0.7, linestyle="--")
+            axes.set(title=label, xlabel="step" if len(found) > 1 else "")
+            axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+            if len(found) == 1:
+                axes.set_xticks(range(len(layers)), layers, rotation=90, fontsize=5.5)
+            elif measure == "logit" and len(layers) <= LINES:
                 axes.legend()
         if title:
             picture.suptitle(title, fontsize=8.0)

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..recording.recorded_call import RecordedCall
-from ..recording.recording import Watched
+from ..recording.watched import Watched
 from ..trace import Trace
 from ..trace.geometry import plane
 from .style import COLOURS, Picture, Width, inches, new_picture, styled, visible

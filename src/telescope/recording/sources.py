@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from html import escape
 from typing import Any, NamedTuple
 
@@ -96,8 +96,11 @@ class Sources:
 
     @property
     def shares(self) -> dict[str, float]:
-        """The share of each segment, by name."""
-        return {row.name: row.share for row in self.rows}
+        """The share of each segment, by name; segments of one name, such as two equal tokens, are added."""
+        shares: dict[str, float] = {}
+        for row in self.rows:
+            shares[row.name] = shares.get(row.name, 0.0) + row.share
+        return shares
 
     def table(self, *, library: str = "pandas") -> Any:
         """Return the rows as a frame of pandas or polars."""
@@ -137,7 +140,7 @@ class Sources:
 
     def _repr_html_(self) -> str:
         """Return the text of the context, each token on a background as strong as its score, then the answer."""
-        scores = (self.by_segment[self.segments.ids] if self.scores is None else self.scores).tolist()
+        scores = self.token_scores()
         largest = max((abs(score) for score in scores), default=0.0) or 1.0
         words = "".join(_word(text, score, largest) for text, score in zip(self.context, scores, strict=True))
         return (
@@ -145,6 +148,11 @@ class Sources:
             f"<strong>{escape(''.join(self.answer))}</strong><br><small>{escape(self.how)}: "
             f"{escape(KINDS[self.how])}</small></div>"
         )
+
+    def token_scores(self) -> list[float]:
+        """Return a score for every token of the context; of how="hidden", that of the segment it belongs to."""
+        scores: list[float] = (self.by_segment[self.segments.ids] if self.scores is None else self.scores).tolist()
+        return scores
 
 
 def _word(text: str, score: float, largest: float) -> str:
@@ -167,11 +175,18 @@ def token_texts(
     decode: Callable[[list[int]], str] | None,
     token_name: Callable[[int], str | None] | None,
 ) -> list[str]:
-    """Return the text of every token; its name where it has no text, or its number without a tokenizer."""
+    """Return the text of every token; its name where it has no text, or its number without a tokenizer.
+
+    Some tokenizers drop the space before a token that is decoded alone; decoding the token after another shows it.
+    """
     if ids is None or decode is None:
         return [f"{i} " for i in range(count)]
-    known: dict[int, str] = {}
-    for token in ids:
-        if token not in known:
-            known[token] = decode([token]) or (token_name(token) if token_name else None) or f"{token}"
-    return [known[token] for token in ids]
+    alone = cache(lambda token: decode([token]))
+    pair = cache(lambda before, token: decode([before, token]))
+    texts = []
+    for before, token in zip([None, *ids], ids, strict=False):
+        text = alone(token) or (token_name(token) if token_name else None) or f"{token}"
+        if before is not None and alone(token) and pair(before, token) == f"{alone(before)} {text}":
+            text = f" {text}"
+        texts.append(text)
+    return texts

@@ -168,6 +168,8 @@ def _columns(task: str, train: str | None, source: str | None, target: str | Non
         return []
     if not header and Path(place.name.removesuffix(".gz")).suffix.lower() in PLAIN:
         raise ValueError(f"{train} is plain text, and a recipe to {task} needs pairs; {', '.join(TABLES)} hold them")
+    if not header:
+        raise ValueError(f"{train} is empty; a recipe to {task} needs a table with {len(given)} columns")
     missing = [name for name in given if name is not None and name not in header and not name.isdecimal()]
     if missing:
         raise ValueError(f'{train} has no column "{missing[0]}"; {hint(missing[0], header)}')
