@@ -6,6 +6,7 @@ import torch
 import telescope as ts
 from kernels import need_triton
 from strategies import Shape, assert_near, normal, tensors
+from telescope.attention import values
 from telescope.survey import exact_rows, launch, reference
 from telescope.survey import triton as engine
 from telescope.survey.cells import grid, segments
@@ -227,3 +228,19 @@ def test_bands_get_smaller_where_memory_runs_out(monkeypatch):
     monkeypatch.setattr(engine, "LEAST", 2**16)
     with pytest.raises(torch.OutOfMemoryError, match="40 queries and 40 keys: cpu has no memory left"):
         engine.summarize(q, k, attention, None, 3, None)
+
+
+def test_a_mask_that_is_written_to_is_read_again():
+    """Spans are cached for all layers of a model, by the mask itself and how often its tensors were written to."""
+    q, k, _ = tensors(Shape(1, 1, 1, 40, 40, 16), dtype=torch.float32)
+    texts = torch.tensor([0] * 20 + [1] * 20)
+    attention = ts.Attention(mask=ts.causal & ts.documents(texts))
+    held = next(iter(values.tensors(attention.mask)))
+    before, _ = surveyed(q, k, attention)
+    engine._spans_and_event.cache_clear()
+    surveyed(q, k, attention)
+    surveyed(q, k, attention)
+    assert engine._spans_and_event.cache_info().hits > 0
+    held[..., 20:30] = held[..., 0:1].clone()
+    after, _ = surveyed(q, k, attention)
+    assert not torch.equal(before.lse, after.lse)

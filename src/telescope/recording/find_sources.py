@@ -4,13 +4,14 @@ A token is written by the query before it: the rows of a span are those of its t
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..attention import Attention
 from ..attention.restrict import restrict_to_queries
 from ..engines import torch_modes
 from ..survey.dispatch import choose, weigh
@@ -40,6 +41,8 @@ class Question:
     heads: Sequence[int] | None
     segments: Segments
     """Of the context."""
+    restricted: dict[int, tuple[Any, Attention, Attention]] = field(default_factory=dict)
+    """By the id of a definition: some rows, the definition, and that of these rows."""
 
     @property
     def reader(self) -> RecordedCall:
@@ -260,13 +263,23 @@ def _weights(
         places = _places(call, rows, first, how).to(queries.device)
         queries, lse = queries[:, :, places], None if lse is None else lse[:, :, places.to(lse.device)]
     if len(rows) < call.size[0]:
-        attention = restrict_to_queries(attention, rows, call.size)
+        attention = _restricted(question, call, rows)
     queries, keys = queries.to(device, non_blocking=True), keys.to(device, non_blocking=True)
     with torch_modes.without_autocast(device):
         engine = choose(queries, keys, attention, 0, None)
         given = share.to(device, torch.promote_types(queries.dtype, torch.float32))[None, None, None]
         found = weigh(engine, queries, keys, attention, None if lse is None else lse.to(device), given)
     return found[question.sequence, _heads(question, call), 0].double()
+
+
+def _restricted(question: Question, call: RecordedCall, rows: Tensor) -> Attention:
+    """Return the attention of these rows; the same object for layers of one definition, whose masks are read once."""
+    which, attention = (call.size, tuple(rows.tolist())), call.attention
+    known = question.restricted.get(id(attention))
+    if known is None or known[0] != which:
+        known = which, attention, restrict_to_queries(attention, rows, call.size)
+        question.restricted[id(attention)] = known
+    return known[2]
 
 
 def _places(call: RecordedCall, rows: Tensor, first: int, how: str) -> Int[Tensor, " row"]:

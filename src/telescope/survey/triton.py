@@ -326,9 +326,7 @@ class Matrix:
         if attention.score != dot:  # in float32: the queries, once multiplied, should not be rounded to half precision
             queries, keys = attention.score.as_dot(queries.float(), keys.float())
         (batch, heads, rows, _), columns = queries.shape, keys.shape[-2]
-        cacheable = has_data(queries) and type(queries) is Tensor and not any(True for _ in tensors(attention.mask))
-        spans = _cached_spans if cacheable else _spans
-        start, stop, tiles, complete = spans(attention.mask, batch, heads, rows, columns, queries.device)
+        start, stop, tiles, complete = _cached_spans(attention.mask, batch, heads, rows, columns, queries)
         table = bias.slopes if isinstance(bias, Alibi) else bias.table if isinstance(bias, Relative) else None
         table = None if table is None else (table.detach().to(queries.device, torch.float32) * LOG2_E).contiguous()
         if table is not None and isinstance(bias, Relative):
@@ -409,14 +407,37 @@ def _spans(
     return start, stop, tile_spans(start, stop, columns, has_mask=not spans.whole), spans.whole
 
 
-@lru_cache(maxsize=16)  # all layers of a model have the same mask, if it depends on positions alone
-def _spans_and_event(*arguments: Any) -> tuple[tuple[Tensor, Tensor, Tensor, bool], StreamEvent | None]:
-    return _spans(*arguments), record_event(arguments[-1])
-
-
-def _cached_spans(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, bool]:
-    """Return `_spans`, made at most once; the current CUDA stream waits for the stream that made them."""
-    spans, made = _spans_and_event(*arguments)
+def _cached_spans(
+    mask: Mask, batch: int, heads: int, rows: int, columns: int, queries: Tensor
+) -> tuple[Tensor, Tensor, Tensor, bool]:
+    """Return `_spans`, made once for all layers of a model; the current stream waits for the one that made them."""
+    held, sizes = tuple(tensors(mask)), (batch, heads, rows, columns, queries.device)
+    if not has_data(queries) or type(queries) is not Tensor or any(one.is_inference() for one in held):
+        return _spans(mask, *sizes)
+    spans, made = _spans_and_event(SameMask(mask, tuple(one._version for one in held)) if held else mask, *sizes)
     if made is not None:
         made.wait(*spans[:3])
     return spans
+
+
+class SameMask:
+    """A mask with tensors, equal to itself alone, and only until one of its tensors is written to.
+
+    Comparing numbers would wait for the GPU.
+    """
+
+    def __init__(self, mask: Mask, versions: tuple[int, ...]) -> None:
+        self.mask, self.versions = mask, versions
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SameMask) and self.mask is other.mask and self.versions == other.versions
+
+    def __hash__(self) -> int:
+        return hash((id(self.mask), self.versions))
+
+
+@lru_cache(maxsize=16)
+def _spans_and_event(
+    mask: Mask | SameMask, *sizes: Any
+) -> tuple[tuple[Tensor, Tensor, Tensor, bool], StreamEvent | None]:
+    return _spans(mask.mask if isinstance(mask, SameMask) else mask, *sizes), record_event(sizes[-1])
