@@ -167,8 +167,14 @@ def test_the_drift_of_a_key_bias_is_named():
         ts.Health(model, rules=()).measure(IDS)
 
 
-def test_the_shipped_translator_has_drifted_and_loses_nothing():
+def test_the_shipped_translator_has_not_drifted_and_would_lose_nothing():
     model = ts.load("translator-en-de", dtype=torch.float32).eval()
+    assert not drifted_key_biases(model)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for layer in model.modules():
+            if isinstance(layer, ts.layers.MultiHeadAttention):
+                layer.projections()["W_k"].bias.normal_(std=20.0)
     assert len(drifted_key_biases(model)) == 10
     source, target = torch.tensor([[100, 200, 300, 3]]), torch.tensor([[2, 50, 60]])
     health = ts.Health(model, on_alert=lambda report: None)
