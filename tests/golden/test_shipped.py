@@ -123,6 +123,19 @@ def test_ten_translations_are_as_recorded(command):
     assert printed == (HERE / "translations.de").read_text(encoding="utf-8")
 
 
+def test_the_translator_reads_whole_words_and_has_no_bias_of_keys():
+    """Softmax ignores that bias; where it has drifted, scores are in the thousands."""
+    model = ts.load("translator-en-de")
+    words = "bank river money telescope astronomer teacher student bird camera journey walks station friend"
+    assert len(model.tokenizer.encode(words, add_special_tokens=False).ids) == len(words.split())
+    layers = [layer for layer in model.modules() if isinstance(layer, ts.layers.MultiHeadAttention)]
+    assert len(layers) == 10
+    for layer in layers:
+        bias, keys = layer.ignored_bias()
+        assert not bias[keys].any()
+        assert bias.any()
+
+
 def test_the_notes_sentence_is_explained(command):
     code, printed, complaint = command("explain", writers.NOTES)
     assert (code, complaint) == (0, "")
