@@ -14,14 +14,14 @@ def output_of(command, *arguments):
 def test_the_edited_translation_is_beside_the_unedited(command):
     printed = output_of(command, "translate", SENTENCE, "--hide", "telescope", "--mute", "decoder.1.cross:2")
     assert printed.splitlines() == [
-        "as it is  Der Mann sah den Astronom mit einem Teleskop",
-        "edited    Der Mann sah den Astronom mit einem Astronom",
+        "as it is  Der Mann sah den Astronomen mit einem Teleskop",
+        "edited    Der Mann sah den Astronomen mit einem Astronomen",
     ]
 
 
 def test_json_holds_both(command):
     result = json.loads(output_of(command, "translate", SENTENCE, "--mute", "decoder.*.cross", "--json"))
-    assert result["text"] == "Der Mann sah den Astronom mit einem Teleskop"
+    assert result["text"] == "Der Mann sah den Astronomen mit einem Teleskop"
     assert result["edited"]["text"] != result["text"]
     assert result["edits"] == ["mute every head of decoder.*.cross"]
 
@@ -30,8 +30,8 @@ def test_explain_shows_the_edited_steps(command):
     plain = output_of(command, "explain", SENTENCE).splitlines()
     printed = output_of(command, "explain", SENTENCE, "--hide", "telescope").splitlines()
     assert printed[:3] == [
-        "as it is  Der Mann sah den Astronom mit einem Teleskop",
-        "edited    Der Mann sah den Astronom mit einem Astronom",
+        "as it is  Der Mann sah den Astronomen mit einem Teleskop",
+        "edited    Der Mann sah den Astronomen mit einem Astronomen",
         'hide "telescope" from every query in every layer',
     ]
     result = json.loads(output_of(command, "explain", SENTENCE, "--hide", "telescope", "--json"))
