@@ -67,10 +67,10 @@ def draw_one_text_is_not_enough(atlas: ts.Atlas) -> None:
     _save(figure, "one-text.png")
 
 
-def draw_key_biases(model_name: str) -> tuple[dict[str, tuple[float, float]], float]:
-    """Draw the largest logit of each layer of a translator, as shipped and without its key biases.
+def measure_key_biases(model_name: str) -> tuple[dict[str, tuple[float, float]], float]:
+    """Return the largest logit of each layer of a translator, as shipped and without its key biases.
 
-    Return both, and by how much the outputs differ at most.
+    Also return by how much the outputs differ at most.
     """
     model = ts.load(model_name, dtype=torch.float32).eval()
     sentence = "The man saw the astronomer with a telescope, and waved to the children on the hill."
@@ -84,17 +84,7 @@ def draw_key_biases(model_name: str) -> tuple[dict[str, tuple[float, float]], fl
         ts.health.remove_key_bias(model)
         difference = float((model(source, target) - logits).abs().max())
     after = health.measure(source, target)
-    figure, axes = pyplot.subplots(figsize=(7.2, 3.2))
-    names = [*before.layers]
-    for shift, report, colour, label in ((-0.2, before, LIGHT, "as shipped"), (0.2, after, INK, "key biases removed")):
-        spans = [max(abs(logit) for logit in report.layers[name].logit) for name in names]
-        axes.bar([i + shift for i in range(len(names))], spans, 0.4, color=colour, label=label)
-    axes.set(yscale="log", ylabel="|largest logit|")
-    axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=7)
-    axes.legend(fontsize=8, frameon=False)
-    axes.set_title(f"Both compute the same: the outputs differ by {difference:.0e} at most", fontsize=9)
-    _save(figure, "key-biases.png")
-    return {name: (max(before.layers[name].logit), max(after.layers[name].logit)) for name in names}, difference
+    return {name: (max(before.layers[name].logit), max(after.layers[name].logit)) for name in before.layers}, difference
 
 
 def draw_maps(atlas: ts.Atlas, places: list[tuple[str, int]]) -> None:
@@ -183,7 +173,7 @@ def special_tokens(atlas: ts.Atlas) -> dict[str, Any]:
 
 
 def key_biases(name: str, logits: dict[str, tuple[float, float]], difference: float) -> dict[str, Any]:
-    """Return the figures of the third finding: key biases have drifted, and have no influence."""
+    """Return the figures of the third finding: key biases had drifted, without influence, in the first weights."""
     drifted = ts.health.drifted_key_biases(ts.load(name, dtype=torch.float32))
     return {
         "holds": bool(drifted) and difference < 1e-3,
@@ -213,7 +203,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    found = {"key biases": key_biases("translator-en-de", *draw_key_biases("translator-en-de"))}
+    found = {"key biases": key_biases("translator-en-de", *measure_key_biases("translator-en-de"))}
     for name in ("shakespeare", "translator-en-de", "summarizer"):
         atlas = atlas_of(name, arguments.data, arguments.out)
         print(name, atlas, atlas.heads(), sep="\n")
