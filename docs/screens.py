@@ -36,7 +36,7 @@ But thy eternal summer shall not fade,
 Nor lose possession of that fair thou ow'st;
 """
 PLAYERS = ("ROMEO:", "KING:", "First Citizen:", "JULIET:")
-MONEY = "I put my money in the bank."
+MONEY = "The money is in the bank."
 PROMPT = "To be, or not to"
 LESSONS: dict[str, tuple[str, dict[str, Any]]] = {  # the lesson's caption that says the most
     "journey": ("/s/example-journey/walk", {"l": 0, "h": 0, "i": 1, "step": "embedding", "at": 0}),

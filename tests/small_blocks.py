@@ -18,6 +18,7 @@ SIZES: dict[str, dict[str, Any]] = {  # each module that reads a size, since a s
     "telescope.engines.sdpa": {"ROWS": 3},
     "telescope.recording.continuation": {"KEYS": 3},
     "telescope.watch.huggingface.definition": {"ROWS": 3},
+    "telescope.watch.output_projection": {"ROWS": 3},
     "telescope.recording.head_shares": {"BLOCK": {"cpu": 60}, "SMALL": {"cpu": 8}},
     "telescope.survey.blocks": {"ROWS": 3, "GROUP": 2},
     "telescope.survey.chunked": {"SCORES": {"cpu": 60}, "GROUP": 2, "STRIP": 2},
@@ -32,8 +33,11 @@ OTHERS = {  # sizes by these names that are not shrunk here, and why
     "telescope.engines.tables": "FEW is how many numbers make a tensor worth comparing, and nothing is cut by it",
     "telescope.models.loss_kernel": "tests/agreement/test_loss.py shrinks its BLOCK; a program reads one row of logits",
     "telescope.survey.dispatch": "FEW chooses an engine; the tests of `fused` name it",
+    "telescope.recording.row_sample": "how many rows an atlas looks at, not how many at a time",
     "telescope.survey.exact_rows": "how many rows are looked at, not how many at a time",
+    "telescope.survey.key_scores": "SCORES are the names of rules",
     "telescope.survey.launch": "tests/agreement/test_survey_kernels.py shrinks BM, BN and BLOCK",
+    "telescope.tasks.explaining.variance": "KEYS of a worked example",
     "telescope.trace.render": "rows of a page",
 }
 LADDER = {  # what reads off a matrix block by block; engines, kernels and tiles shrink theirs in their own tests

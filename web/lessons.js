@@ -12,7 +12,7 @@ const JOURNEY = { example: "journey" };
 /** @type {RunSource} */
 const AMBIGUOUS = { text: "The man saw the astronomer with a telescope", kind: "translator" };
 /** @type {RunSource} */
-const MONEY = { text: "I put my money in the bank.", kind: "translator" };
+const MONEY = { text: "The money is in the bank.", kind: "translator" };
 
 /** @type {Lesson[]} */
 export const LESSONS = [

@@ -419,7 +419,7 @@ def test_texts_have_their_spaces_and_equal_tokens_are_added():
     with torch.no_grad(), ts.watch(model, keep="queries-keys") as recording:
         (written,) = ts.decoding.generate(model, [source], temperature=0.0)
     found = recording.sources((1, len(written.ids)))
-    assert "".join(found.answer) == "Der Mann sah den Astronom mit einem Teleskop"
+    assert "".join(found.answer) == "Der Mann sah den Astronomen mit einem Teleskop"
     assert "".join(found.context) == "The man saw the astronomer with a telescope</s>"
     assert len(found.shares) == len(found) - 1  # the two tokens "a"
     assert sum(found.shares.values()) == pytest.approx(1.0)

@@ -109,7 +109,8 @@ def test_number_keys_open_the_screens(page):
         ("3", "Before and after"),
         ("4", "Which"),
         ("5", "The whole matrix"),
-        ("7", "Where"),
+        ("6", "Where an answer comes from"),
+        ("8", "Where a word is"),
     ):
         tab.keyboard.press(key)
         tab.get_by_role("heading", name=heading).wait_for()

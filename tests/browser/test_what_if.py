@@ -153,7 +153,7 @@ def kept(browser, tmp_path_factory):
 
 
 # the screens that each kind of recording cannot fill
-KEPT = {"summaries": {"walk", "geometry", "positions"}, "queries-keys": {"geometry"}, "steps": set()}
+KEPT = {"summaries": {"walk", "geometry", "sources", "positions"}, "queries-keys": {"geometry"}, "steps": set()}
 
 
 @pytest.mark.parametrize("keep", KEPT)

@@ -45,11 +45,13 @@ def banks_part(names):
 
 def which_sources_can_be_trusted(names):
     lost, mean = names["lost"], {how: sum(each) / len(each) for how, each in names["ranks"].items()}
-    by_weights = names["recording"].sources(names["mit"], segments=names["names"])
+    first = {how: names["recording"].sources(names["mit"], how, segments=names["names"])[0] for how in mean}
     return (
-        by_weights[0].name == "astronomer"
-        and lost["astronomer"] < 0
-        and 6.0 < lost["with"] < 7.0
+        first["weights"].name == first["carried"].name == "with"
+        and 1 / 3 < first["weights"].share < 0.4
+        and first["rollout"].name != "with" != first["gradient"].name
+        and abs(lost["astronomer"]) < 0.1
+        and 2.2 < lost["with"] < 2.5
         and mean["carried"] > mean["weights"] > mean["rollout"] > mean["gradient"]
         and torch.allclose(names["yours"].double(), names["library"], atol=1e-5)
     )
@@ -64,9 +66,9 @@ def line_breaks_and_key_biases(names):
         and min(first.errors, second.errors) > 10
         and len(small) >= 11
         and (round(spread.low, 2), round(spread.high, 2)) == (0.26, 0.80)
-        and max(names["before"].logits["encoder.0.self"]) > 290
-        and max(names["after"].logits["encoder.0.self"]) < 20
-        and (names["translator"](names["source"], names["target"]) - names["logits"]).abs().max() < 1e-3
+        and [round(max(names[when].logits["decoder.0.cross"])) for when in ("before", "after")] == [18, 7]
+        and [round(max(names[when].logits["encoder.0.self"])) for when in ("before", "after")] == [9, 43]
+        and (names["summarizer"](names["source"], names["target"]) - names["logits"]).abs().max() < 1e-3
     )
 
 

@@ -19,7 +19,8 @@ from telescope.atlas.sums import CLASSES, AtlasSums
 from telescope.health import HeadHealth
 from telescope.recording.heads import Head, Heads
 from telescope.recording.row_sample import BACK, BUCKETS, ROWS
-from telescope.recording.sources import Source, Sources
+from telescope.recording.segments import Segments
+from telescope.recording.sources import Sources
 from telescope.tasks.explaining.examples import journey
 from telescope.training import HeadsWatched, Logged, Validated
 
@@ -111,7 +112,8 @@ def reports():
 def found():
     numbers = made(len(WORDS))
     context = tuple(f" {word}" for word in WORDS)
-    return Sources("gradient", range(20, 21), (), numbers, context, (" Er", " ging"))
+    tokens = Segments(context, torch.arange(len(context)))
+    return Sources("gradient", range(20, 21), tokens, numbers, numbers, context, (" Er", " ging"))
 
 
 SENTENCES = ["Where", "is", "the", "station", "?"], ["Wo", "ist", "der", "Bahnhof", "?"]
@@ -264,8 +266,9 @@ def test_a_point_of_an_atlas_is_the_mean_of_its_texts():
 
 
 def test_the_tokens_of_a_hidden_segment_share_its_score():
-    rows = (Source("a", 0, 2, 2, 3.0, 0.75, "x y"), Source("b", 2, 3, 1, -1.0, -0.25, "z"))
-    hidden = Sources("hidden", range(3, 4), rows, None, ("x", " y", " z"), ("w",))
+    segments, scores = Segments(("a", "b"), torch.tensor([0, 0, 1])), torch.tensor([3.0, -1.0]).double()
+    hidden = Sources("hidden", range(3, 4), segments, scores, None, ("x", " y", " z"), ("w",))
+    assert [row.share for row in hidden] == [0.75, -0.25]
     assert hidden.token_scores() == [3.0, 3.0, -1.0]
     colours = [piece.get_bbox_patch().get_facecolor() for piece in ts.plot.sources(hidden).axes[0].texts]
     assert colours[0] == colours[1]

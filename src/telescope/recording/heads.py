@@ -9,7 +9,7 @@ from typing import Any, overload
 from rich.table import Table
 
 from ..files.frames import Columns, Names, frame
-from ..trace.render import render_text
+from ..trace.render import FirstThatFits, render_text
 from ..words import hint, index_range, whole_number
 from .head_measures import Decode, Measures, measure, punctuation_test
 from .head_shares import FAR, STREAMING_FIRST, STREAMING_LAST
@@ -240,11 +240,15 @@ class Heads(Sequence[Head]):
     def __len__(self) -> int:
         return len(self._heads)
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> FirstThatFits:
+        """Return the table; for a narrow screen without the columns of MORE and the largest logit."""
+        return FirstThatFits(lambda: (self._table(more) for more in ((*MORE, "largest_logit"), ())))
+
+    def _table(self, more: Sequence[str]) -> Table:
         table = Table(box=None, pad_edge=False)
         for name in ("layer", "head", "kind"):
             table.add_column(name, justify="right" if name == "head" else "left", no_wrap=True)
-        known = [name for name in (*MORE, "largest_logit") if not all(isnan(_value(head, name)) for head in self)]
+        known = [name for name in more if not all(isnan(_value(head, name)) for head in self)]
         shares = (*HABITS, *(name for name in known if name in MORE), *self.segments)
         numbers = ("spread", *(name for name in known if name not in MORE))
         for name in (*shares, *numbers):
