@@ -42,8 +42,9 @@ def bytes_of(colour):
     return tuple(round(255 * channel) for channel in colour)
 
 
-def on_the_page(name):
-    stops = re.search(rf'{name}: parseStops\("([0-9a-f ]+)"\)', PAGE)[1].split()
+def on_the_page(name, of="PALETTES"):
+    table = PAGE[PAGE.index(f"const {of} ") :]
+    stops = re.search(rf'{name}: parseStops\("([0-9a-f ]+)"\)', table)[1].split()
     return [tuple(bytes.fromhex(stop)) for stop in stops]
 
 
@@ -74,10 +75,21 @@ def test_larger_weights_are_lighter_with_colour_blindness(name, kind):
     assert min(b - a for a, b in pairwise(seen)) > 0.003
 
 
+@pytest.mark.parametrize("kind", [None, *SEEN])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_larger_weights_differ_more_from_the_page(theme, kind):
+    """Darker on a light page, lighter on a dark one; also with colour blindness."""
+    colours = on_the_page(theme, "WEIGHTS")
+    steps = [luminance(colour if kind is None else as_seen(colour, SEEN[kind])) for colour in colours]
+    steps = steps[::-1] if theme == "light" else steps
+    assert min(b - a for a, b in pairwise(steps)) > 0.003
+    assert steps[-1] - steps[0] > 0.6
+
+
 def test_negative_and_positive_numbers_differ_with_colour_blindness():
     """Signed numbers are blue and red, not green and red: they differ in hue or lightness for everyone."""
     for theme in ("light", "dark"):
-        blue, _, red = on_the_page(theme)
+        blue, _, red = on_the_page(theme, "SIGNED")
         for matrix in SEEN.values():
             apart = [abs(a - b) for a, b in zip(as_seen(blue, matrix), as_seen(red, matrix), strict=True)]
             assert max(apart) > 60
