@@ -121,7 +121,7 @@ def test_sdpa_agrees_wherever_it_can_run():
     ran = Counter()
 
     @given(st.data())
-    @settings(max_examples=200)
+    @settings(max_examples=300)
     def compare(data):
         shape = data.draw(shapes())
         attention = data.draw(fused(shape))
@@ -172,7 +172,7 @@ def test_sdpa_takes_any_mask_a_block_of_queries_at_a_time(monkeypatch):
 
 
 @given(st.data())
-@settings(max_examples=200)
+@settings(max_examples=300)
 def test_attend_agrees_for_every_definition(data):
     shape = data.draw(shapes())
     attention = data.draw(st.one_of(definitions(shape), fused(shape)))
@@ -184,7 +184,7 @@ def test_chunked_agrees_for_every_definition():
     ran = Counter()
 
     @given(st.data())
-    @settings(max_examples=200)
+    @settings(max_examples=300)
     def compare(data):
         shape = data.draw(shapes())
         attention = data.draw(definitions(shape))

@@ -200,18 +200,14 @@ def looked_up_again():
     ],
     ids=["missing", "switched off", "too old"],
 )
-def test_without_a_working_compiler(broken, advice, monkeypatch, looked_up_again):
+def test_without_a_working_compiler(broken, advice, monkeypatch, looked_up_again, command):
     broken(monkeypatch)
     q, k, _ = tensors(Shape(1, 2, 2, 600, 600, 4), 0, torch.float32)
     assert ts.survey(q, k, CAUSAL).engine == "chunked"
     with pytest.raises(ValueError, match='engine="fused" cannot survey') as problem:
         ts.survey(q, k, CAUSAL, engine="fused")
     assert advice in str(problem.value)
-
-
-def test_doctor_says_what_is_missing(monkeypatch, looked_up_again, command):
-    monkeypatch.setattr(fused, "find_spec", lambda name: None)
-    assert "it needs numba: pip install numba" in " ".join(command("doctor", "--plain")[1].split())
+    assert advice in " ".join(command("doctor", "--plain")[1].split())
 
 
 def cannot_import():

@@ -244,7 +244,7 @@ def victim(folder):
     return folder / "victim"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(**BREAKS)
 def test_a_corrupted_header_is_refused_or_harmless(victim, folder, at, change):
     whole = (folder / "files0" / "saved" / "model.safetensors").read_bytes()

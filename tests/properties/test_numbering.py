@@ -164,7 +164,7 @@ def of_numbers(tensor, *numbers):
     return tensor
 
 
-@settings(max_examples=200)
+@settings(max_examples=300)
 @given(parts())
 def test_a_part_computes_what_the_whole_computes_there(drawn):
     part, (weights, context) = drawn

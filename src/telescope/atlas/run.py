@@ -120,7 +120,7 @@ def atlas(
     if out is None and share.count > 1 and not share.together:
         raise ValueError("several processes join their results in a folder that all of them see; pass it as out=")
     settings = {
-        "model": _fingerprint(model),
+        "model": fingerprint(model),
         "texts": corpus.describe(),
         "layers": repr(layers),
         "length": length,
@@ -374,7 +374,7 @@ def _check_length(model: nn.Module, length: int | None) -> int:
     return length
 
 
-def _fingerprint(model: nn.Module) -> dict[str, Any]:
+def fingerprint(model: nn.Module) -> dict[str, Any]:
     """Return the class of a model, its number of parameters, and a checksum of some of its weights."""
     checksum, count = 0, 0
     for name, parameter in model.named_parameters():
@@ -395,6 +395,3 @@ def _input_device(model: nn.Module) -> torch.device:
 
 def _first_line(problem: Exception) -> str:
     return (str(problem).strip().split("\n")[0] or type(problem).__name__)[:200]
-
-
-fingerprint = _fingerprint  # for those who look for the model of an atlas

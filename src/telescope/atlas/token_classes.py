@@ -10,7 +10,7 @@ from torch import Tensor
 from ..recording.head_measures import Decode, punctuation_test
 from .sums import CLASSES
 
-SPACES = " Ġ▁"  # what stands before a word: a space, or what byte-level BPE and SentencePiece write for one
+SPACES = " Ġ▁"  # before a word: a space, as text, in byte-level BPE and in SentencePiece
 
 
 class TokenClasses:

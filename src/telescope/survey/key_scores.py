@@ -1,4 +1,4 @@
-"""Score the keys of a cache by what they get from the last queries, for those who drop the others."""
+"""Score the keys of a cache by the weight that they get, to choose which keys to drop."""
 
 import torch
 from jaxtyping import Float

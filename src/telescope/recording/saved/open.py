@@ -53,29 +53,7 @@ class FileTensor(StoredTensor):
 
 
 def open_recording(path: str | os.PathLike[str]) -> Recording:
-    """Open a recording that `Recording.save` wrote.
-
-    Args:
-        path: the folder of the recording.
-
-    Returns:
-        The Recording. Tensors are read from the files when they are first used, so the folder has to stay.
-
-    Raises:
-        LoadError: if the folder holds no recording, or if a file is damaged or does not fit the description. Damage to
-            a tensor is found when the tensor is read.
-
-    Example:
-        >>> import tempfile, torch, telescope as ts
-        >>> layer = ts.layers.MultiHeadAttention(8, 2)
-        >>> with ts.watch(layer) as recording:
-        ...     _ = layer(torch.randn(1, 5, 8))
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     recording.save(f"{folder}/run.telescope")
-        ...     opened = ts.open(f"{folder}/run.telescope")
-        ...     opened["attention"].entropy.shape
-        torch.Size([1, 2, 5])
-    """
+    """Open a recording that `Recording.save` wrote; see `ts.open`. Raise a LoadError if that is not possible."""
     folder = paths.check_exists(path)
     if not paths.is_folder(folder) or FILE not in paths.list_names(folder):
         raise LoadError(f"{folder} is no recording: it is no folder with a {FILE}")
