@@ -424,3 +424,7 @@ def test_texts_have_their_spaces_and_equal_tokens_are_added():
     assert len(found.shares) == len(found) - 1  # the two tokens "the"
     assert sum(found.shares.values()) == pytest.approx(1.0)
     assert found.token_scores() == found.scores.tolist()
+
+
+def test_the_token_after_the_text_is_named(gpt):
+    assert repr(watched(gpt, IDS).sources(IDS.shape[1])).startswith("sources of the next token, by weights")

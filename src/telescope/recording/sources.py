@@ -121,7 +121,8 @@ class Sources:
 
     def __rich__(self) -> Table:
         written = _one_line("".join(self.answer))
-        title = f'sources of "{written}", by {self.how}\n{KINDS[self.how]}'
+        named = f'"{written}"' if written else "the next token"
+        title = f"sources of {named}, by {self.how}\n{KINDS[self.how]}"
         table = Table(title=title, box=None, pad_edge=False, title_justify="left", min_width=len(KINDS[self.how]))
         for name in ("segment", "tokens", "score", "share", "text"):
             right = name in ("score", "share")
