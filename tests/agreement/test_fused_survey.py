@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import platform
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -70,7 +71,10 @@ for mask in (ts.everyone, ts.causal & ts.window(70), ts.from_tensor(torch.rand(1
 """
 
 
-@pytest.mark.parametrize("width", ["avx2", "neon"])
+AVX2 = pytest.param("avx2", marks=pytest.mark.skipif(platform.machine() != "x86_64", reason="no x86"))
+
+
+@pytest.mark.parametrize("width", [AVX2, "neon"])
 def test_the_vectors_of_other_cpus(width):
     """The kernels as they are for CPUs with shorter vectors. Their code runs here as well."""
     folders = [os.path.dirname(sys.modules[name].__file__) for name in ("strategies", "test_survey")]

@@ -110,12 +110,6 @@ def statistics(
     key_tile = load(k, b, h // group, rn, keys, width, D, EVEN).T
     received = tl.zeros([BM // 16, 8, BN], tl.float32)
     pooled = tl.zeros([BM], tl.float32)
-    if NORMS is not None:
-        norm = tl.load(NORMS + bh * keys + rn, mask=rn < keys, other=0.0)[None, :]
-    if LARGEST is not None:
-        best = tl.load(LARGEST + bh * keys + rn, mask=rn < keys, other=0.0)  # of bands with lower rows
-        best_row = tl.load(LARGEST_ROW + bh * keys + rn, mask=rn < keys, other=0)
-
     begin, end, unmasked_begin, unmasked_end = visible_rows(tiles, b, n, keys, row_tiles, BN)
     if MAP is not None:
         per_cell = cell_rows // BM
@@ -139,6 +133,7 @@ def statistics(
             received += tl.sum(pairs, 1)
             tl.atomic_add(ENTROPY + bh * lse_stride + rm, tl.sum(weight * x, 1) * -LN_2, mask=rm < rows, sem="relaxed")
             if NORMS is not None:
+                norm = tl.load(NORMS + bh * keys + rn + m * 0, mask=rn < keys, other=0.0, volatile=True)[None, :]
                 tl.atomic_add(CARRIED + bh * lse_stride + rm, tl.sum(weight * norm, 1), mask=rm < rows, sem="relaxed")
             if LARGEST is not None:
                 largest_weight = tl.maximum(largest_weight, tl.max(pairs, 1))
@@ -156,15 +151,14 @@ def statistics(
                     pooled = tl.zeros([BM], tl.float32)
                     tiles_left, cell = per_cell, cell + map_columns
         if LARGEST is not None:
-            of_group = tl.max(tl.max(largest_weight, 0), 0)
-            best_row = tl.where(of_group > best, first_row + first_tile * BM, best_row)
-            best = tl.maximum(best, of_group)
+            largest_weight = tl.max(tl.max(largest_weight, 0), 0)
+            at = bh * keys + rn  # LARGEST is in memory: the loop over tiles needs the registers
+            better = (largest_weight > tl.load(LARGEST + at, mask=rn < keys, other=0.0)) & (rn < keys)
+            tl.store(LARGEST + at, largest_weight, mask=better)
+            tl.store(LARGEST_ROW + at, tl.zeros_like(rn) + first_row + first_tile * BM, mask=better)
     at = RECEIVED + bh * keys + rn
     before = tl.load(at, mask=rn < keys, other=0.0)
     tl.store(at, before + tl.sum(tl.sum(received, 0), 0), mask=rn < keys)
-    if LARGEST is not None:
-        tl.store(LARGEST + bh * keys + rn, best, mask=rn < keys)
-        tl.store(LARGEST_ROW + bh * keys + rn, best_row, mask=rn < keys)
 
 
 @kernel

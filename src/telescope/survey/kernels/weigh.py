@@ -61,10 +61,12 @@ def weigh(
     LSE2 += bh * lse_stride
     total = tl.zeros([BN, PARTS * SETS], tl.float32)
     begin, end, unmasked_begin, unmasked_end = visible_rows(tiles, b, n, keys, row_tiles, BN)
+    begin = begin // GROUP * GROUP
     next_lse = tl.load(LSE2 + begin * BM + cm, mask=begin * BM + cm < rows, other=-HIDDEN)
     for first in range(begin, end, GROUP):
         part = tl.zeros([BN, PARTS * SETS], tl.float32)
-        for m in range(first, tl.minimum(first + GROUP, end)):
+        for i in tl.static_range(GROUP):
+            m = first + i
             rm, after = m * BM + cm, (m + 1) * BM + cm
             row, lse = rm[None, :], next_lse[None, :]
             next_lse = tl.load(LSE2 + after, mask=after < rows, other=-HIDDEN)  # ahead: nothing else hides its latency
