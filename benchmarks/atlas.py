@@ -78,7 +78,7 @@ def _on_gpu(device: torch.device, quick: bool) -> Iterator[Row]:
     An atlas in memory writes no tables, so that neither pandas nor pyarrow is needed.
     """
     model = _model("qwen2", qwen2(quick), "sdpa", device, torch.bfloat16).eval()
-    vocabulary, rounds = model.config.vocab_size, 2 if quick else 8
+    vocabulary, rounds = model.config.vocab_size, 2 if quick else 24
     tokenizer, texts = RandomTexts(vocabulary), [str(i) for i in range(BATCH * rounds)]
     ids = torch.tensor([tokenizer.encode(text) for text in texts], device=device).view(rounds, BATCH, TOKENS)
 
@@ -94,7 +94,7 @@ def _on_gpu(device: torch.device, quick: bool) -> Iterator[Row]:
                     model.base_model(input_ids=batch, use_cache=False)
 
     def mapped() -> None:
-        ts.atlas(model, texts, tokenizer=tokenizer, length=TOKENS, batch=BATCH, shard=16 * BATCH * rounds)
+        ts.atlas(model, texts, tokenizer=tokenizer, length=TOKENS, batch=BATCH)
 
     runners: dict[str, Callable[[], object]] = {
         "plain, with logits": partial(plain, head=True),

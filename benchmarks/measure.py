@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
+from random import Random
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -39,7 +40,10 @@ class Row:
 
 
 def race(case: str, runners: Mapping[str, Callable[[], object]], device: torch.device, *, rounds: int = 7) -> list[Row]:
-    """Run every function once to warm up, once for its peak memory, then `rounds` times in turns."""
+    """Run every function once to warm up, once for its peak memory, then `rounds` times in turns.
+
+    Each round has an order of its own: a GPU that just computed at full power is slower for a while.
+    """
     peaks, notes = {}, {}
     for name, run in runners.items():
         try:
@@ -51,8 +55,8 @@ def race(case: str, runners: Mapping[str, Callable[[], object]], device: torch.d
             notes[name] = _first_line(problem)
         _forget(device)
     times = {name: [] for name in peaks}
-    for _ in range(rounds):
-        for name in times:
+    for i in range(rounds):
+        for name in Random(i).sample([*times], len(times)):
             times[name].append(seconds(runners[name], device))
     return [
         Row(case, name, note=notes[name]) if name in notes else Row(case, name, 1e3 * median(times[name]), peaks[name])

@@ -24,7 +24,6 @@ def _small_tiles(monkeypatch):
         monkeypatch.setattr(module, "BN", 32)
     monkeypatch.setattr(launch, "BLOCK", 32)
     monkeypatch.setattr(launch, "GROUP", 2)
-    monkeypatch.setattr(launch, "SUMMED", 2)
     monkeypatch.setattr(launch, "LEAST_KEYS", 32)
     monkeypatch.setattr(launch, "MANY_TILES", 1)
     monkeypatch.setattr(launch, "SPLIT", torch.float16)  # the interpreter multiplies no bfloat16

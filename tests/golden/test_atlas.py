@@ -149,7 +149,7 @@ def test_exact_sums_do_not_depend_on_the_order():
 
 def test_a_distribution_of_nothing_is_unknown_and_of_one_number_is_that_number():
     distribution = Distribution(edges_table([linear_edges(0.0, 1.0)]), 2)
-    distribution.add(0, slice(0, 1), torch.tensor([[[0.25, torch.nan]]], dtype=torch.float64))
+    distribution.add(0, slice(0, 1), torch.tensor([[[[0.25, torch.nan]]]], dtype=torch.float64))
     assert distribution.count.tolist() == [[1, 0]]
     assert distribution.quantile(0.5)[0, 0] == 0.25
     assert distribution.variance[0, 0] == 0.0

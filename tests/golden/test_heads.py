@@ -100,7 +100,9 @@ def test_small_weights_add_up(keep, top):
     assert even.far == pytest.approx(sum(max(i - 64, 0) / (i + 1) for i in queries) / len(queries))
     assert even.first == pytest.approx(sum(1 / (i + 1) for i in queries) / len(queries))
     assert even.same == pytest.approx(sum(i // 7 / (i + 1) for i in range(7, n)) / (n - 7))
-    assert even.induction == pytest.approx(even.same)  # what followed the same seven, fourteen, ... before stands one later
+    assert even.induction == pytest.approx(
+        even.same
+    )  # what followed the same seven, fourteen, ... before stands one later
     assert even.kind == "far"
     assert first.far == pytest.approx((n - 65) / (n - 1))
     assert first.kind == "first"

@@ -1,6 +1,7 @@
 """An atlas made on a GPU has the numbers of one made on a CPU, and reading a batch does not wait for the GPU."""
 
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -47,7 +48,9 @@ def waits(model, count):
             ts.atlas(model, texts, tokenizer=mapping.Letters(), batch=4)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    return [f"{each.filename}:{each.lineno}" for each in caught if "synchronizing" in str(each.message)]
+    ours = str(Path(ts.__file__).parent)  # transformers waits too, watched or not, to see whether texts are packed
+    waiting = [each for each in caught if "synchronizing" in str(each.message) and each.filename.startswith(ours)]
+    return [f"{each.filename}:{each.lineno}" for each in waiting]
 
 
 @torch.no_grad()

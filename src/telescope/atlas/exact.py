@@ -87,24 +87,26 @@ class Distribution:
         self.bins = torch.zeros(*size, BINS, dtype=torch.int64)
 
     def add(
-        self, statistic: int, heads: slice, numbers: Float[Tensor, "text heads value"], known: Tensor | None = None
+        self,
+        first: int,
+        heads: slice,
+        numbers: Float[Tensor, "statistic text heads value"],
+        known: Tensor | None = None,
     ) -> None:
-        """Add numbers of one statistic, for these heads; those that are not `known`, or NaN, are left out."""
+        """Add numbers of the statistics from `first` on, for these heads; not those that are NaN or not `known`."""
         known = ~numbers.isnan() if known is None else known & ~numbers.isnan()
         numbers = numbers.double()
         zero = torch.where(known, numbers, 0.0)
-        self.count[statistic, heads] += known.sum((0, 2))
+        own = (slice(first, first + len(numbers)), heads)
+        self.count[own] += known.sum((1, 3))
         for sums, summand in ((self.total, zero), (self.squares, zero * zero)):
-            part = ExactSum(sums.whole[statistic, heads], sums.fraction[statistic, heads])  # views
-            part.add(summand.sum(2))
-        low = torch.where(known, numbers, torch.inf).amin((0, 2))
-        high = torch.where(known, numbers, -torch.inf).amax((0, 2))
-        self.low[statistic, heads] = torch.minimum(self.low[statistic, heads], low)
-        self.high[statistic, heads] = torch.maximum(self.high[statistic, heads], high)
-        bin_of = torch.bucketize(zero.to(self.edges.dtype), self.edges[statistic], right=True)
-        own = self.bins[statistic, heads]
-        where = bin_of.transpose(0, 1).flatten(1)
-        own.scatter_add_(1, where, known.transpose(0, 1).flatten(1).long())
+            part = ExactSum(sums.whole[own], sums.fraction[own])  # views
+            part.add(summand.sum(3).transpose(0, 1))
+        self.low[own] = torch.minimum(self.low[own], torch.where(known, numbers, torch.inf).amin((1, 3)))
+        self.high[own] = torch.maximum(self.high[own], torch.where(known, numbers, -torch.inf).amax((1, 3)))
+        by_head = zero.transpose(1, 2).flatten(2)
+        bin_of = torch.searchsorted(self.edges[own[0]], by_head.flatten(1), right=True).view(by_head.shape)
+        self.bins[own].scatter_add_(2, bin_of, known.transpose(1, 2).flatten(2).long())
 
     def merge(self, other: "Distribution") -> None:
         """Add the distribution of another corpus."""

@@ -36,7 +36,7 @@ from .shared_work import Heartbeat, Progress
 from .sums import CLASSES, AtlasSums
 from .texts import Corpus, Text, Texts, shards
 from .token_classes import TokenClasses
-from .transfers import send
+from .transfers import send, to_host
 
 SHARD = 1 << 16  # characters of the texts that are one shard
 PENDING = 16  # shards whose evidence is looked up together: a GPU waits for each look
@@ -377,13 +377,15 @@ def _check_length(model: nn.Module, length: int | None) -> int:
 def fingerprint(model: nn.Module) -> dict[str, Any]:
     """Return the class of a model, its number of parameters, and a checksum of some of its weights."""
     checksum, count = 0, 0
+    some: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         count += parameter.numel()
         local: Any = parameter.detach()
         while hasattr(local, "__tensor_flatten__"):  # sharded or quantised: the first of its tensors
             local = getattr(local, local.__tensor_flatten__()[0][0])
-        some = local.reshape(-1)[:64].float().cpu() if not local.is_meta else torch.zeros(0)
-        checksum = crc32(name.encode() + some.numpy().tobytes(), checksum)
+        some[name] = local.reshape(-1)[:64].float() if not local.is_meta else torch.zeros(0)
+    for name, part in zip(some, to_host([*some.values()]), strict=True):
+        checksum = crc32(name.encode() + part.numpy().tobytes(), checksum)
     return {"class": type(model).__name__, "parameters": count, "checksum": checksum}
 
 

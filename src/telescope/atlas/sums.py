@@ -67,7 +67,7 @@ class AtlasSums:
             self._add_measures(part)
             for i, name in enumerate(QUERY_STATISTICS):
                 numbers, counted = part.queries[name].to(device), part.counted.to(device)
-                self.distribution.add(len(MEASURES) + i, own, numbers, counted)
+                self.distribution.add(len(MEASURES) + i, own, numbers[None], counted)
             sampled = part.sampled.to(device)
             if part.distances is not None:
                 _part(self.distances, own).add(part.distances.to(device))
@@ -95,8 +95,7 @@ class AtlasSums:
             view = ExactSum(sums.whole[:, own], sums.fraction[:, own])
             view.add(numbers)
         share = torch.where(known, numerator / denominator, torch.nan)
-        for i in range(len(MEASURES)):
-            self.distribution.add(i, own, share[:, i, :, None])
+        self.distribution.add(0, own, share.transpose(0, 1)[..., None])
 
     def _add_maps(self, own: slice, maps: Float[Tensor, "text heads row column"], lengths: Sequence[int]) -> None:
         heads = self.evidence_share.shape[1]

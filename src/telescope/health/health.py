@@ -5,9 +5,9 @@ from typing import Any
 from warnings import warn
 
 import torch
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
 
-from ..recording.recorded_call import KeepOptions
+from ..recording.recorded_call import KeepOptions, RecordedCall
 from ..recording.recording import Recording
 from ..watch.tensor_parallel import tensor_parallel_size
 from ..watch.watch import record_calls
@@ -117,35 +117,53 @@ class Health:
 
 
 def health_of(recording: Recording) -> dict[str, HeadHealth]:
-    """Return the health of each attention that was called, over all sequences of the recording."""
-    measured: dict[str, torch.Tensor] = {}
+    """Return the health of each attention that was called, over all sequences of the recording.
+
+    Calls of one shape are measured together: on a GPU, launching kernels takes longer than these run.
+    """
+    alike: dict[Any, list[tuple[str, dict[str, Tensor]]]] = {}
     for name, watched in recording.items():
-        numbers = [_numbers(call.survey().summary, call.across) for call in watched.calls]
-        if numbers:
-            logit = torch.stack([part[0] for part in numbers]).amax(0)
-            entropy, sink = (torch.stack([part[i] for part in numbers]).mean(0) for i in (1, 2))
-            measured[name] = torch.stack([logit, entropy, sink]).float()
-    if not measured:
-        return {}
-    device = next(iter(measured.values())).device
-    together = torch.cat([numbers.to(device) for numbers in measured.values()], 1).cpu()  # a GPU is waited for once
-    each = torch.split(together, [numbers.shape[1] for numbers in measured.values()], dim=1)
-    return {name: HeadHealth(*map(tuple, numbers.tolist())) for name, numbers in zip(measured, each, strict=True)}
+        for call in watched.calls:
+            parts = _parts(call)
+            shapes = tuple((each, part.shape[0], part.shape[2], part.device) for each, part in parts.items())
+            alike.setdefault((call.across, shapes), []).append((name, parts))
+    measured: dict[str, list[Tensor]] = {}
+    for (across, _), calls in alike.items():
+        joined = {each: torch.cat([parts[each] for _, parts in calls], 1) for each in calls[0][1]}
+        numbers = torch.stack(_numbers(joined, across)).float().cpu()  # a GPU is waited for once
+        heads = [parts["entropy"].shape[1] for _, parts in calls]
+        for (name, _), own in zip(calls, torch.split(numbers, heads, dim=1), strict=True):
+            measured.setdefault(name, []).append(own)
+    found: dict[str, HeadHealth] = {}
+    for name in recording:
+        if name in measured:
+            each_call = torch.stack(measured[name])
+            logit, (entropy, sink) = each_call[:, 0].amax(0), each_call[:, 1:].mean(0)
+            found[name] = HeadHealth(*(tuple(part.tolist()) for part in (logit, entropy, sink)))
+    return found
 
 
-def _numbers(summary: Any, across: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _parts(call: RecordedCall) -> dict[str, Tensor]:
+    """Return the kept tensors of a call that was recorded with top=1; the second axis of each is the heads."""
+    parts = {name: part.tensor for name, part in call.parts.items()}
+    chosen = {name: parts[name] for name in ("received", "entropy", "lse") if name in parts}
+    return chosen | {name: parts[name][..., 0] for name in ("top_weights", "top_keys")}
+
+
+def _numbers(parts: dict[str, Tensor], across: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return the largest logit of each head, its mean entropy, and its largest share on one key of a sequence."""
-    seen = summary.top_keys[..., 0] >= 0
+    seen = parts["top_keys"] >= 0
     chooses = seen.clone()
     if not across:
         chooses[:, :, :1] = False  # the first token has no choice
-    entropy = torch.where(chooses, summary.entropy, 0.0).sum((0, 2)) / chooses.sum((0, 2)).clamp(min=1)
-    if summary.lse is None:
-        logit = torch.full_like(entropy, torch.nan)
-    else:
-        logits = summary.lse + summary.top_weights[..., 0].log()
+    entropy = torch.where(chooses, parts["entropy"], 0.0).sum((0, 2)) / chooses.sum((0, 2)).clamp(min=1)
+    if "lse" in parts:
+        logits = parts["lse"] + parts["top_weights"].log()
         logit = torch.where(seen, logits, -torch.inf).amax((0, 2))
-    sink = (summary.received.amax(2) / summary.received.sum(2).clamp(min=1e-9)).mean(0)
+    else:
+        logit = torch.full_like(entropy, torch.nan)
+    received = parts["received"]
+    sink = (received.amax(2) / received.sum(2).clamp(min=1e-9)).mean(0)
     return logit, entropy, sink
 
 

@@ -19,7 +19,7 @@ from ..survey.summary import compute_dtype
 ROWS = 32  # queries of a sequence whose rows are formed; also the rows and columns of its map
 BACK = 20  # buckets of distances: 0, 1, 2, 3 to 4, 5 to 8, ..., 131,073 and more
 BUCKETS = BACK + 1  # the last bucket has the keys after the query
-SCORES = {"cpu": 2**22, "cuda": 2**24}  # numbers in memory at a time
+SCORES = {"cpu": 2**22, "cuda": 2**25}  # numbers in memory at a time
 
 
 class RowSample(NamedTuple):

@@ -4,6 +4,7 @@ import os
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from tempfile import mkdtemp
@@ -14,8 +15,10 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
+from ..survey.device import record_use, side_stream
 from ..words import hint
 
+LARGE = 2**20  # bytes of a copy from a GPU to RAM that is worth a stream of its own
 SPARE = 16  # tokens for which a tensor that grows makes room ahead, at least
 
 
@@ -166,9 +169,18 @@ class GrowingTensor(StoredTensor):
         self.size = size
 
     def _copy(self, target: Tensor, source: Tensor) -> None:
-        """Copy without blocking: from a GPU into pinned memory, `tensor` waits for the copy when it is read."""
-        target.copy_(source, non_blocking=True)
-        if source.is_cuda and not target.is_cuda:
+        """Copy without blocking: from a GPU into pinned memory, `tensor` waits for the copy when it is read.
+
+        A large copy runs while the model goes on, from a second copy that the model does not write to.
+        """
+        if not source.is_cuda or target.is_cuda:
+            target.copy_(source, non_blocking=True)
+            return
+        large = source.nbytes >= LARGE and target.is_pinned()
+        source = source.clone() if large else source
+        with side_stream(source, copies=True) if large else nullcontext():
+            target.copy_(source, non_blocking=True)
+            record_use(source)
             self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.copied.record()
 

@@ -11,21 +11,21 @@ from torch import Tensor
 from ..attention.values import has_data
 
 
-def side_stream(tensor: Tensor, *, urgent: bool = False) -> AbstractContextManager[object]:
+def side_stream(tensor: Tensor, *, urgent: bool = False, copies: bool = False) -> AbstractContextManager[object]:
     """Return a context that queues work on a second CUDA stream of the tensor's device; elsewhere one without effect.
 
     The second stream waits for what is queued on the current one by now, not for what is queued later. `urgent` gives
-    it a higher priority.
+    it a higher priority; `copies` to the host have a stream to themselves, so that no kernel waits for them.
     """
     if not tensor.is_cuda or not has_data(tensor):
         return nullcontext()
-    stream = _side_stream(tensor.device, urgent)
+    stream = _side_stream(tensor.device, urgent, copies)
     stream.wait_stream(torch.cuda.current_stream(tensor.device))
     return torch.cuda.stream(stream)
 
 
 @cache
-def _side_stream(device: torch.device, urgent: bool) -> torch.cuda.Stream:
+def _side_stream(device: torch.device, urgent: bool, copies: bool) -> torch.cuda.Stream:
     return torch.cuda.Stream(device, priority=-1 if urgent else 0)  # type: ignore[no-untyped-call]
 
 

@@ -24,7 +24,6 @@ MAXIMA = torch.float16  # dtype of these largest weights, precise enough to choo
 SPLIT = torch.bfloat16  # dtype of the two parts of a query's weight: float16 would lose small ones
 GROUP = 32  # tiles of rows, one of which has the largest weight of a key; which, is found out afterwards
 ALL_TILES = 2**30
-SUMMED = 16  # tiles that tensor cores add up; they cut off, always towards zero, so that more would drift
 MOST_SETS = 16  # weights of a query that are multiplied with a tile at a time
 NO_WEIGHT = -1e30  # log2 of no weight, as in the kernels
 LOG2_E = 1.0 / log(2.0)
@@ -232,13 +231,6 @@ def survey_rows(
         pooled.shape[-2] * pooled.shape[-1], band.first,
         BLOCK=block, GROUP=ALL_TILES if largest is None else GROUP, **settings,
     )  # fmt: skip
-    if largest_row is not None:
-        launch(
-            kernels.find_largest_rows, (-(-keys // (BN // 2)), matrices),
-            q, k, band_lse, rule, spans, (largest_row // (GROUP * BM)).short().argsort(-1), largest_row, *sizes,
-            lse_stride, band.first,
-            GROUP=GROUP, **settings | {"BN": BN // 2},  # three tiles of registers
-        )  # fmt: skip
     if maxima is None:
         return
 
@@ -286,6 +278,28 @@ def survey_rows(
     )  # fmt: skip
 
 
+@_operator("largest_row")
+def survey_largest_rows(band: Band, lse: Tensor, order: Tensor, largest_row: Tensor) -> None:
+    """Replace, in largest_row (batch, heads, key), the first row of a group by the row that has the largest weight.
+
+    order (batch, heads, key) has the keys as `by_group` orders them. Groups of rows in other bands are left alone.
+    """
+    from . import kernels
+
+    launch = launch_cache_for(*band, lse, order, largest_row)
+    q, k, rule, spans = band.kernel_arguments()
+    launch(
+        kernels.find_largest_rows, (-(-band.keys.shape[-2] // (BN // 2)), band.matrices),
+        q, k, _rows_from(band, lse), rule, spans, order, largest_row, *band.sizes, lse.shape[-1], band.first,
+        GROUP=GROUP, **_tile_settings(band) | {"BN": BN // 2},  # three tiles of registers
+    )  # fmt: skip
+
+
+def by_group(largest_row: Tensor) -> Tensor:
+    """Return the keys in the order of the groups of rows that have their largest weights."""
+    return (largest_row // (GROUP * BM)).short().argsort(-1)
+
+
 @_operator("weighted")
 def survey_weighted(band: Band, lse: Tensor, query_weights: Tensor, weighted: Tensor) -> None:
     """Add Σ over the band's rows of query_weights · weight to weighted (batch, heads, sets, key).
@@ -312,7 +326,7 @@ def survey_weighted(band: Band, lse: Tensor, query_weights: Tensor, weighted: Te
         launch(
             kernels.weigh, grid, q, k, _rows_from(band, lse_base_2), rule, spans, factors, sums, *sizes,
             sums.shape[2], *_strides(factors)[:2],
-            SETS=factors.shape[-1], PARTS=factors.shape[-2], GROUP=SUMMED, **settings,
+            SETS=factors.shape[-1], PARTS=factors.shape[-2], **settings,
         )  # fmt: skip
         weighted[:, :, part] += sums
 

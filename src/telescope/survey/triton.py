@@ -4,7 +4,7 @@ First every block of keys sums what it receives, and writes down the largest wei
 bound the `top` of a row from below, so that only the blocks that reach the bound are searched for the keys themselves.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib.util import find_spec
@@ -26,11 +26,13 @@ from .launch import (
     LOG2_E,
     Band,
     aligned_rows,
+    by_group,
     compile_ahead,
     compiled_for,
     run,
     scratch_bytes_per_row,
     survey_check,
+    survey_largest_rows,
     survey_lse,
     survey_map,
     survey_rows,
@@ -93,7 +95,7 @@ def _summarize(
     matrix = Matrix.of(queries, keys, attention, memory)
     _compile_once(matrix, lse is None, top, cells, extras)
     lse = _lse(matrix, attention) if lse is None else lse.float().contiguous()
-    summary = _survey(matrix.bands(top=top), lse, keys.shape[-2], top, cells, extras)
+    summary = _survey(partial(matrix.bands, top=top), lse, keys.shape[-2], top, cells, extras)
     if extras.query_weights is not None:
         summary = replace(summary, weighted=_weigh(matrix, lse, extras.query_weights))
     if cells is None:
@@ -102,7 +104,9 @@ def _summarize(
     return replace(summary, map=_pool(matrix, lse, cells) if pooled is None else cells.averaged(pooled))
 
 
-def _survey(bands: Iterable[Band], lse: Tensor, columns: int, top: int, cells: Cells | None, extras: Extras) -> Summary:
+def _survey(
+    bands: Callable[[], Iterable[Band]], lse: Tensor, columns: int, top: int, cells: Cells | None, extras: Extras
+) -> Summary:
     """Return the summary of all bands, with the sums of a map whose cells fit the tiles."""
     batch, heads, rows = lse.shape
     tiled = cells if cells is not None and _fits_tiles(cells) else None
@@ -119,8 +123,12 @@ def _survey(bands: Iterable[Band], lse: Tensor, columns: int, top: int, cells: C
     largest = torch.zeros_like(received) if extras.largest else None
     query = torch.full_like(received, -1, dtype=torch.int32) if extras.largest else None
     more = (extras.norms, carried, largest, query)
-    for band in bands:
+    for band in bands():
         run(survey_rows, band, lse, received, entropy, weights, found, overfull, pooled, *sizes, *more)
+    if query is not None:
+        order = by_group(query)
+        for band in bands():
+            run(survey_largest_rows, band, lse, order, query)
     return Summary(
         lse,
         received,
@@ -172,7 +180,7 @@ def _rehearse(band: Band, needs_lse: bool, top: int, cells: Cells | None, extras
         survey_lse(band, None, lse)
     elif band.bias is None and band.mask is None:
         survey_check(band, None, lse, 1, 1, 1, lse.new_empty(4, 1, 1, 1))
-    _survey([band], lse, columns, top, cells, extras)
+    _survey(lambda: [band], lse, columns, top, cells, extras)
     if extras.query_weights is not None:
         weighted = lse.new_empty(*lse.shape[:2], extras.sets, columns)
         survey_weighted(band, lse, extras.query_weights.float(), weighted)

@@ -110,6 +110,8 @@ def statistics(
     key_tile = load(k, b, h // group, rn, keys, width, D, EVEN).T
     received = tl.zeros([BM // 16, 8, BN], tl.float32)
     pooled = tl.zeros([BM], tl.float32)
+    if NORMS is not None:
+        norm = tl.load(NORMS + bh * keys + rn, mask=rn < keys, other=0.0)[None, :]
     begin, end, unmasked_begin, unmasked_end = visible_rows(tiles, b, n, keys, row_tiles, BN)
     if MAP is not None:
         per_cell = cell_rows // BM
@@ -133,7 +135,8 @@ def statistics(
             received += tl.sum(pairs, 1)
             tl.atomic_add(ENTROPY + bh * lse_stride + rm, tl.sum(weight * x, 1) * -LN_2, mask=rm < rows, sem="relaxed")
             if NORMS is not None:
-                norm = tl.load(NORMS + bh * keys + rn + m * 0, mask=rn < keys, other=0.0, volatile=True)[None, :]
+                if (LARGEST is not None) & (MAXIMA is not None):  # too few registers to hold the norms
+                    norm = tl.load(NORMS + bh * keys + rn, mask=rn < keys, other=0.0, volatile=True)[None, :]
                 tl.atomic_add(CARRIED + bh * lse_stride + rm, tl.sum(weight * norm, 1), mask=rm < rows, sem="relaxed")
             if LARGEST is not None:
                 largest_weight = tl.maximum(largest_weight, tl.max(pairs, 1))
@@ -176,7 +179,7 @@ def find_largest_rows(
     cm, at = tl.arange(0, BM), tl.program_id(0) * BN + tl.arange(0, BN)
     rn = tl.load(ORDER + bh * keys + at, mask=at < keys, other=keys).to(tl.int32)
     first = tl.load(LARGEST_ROW + bh * keys + rn, mask=rn < keys, other=-1) - first_row
-    own, first = (rn < keys) & (first >= 0), first // BM
+    own, first = (rn < keys) & (first >= 0) & (first < rows), first // BM
     begin, end = tl.min(tl.where(own, first, tl.cdiv(rows, BM)), 0), tl.max(tl.where(own, first + GROUP, 0), 0)
     if begin < end:
         key, lowest, highest = rn[None, :], tl.min(rn, 0), tl.max(rn, 0)

@@ -42,14 +42,14 @@ def weigh(
     q, k, LSE2, rule, tiles, FACTORS, WEIGHTED,
     rows, keys, heads, group, width, row_tiles, lse_stride, sets, factor_batch, factor_head,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
-    SETS: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr,
+    SETS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Add Σ over the rows of the queries' weights · weight to WEIGHTED (bh, set, key), for BN keys.
 
     FACTORS (batch, head, row, part, set) has one part in float32; or two in half precision, whose sum is the weight of
     a query. Weights are then split likewise. LSE2 is to base two, so large where a row sees nothing that its weights
     are 0. Tiles are (key, query) here, unlike in the other kernels: weights are multiplied with the factors from
-    registers. Every GROUP of tiles is summed by itself: tensor cores cut off what they add up, always towards zero."""
+    registers. Each tile is summed by itself: tensor cores cut off what they add up, always towards zero."""
     block = tl.program_id(0)
     bh = tl.program_id(1).to(tl.int64)
     b, h = bh // heads, bh % heads
@@ -61,30 +61,25 @@ def weigh(
     LSE2 += bh * lse_stride
     total = tl.zeros([BN, PARTS * SETS], tl.float32)
     begin, end, unmasked_begin, unmasked_end = visible_rows(tiles, b, n, keys, row_tiles, BN)
-    begin = begin // GROUP * GROUP
     next_lse = tl.load(LSE2 + begin * BM + cm, mask=begin * BM + cm < rows, other=-HIDDEN)
-    for first in range(begin, end, GROUP):
-        part = tl.zeros([BN, PARTS * SETS], tl.float32)
-        for i in tl.static_range(GROUP):
-            m = first + i
-            rm, after = m * BM + cm, (m + 1) * BM + cm
-            row, lse = rm[None, :], next_lse[None, :]
-            next_lse = tl.load(LSE2 + after, mask=after < rows, other=-HIDDEN)  # ahead: nothing else hides its latency
-            query_tile = load(q, b, h, rm, rows, width, D, EVEN)
-            product = tl.dot(key_tile, query_tile.T, input_precision=PRECISION)
-            x = log2_weights(product, lse, row, key, b, h, rule, rows, keys)
-            if (m < unmasked_begin) | (m >= unmasked_end):
-                x = hide(x, row, key, b, h, rule, rows, keys)
-            weight = tl.exp2(x)
-            at = FACTORS + rm[:, None].to(tl.int64) * (PARTS * SETS) + cs[None, :]
-            factor = tl.load(at) if EVEN else tl.load(at, mask=rm[:, None] < rows, other=0.0)
-            if PARTS == 1:
-                part = tl.dot(weight, factor, part, input_precision="ieee")
-            else:
-                high = weight.to(factor.dtype)
-                low = (weight - high.to(tl.float32)).to(factor.dtype)
-                part = tl.dot(low, factor, tl.dot(high, factor, part))
-        total += part
+    for m in range(begin, end):
+        rm, after = m * BM + cm, (m + 1) * BM + cm
+        row, lse = rm[None, :], next_lse[None, :]
+        next_lse = tl.load(LSE2 + after, mask=after < rows, other=-HIDDEN)  # ahead: nothing else hides its latency
+        query_tile = load(q, b, h, rm, rows, width, D, EVEN)
+        product = tl.dot(key_tile, query_tile.T, input_precision=PRECISION)
+        x = log2_weights(product, lse, row, key, b, h, rule, rows, keys)
+        if (m < unmasked_begin) | (m >= unmasked_end):
+            x = hide(x, row, key, b, h, rule, rows, keys)
+        weight = tl.exp2(x)
+        at = FACTORS + rm[:, None].to(tl.int64) * (PARTS * SETS) + cs[None, :]
+        factor = tl.load(at) if EVEN else tl.load(at, mask=rm[:, None] < rows, other=0.0)
+        if PARTS == 1:
+            total += tl.dot(weight, factor, input_precision="ieee")
+        else:
+            high = (weight.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)  # cut: rounding is slow
+            low = (weight - high).to(factor.dtype)
+            total += tl.dot(low, factor, tl.dot(high.to(factor.dtype), factor))
     total = tl.sum(tl.reshape(total, [BN, PARTS, SETS]), 1)
     cs = tl.arange(0, SETS)
     at = WEIGHTED + (bh * sets + cs[None, :]) * keys + key
