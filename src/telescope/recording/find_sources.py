@@ -5,7 +5,7 @@ A token is written by the query before it: the rows of a span are those of its t
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -14,6 +14,7 @@ from torch import Tensor
 from ..attention import Attention
 from ..attention.restrict import restrict_to_queries
 from ..engines import torch_modes
+from ..survey.device import StreamEvent, record_event, side_stream
 from ..survey.dispatch import choose, weigh
 from ..words import check_index, hint
 from .names import Layers, select_layers, stack_and_number
@@ -236,16 +237,24 @@ def _heads(question: Question, call: RecordedCall) -> list[int]:
     return [call.head_index(number) for number in question.heads]
 
 
+class Fetched(NamedTuple):
+    """What a layer's matrix is computed from."""
+
+    queries: Tensor
+    keys: Tensor
+    lse: Tensor | None
+
+
 def _weights(
     question: Question,
     call: RecordedCall,
     how: str,
     factors: Tensor | None,
-    fetched: tuple[Tensor, Tensor] | None = None,
+    fetched: Fetched | None = None,
 ) -> Float[Tensor, "head token"]:
     """Return what each key gets from some rows, each with its factor, for the heads that were asked for.
 
-    Without factors, the rows are those of the span, and each counts equally. `fetched` are the queries and keys, where
+    Without factors, the rows are those of the span, and each counts equally. `fetched` are queries, keys and lse, where
     they were copied to the device already.
     """
     _need(call, how, "queries", 'keep="queries-keys"')
@@ -258,7 +267,7 @@ def _weights(
         every = 2 * len(rows) > call.size[0] and call.facts.rows is None  # zeros cost less than a copy of the others
         share = factors if every else factors[rows]
         rows = torch.arange(call.size[0]) if every else rows.cpu()
-    (queries, keys), lse, attention = fetched or (call.queries, call.keys), call.lse, call.attention
+    (queries, keys, lse), attention = fetched or Fetched(call.queries, call.keys, call.lse), call.attention
     if call.facts.rows is not None or len(rows) < queries.shape[2]:
         places = _places(call, rows, first, how).to(queries.device)
         queries, lse = queries[:, :, places], None if lse is None else lse[:, :, places.to(lse.device)]
@@ -322,7 +331,8 @@ def by_rollout(question: Question, model: Any) -> Float[Tensor, " token"]:
         of_answer = call.across or not question.across or stack_of(name) in decoding
         relevance = answer if of_answer else context
         passed_on = 0.5 * _passed_on(question, call, relevance, fetched).to(device)
-        stays = relevance * (1.0 - 0.5 * _given(call, question).to(device))
+        given = _given(call, question)
+        stays = relevance * (1.0 - 0.5 * (1.0 if given is None else given.to(device)))
         if call.across:
             answer, context = stays, context + passed_on
         elif of_answer:
@@ -334,28 +344,28 @@ def by_rollout(question: Question, model: Any) -> Float[Tensor, " token"]:
 
 def _fetched_ahead(
     calls: Sequence[tuple[str, RecordedCall]],
-) -> Iterator[tuple[str, RecordedCall, tuple[Tensor, Tensor] | None]]:
-    """Yield the calls; with queries and keys that a GPU reads from RAM, copied while the call before is computed."""
-    streams: dict[torch.device, torch.cuda.Stream] = {}
+) -> Iterator[tuple[str, RecordedCall, Fetched | None]]:
+    """Yield the calls; with tensors that a GPU reads from RAM, copied while the call before is computed."""
 
-    def fetch(call: RecordedCall) -> tuple[tuple[Tensor, Tensor], torch.cuda.Stream] | None:
+    def fetch(call: RecordedCall) -> tuple[Fetched, StreamEvent | None] | None:
         device = call.facts.device
         if device.type != "cuda" or "queries" not in call.parts or call.queries.is_cuda:
             return None
-        stream = streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream):
-            return tuple(part.to(device, non_blocking=True) for part in (call.queries, call.keys)), stream  # type: ignore[return-value]
+        kept = (call.queries, call.keys, call.lse)
+        mine = [None if part is None else torch.empty_like(part, device=device) for part in kept]
+        with side_stream(torch.empty(0, device=device), copies=True):
+            for part, source in zip(mine, kept, strict=True):
+                if part is not None and source is not None:
+                    part.copy_(source, non_blocking=True)
+            return Fetched(*mine), record_event(device)  # type: ignore[arg-type]
 
     upcoming = fetch(calls[0][1]) if calls else None
     for (name, call), following in zip(calls, [*calls[1:], None], strict=True):
-        fetched, current = None, upcoming
-        if current is not None:
-            fetched, own = current[0], torch.cuda.current_stream(call.facts.device)
-            own.wait_stream(current[1])
-            for part in fetched:
-                part.record_stream(own)
+        current = upcoming
+        if current is not None and current[1] is not None:
+            current[1].wait()
         upcoming = None if following is None else fetch(following[1])
-        yield name, call, fetched
+        yield name, call, None if current is None else current[0]
 
 
 def stack_of(name: str) -> str:
@@ -370,7 +380,7 @@ def _length(reader: RecordedCall) -> int:
 
 
 def _passed_on(
-    question: Question, call: RecordedCall, relevance: Tensor, fetched: tuple[Tensor, Tensor] | None
+    question: Question, call: RecordedCall, relevance: Tensor, fetched: Fetched | None
 ) -> Float[Tensor, " token"]:
     """Return Aᵀr, the mean of all heads."""
     if not relevance.any():
@@ -379,10 +389,10 @@ def _passed_on(
     return _weights(replace(question, heads=None), call, "rollout", relevance, fetched).mean(0)
 
 
-def _given(call: RecordedCall, question: Question) -> Tensor:
-    """Return the weight that each query gives to keys, the mean of the heads: 1, or what a sink leaves."""
+def _given(call: RecordedCall, question: Question) -> Tensor | None:
+    """Return the weight that each query gives to keys, the mean of the heads: what a sink leaves; None is all."""
     if call.attention.sink is None:
-        return torch.ones((), dtype=torch.float64)
+        return None
     lse = call.lse if call.lse is not None else call.survey(top=0).lse
     assert lse is not None
     sink = torch.as_tensor(call.attention.sink, dtype=torch.float64, device=lse.device).reshape(-1, 1)
