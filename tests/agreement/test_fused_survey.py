@@ -7,6 +7,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -19,6 +20,7 @@ from torch.testing import assert_close
 import telescope as ts
 from strategies import Shape, definitions, seeds, tensors
 from telescope.survey import dispatch, fused
+from telescope.tasks import doctor
 
 pytest.importorskip("numba")
 LENGTHS = [1, 31, 33, 64, 65, 129]  # around a strip of 32 rows and tiles of 8 to 32 keys
@@ -206,6 +208,7 @@ def looked_up_again():
 )
 def test_without_a_working_compiler(broken, advice, monkeypatch, looked_up_again, command):
     broken(monkeypatch)
+    monkeypatch.setitem(doctor.TIMED, "cpu", (1, 2, 128, 16))
     q, k, _ = tensors(Shape(1, 2, 2, 600, 600, 4), 0, torch.float32)
     assert ts.survey(q, k, CAUSAL).engine == "chunked"
     with pytest.raises(ValueError, match='engine="fused" cannot survey') as problem:
@@ -222,13 +225,18 @@ FIRST_SURVEY = """
 import torch, telescope as ts
 x = torch.ones(1, 1, 3, 2)
 print(ts.survey(x, x, ts.Attention(mask=ts.causal), engine="fused").received.tolist())
+from telescope.survey import cpu_kernels
+print(sum(cpu_kernels.survey_heads.stats.cache_hits.values()))
 """
 
 
 def first_survey(**environment):
+    """Survey in a new process; return how many kernels were not compiled, but in the cache."""
     done = run_python(FIRST_SURVEY, NUMBA_OPT="1", **environment)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "[[[1.8333333730697632, 0.8333333730697632, 0.3333333432674408]]]\n"
+    received, hits = done.stdout.splitlines()
+    assert received == "[[[1.8333333730697632, 0.8333333730697632, 0.3333333432674408]]]"
+    return int(hits)
 
 
 def test_a_cache_that_cannot_be_written(tmp_path):
@@ -237,14 +245,20 @@ def test_a_cache_that_cannot_be_written(tmp_path):
 
 
 def test_a_cache_cut_short_is_written_again(tmp_path):
-    first_survey(NUMBA_CACHE_DIR=str(tmp_path))
-    written = {path: path.read_bytes() for path in tmp_path.rglob("*.nb?")}
-    assert written
-    for path, code in written.items():
-        path.write_bytes(code[: len(code) // 2])
-    first_survey(NUMBA_CACHE_DIR=str(tmp_path))
-    first_survey(NUMBA_CACHE_DIR=str(tmp_path))
-    assert all(len(path.read_bytes()) == len(code) for path, code in written.items() if path.suffix == ".nbi")
+    from numba.core.caching import _CacheLocator
+
+    from telescope.survey import cpu_kernels
+
+    numbers()  # the kernels are compiled, and in the cache of this process
+    folder = tmp_path / _CacheLocator.get_suitable_cache_subpath(cpu_kernels.__file__)
+    folder.mkdir()
+    cut = [*Path(cpu_kernels.survey_heads.stats.cache_path).glob("cpu_kernels.survey_heads*.nb?")]
+    assert {path.suffix for path in cut} == {".nbi", ".nbc"}
+    for path in cut:
+        code = path.read_bytes()
+        (folder / path.name).write_bytes(code[: len(code) // 2])
+    assert first_survey(NUMBA_CACHE_DIR=str(tmp_path)) == 0
+    assert first_survey(NUMBA_CACHE_DIR=str(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("size", [1e-3, 0.1, 1.0, 30.0])

@@ -8,7 +8,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
@@ -91,15 +90,21 @@ def _compiled(dtype: torch.dtype) -> Any:
     """Return the kernels, compiled for this dtype or loaded from numba's cache."""
     kernels = _kernels()
     nothing = torch.zeros(1, 1, 1, 1, dtype=dtype)
+
+    def compile_or_load() -> None:
+        _survey_products(kernels, nothing, nothing, Attention(), Results.empty(nothing, nothing, Attention()))
+
     with tell_if_slow("the CPU's survey kernels"):
         try:
-            _survey_products(kernels, nothing, nothing, Attention(), Results.empty(nothing, nothing, Attention()))
+            compile_or_load()
         except Exception:  # a cache that cannot be read or written: a full disk, a file cut short
             cached = kernels.survey_heads._cache
-            with suppress(Exception):
-                cached.flush()  # the next process begins a new one
-            cached.disable()
-            _survey_products(kernels, nothing, nothing, Attention(), Results.empty(nothing, nothing, Attention()))
+            try:
+                cached.flush()  # begin a new one
+                compile_or_load()
+            except Exception:
+                cached.disable()
+                compile_or_load()
     return kernels
 
 
