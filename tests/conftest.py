@@ -124,6 +124,8 @@ def pytest_pyfunc_call(pyfuncitem):
 def sizes_of_blocks(request):
     global checks_left
     checks_left, config.jaxtyping_disable = CHECKED, False
+    if torch.backends.mkldnn.is_available():  # torch switches it off where the CPU lacks bfloat16, and rounds otherwise
+        torch.backends.mkldnn.set_flags(True)
     with getattr(request, "param", nullcontext)():
         yield
 

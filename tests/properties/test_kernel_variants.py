@@ -9,7 +9,7 @@ import torch
 
 import telescope as ts
 from kernels import need_triton
-from telescope.survey import compiling, launch
+from telescope.survey import compiling, launch_cache
 from telescope.survey import triton as engine
 from telescope.survey.cells import grid
 from telescope.survey.extras import Extras
@@ -69,14 +69,14 @@ def variants(monkeypatch, hopper):
         function.warmup(*arguments, grid=grid, **settings)
 
     monkeypatch.setattr(knobs.runtime, "jit_cache_hook", record)
-    monkeypatch.setattr(launch, "LaunchCache", lambda: specialize)
-    monkeypatch.setattr(launch, "compile_in_parallel", lambda compilations: [each() for each in compilations])
+    monkeypatch.setattr(launch_cache, "LaunchCache", lambda: specialize)
+    monkeypatch.setattr(launch_cache, "compile_in_parallel", lambda compilations: [each() for each in compilations])
     monkeypatch.setattr(
-        launch, "_compile", lambda device, kernel, grid, given, kept: specialize(kernel, grid, *given, **kept)
+        launch_cache, "_compile", lambda device, kernel, grid, given, kept: specialize(kernel, grid, *given, **kept)
     )
-    launch._launch_cache.cache_clear()
+    launch_cache._launch_cache.cache_clear()
     yield found
-    launch._launch_cache.cache_clear()
+    launch_cache._launch_cache.cache_clear()
 
 
 def survey(
@@ -160,7 +160,7 @@ def test_all_kernels_of_a_survey_are_compiled_before_it(variants, monkeypatch, c
     variants.clear()
     ((matrix, needs_lse, top, cells, extras),) = asked
     rehearse = partial(engine._rehearse, next(matrix.bands(top=top)), needs_lse, top, cells, extras)
-    launch.compile_ahead(torch.device("cpu"), rehearse)
+    launch_cache.compile_ahead(torch.device("cpu"), rehearse)
     assert variants == launched
 
 

@@ -27,7 +27,6 @@ from .launch import (
     Band,
     aligned_rows,
     by_group,
-    compile_ahead,
     compiled_for,
     run,
     scratch_bytes_per_row,
@@ -39,6 +38,7 @@ from .launch import (
     survey_weighted,
     tile_spans,
 )
+from .launch_cache import compile_ahead
 from .summary import Summary
 
 MEMORY = 2**29  # bytes that a band of rows may take for scratch memory and for a mask or bias written out as a table
