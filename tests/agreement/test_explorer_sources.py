@@ -92,7 +92,11 @@ def recording_of(server, text, model_name, also):
 @pytest.mark.parametrize(("text", "model"), [("How are you?", "learnt"), ("To be, or not to be", "gpt")])
 @pytest.mark.parametrize("how", ["weights", "carried", "rollout", "gradient", "hidden"])
 def test_a_sentence_has_every_how(text, model, how):
-    """The numbers are those of `recording.sources`, of the model that reads the same tokens, to 1e-6."""
+    """The numbers are those of `recording.sources`, of the model that reads the same tokens, to 1e-6.
+
+    What is hidden is measured by two runs: differences of log-probabilities in float32.
+    """
+    close = 1e-5 if how == "hidden" else 1e-6
     server = api()
     also = ("norms", "gradients") if how == "gradient" else ("norms",)
     run, module, recording = recording_of(server, text, model, also)
@@ -103,7 +107,7 @@ def test_a_sentence_has_every_how(text, model, how):
     found = recording.sources((3, 5), how, segments=segments, model=module if how == "hidden" else None)
     for of in ("score", "share"):
         wanted = {row.start: getattr(row, of) for row in found}
-        assert {row["start"]: row[of] for row in answer["rows"]} == pytest.approx(wanted, abs=1e-6)
+        assert {row["start"]: row[of] for row in answer["rows"]} == pytest.approx(wanted, abs=close)
     assert answer["rows"] == sorted(answer["rows"], key=lambda row: -row["score"])
     assert all(parameter.grad is None for parameter in module.parameters())
 
