@@ -5,18 +5,26 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+NEEDS = "the site needs the library and the extra docs: pip install -e '.[docs]' ({})"
 try:
     import blocks
     import names
 
     import telescope  # noqa: F401  the reference is made from it
 except ImportError as problem:
-    raise SystemExit(f"the site needs the library and the extra docs: pip install -e '.[docs]' ({problem})") from None
+    raise SystemExit(NEEDS.format(problem)) from None
 
 
 def on_page_markdown(markdown, *, page, config, files):
     """Complete a page before it is rendered."""
-    name = page.file.src_uri
+    try:
+        return complete(markdown, page.file.src_uri)
+    except ImportError as problem:  # of a block that is run, or of the command line
+        raise SystemExit(NEEDS.format(problem)) from None
+
+
+def complete(markdown, name):
+    """Return the text of a page with what it is to show: the reference, the help of commands, or results."""
     if name.startswith("reference/"):
         return names.expand(markdown).replace("{{ commands }}", commands() if "{{ commands }}" in markdown else "")
     if name.startswith("lessons/") and not name.endswith("index.md") and "DOCS_WITHOUT_RESULTS" not in os.environ:
