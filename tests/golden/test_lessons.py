@@ -186,6 +186,11 @@ WRONG = [
     (check.corpus_mean, lambda sums, counts: (sums / counts)[:2].mean(), "a long text has more queries"),
     (check.changed, lambda a, b: b.mean() - a.mean(), "divide it by its standard error"),
     (check.changed, lambda a, b: (b.mean() - a.mean()) / (a.var() + b.var()).sqrt(), "the spread of the texts"),
+    (
+        check.changed,
+        lambda a, b: (b.mean() - a.mean()).abs() / (a.var() / len(a) + b.var() / len(b)).sqrt(),
+        "after - before",
+    ),
     (check.clipped, lambda q, k, logit, tau: (q * tau / logit, k * tau / logit), "take the root"),
     (check.clipped, lambda q, k, logit, tau: (q * (tau / logit) ** 0.5, k * (tau / logit) ** 0.5), "below the limit"),
     (check.clipped, lambda q, k, logit, tau: q, "should return two matrices"),
@@ -274,6 +279,14 @@ WRONG = [
 def test_a_wrong_solution_is_told_what_is_wrong(judge, solution, message):
     with pytest.raises(WrongAnswer, match=message):
         judge(solution)
+
+
+def test_vectors_and_matrices_may_be_lists():
+    check.even_weights([[0.0, 0.0]] * 3)
+    check.towards([1.0, 0.0, 0.0])
+    check.two_readings(lambda target: [20.0 * (i == target) for i in range(6)])
+    with pytest.raises(WrongAnswer, match="a vector of three numbers"):
+        check.towards([1.0, 0.0])
 
 
 def test_every_check_knows_a_wrong_solution():

@@ -42,6 +42,14 @@ def given(name: str, value: Any) -> None:
         raise WrongAnswer(f"{name} is not given yet: replace the three dots by your answer")
 
 
+def as_tensor(value: Any) -> Any:
+    """Return a list of numbers as a tensor; anything else as it is."""
+    try:
+        return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float32)
+    except (TypeError, ValueError):
+        return value
+
+
 def compare(
     name: str,
     found: Any,

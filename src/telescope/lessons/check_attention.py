@@ -9,7 +9,7 @@ from torch import Tensor
 from ..attention import Attention, by_sum
 from ..engines import attend
 from ..trace import trace
-from .answers import Solution, WrongAnswer, call, compare, given, passed
+from .answers import Solution, WrongAnswer, as_tensor, call, compare, given, passed
 from .material import causal_matrix, journey, normal
 
 # ------------------------------------------------------------------------------------------------- 1  without weights
@@ -130,6 +130,7 @@ def attention_of(function: Solution) -> None:
 def even_weights(W_k: Tensor) -> None:
     """Check a W_k with which every query of the journey gives every key the same weight."""
     given("W_k", W_k)
+    W_k = as_tensor(W_k)
     x = journey()
     if not isinstance(W_k, Tensor) or W_k.ndim != 2 or W_k.shape[0] != 3:
         raise WrongAnswer(f"W_k should be a matrix (3, d_k), and is {tuple(getattr(W_k, 'shape', ()))}")
@@ -221,6 +222,7 @@ def cosine(function: Solution) -> None:
 def towards(x: Tensor) -> None:
     """Check a vector for "bank" that attention moves closer to money than to river."""
     given("bank", x)
+    x = as_tensor(x)
     money, river = torch.tensor([2.0, 0.0, 0.0]), torch.tensor([0.0, 2.0, 0.0])
     if not isinstance(x, Tensor) or x.shape != (3,):
         raise WrongAnswer("bank should be a vector of three numbers")

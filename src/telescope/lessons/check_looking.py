@@ -293,8 +293,14 @@ def corpus_mean(function: Solution) -> None:
 
 def changed(function: Solution) -> None:
     """Check changed(before, after): the change of a mean, in units of its standard error."""
-    before, after = 0.4 + 0.1 * normal(9), 0.7 + 0.2 * normal(16, seed=1)
-    variances = before.var(correction=0) / 9, after.var(correction=0) / 16
+    fewer, more = 0.4 + 0.1 * normal(9), 0.7 + 0.2 * normal(16, seed=1)
+    for before, after in ((fewer, more), (more, fewer)):  # a rise, and a fall
+        _compare_change(function, before, after)
+    passed("changed", "below 3, a change may be chance")
+
+
+def _compare_change(function: Solution, before: Tensor, after: Tensor) -> None:
+    variances = before.var(correction=0) / len(before), after.var(correction=0) / len(after)
     change, error = after.mean() - before.mean(), (variances[0] + variances[1]).sqrt()
     compare(
         "changed",
@@ -310,7 +316,6 @@ def changed(function: Solution) -> None:
         },
         tolerance=0.08,  # with or without Bessel's correction
     )
-    passed("changed", "below 3, a change may be chance")
 
 
 def clipped(function: Solution) -> None:

@@ -17,7 +17,7 @@ from ..layers import (
     SynthesizerAttention,
 )
 from ..models import GPT, GPTConfig, Transformer, TransformerConfig
-from .answers import Solution, WrongAnswer, call, compare, passed
+from .answers import Solution, WrongAnswer, as_tensor, call, compare, passed
 from .material import causal_matrix, matrices, normal
 
 # --------------------------------------------------------------------------------------------- 7  one head, one reading
@@ -27,7 +27,7 @@ def two_readings(function: Solution) -> None:
     """Check query_for(target): a query, of the features of the telescope sentence, that reads one word."""
     features = torch.eye(6)
     for target, name in ((1, "subject"), (3, "object")):
-        query = call("query_for", function, target)
+        query = as_tensor(call("query_for", function, target))
         if not isinstance(query, Tensor) or query.shape != (6,):
             raise WrongAnswer("query_for should return a vector of six numbers, one for each feature")
         weights = (features @ query.float() / sqrt(6)).softmax(-1)
