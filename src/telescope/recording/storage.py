@@ -179,6 +179,8 @@ class GrowingTensor(StoredTensor):
         large = source.nbytes >= LARGE and target.is_pinned()
         source = source.clone() if large else source
         with side_stream(source, copies=True) if large else nullcontext():
+            if self.copied is not None:  # the next event is to stand for both copies, which may be on two streams
+                torch.cuda.current_stream(source.device).wait_event(self.copied)
             target.copy_(source, non_blocking=True)
             record_use(source)
             self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
