@@ -1,6 +1,6 @@
 """Find padding in a definition, so that the meaningless rows of padding queries stay out of every statistic."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from operator import and_
@@ -21,22 +21,27 @@ ROWS = 1024  # queries of a block in which a mask given as a function or a tenso
 
 @dataclass(frozen=True, eq=False)
 class RealQueries(Mask):
-    """Hide every key from padding queries: those whose own position is hidden by the mask `padding`.
+    """Hide every key from padding queries: those whose own token is hidden by the mask `padding`.
 
-    For self-attention, where a query and the key at its position are one token.
+    In self-attention a query and the key at its position are one token, and `ahead` is 0. In cross-attention `padding`
+    is over the tokens of the queries' own sequence.
+
+    ahead  how many tokens that sequence has more than there are keys. Both are aligned at the end: the last query is
+           its last token, so that the mask stays right while a decoder appends queries.
     """
 
     padding: Mask
+    ahead: int = 0
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
-        return self.padding.sees(replace(at, key=at.query))
+        return self.padding.sees(replace(at, key=at.query + self.ahead if self.ahead else at.query))
 
     def spans(self, at: Pairs, keys: int) -> Spans:
         real = self.sees(at)
         return Spans(torch.zeros_like(real, dtype=torch.long), real.long() * keys, True)
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
-        self.padding.check(batch=batch, heads=heads, queries=queries, keys=keys)
+        self.padding.check(batch=batch, heads=heads, queries=queries, keys=keys + self.ahead)
 
     def __repr__(self) -> str:
         return "real queries"
@@ -88,15 +93,45 @@ def first_real_key(
     Otherwise padding is what `RealQueries` leaves out.
     """
     parts = _parts(attention.mask)
-    if across:
-        hiding = [part for part in parts if part.same_for_all_queries and part != everyone]
-    else:
-        hiding = [part.padding for part in map(_unwrap, parts) if isinstance(part, RealQueries)]
-    if not hiding:
+    real = _real_keys(parts, batch=batch, heads=heads, keys=size[1], across=across, device=device)
+    if real is None:
         return torch.zeros(1, dtype=torch.long, device=device)
-    at = Pairs.block(range(1), range(size[1]), of=(1, size[1]), batch=batch, heads=heads, device=device)
-    real = reduce(and_, (part.sees(at) for part in hiding)).any(1)[:, 0]
     return real.int().argmax(-1)
+
+
+def _real_keys(
+    parts: Sequence[Mask], *, batch: int, heads: int, keys: int, across: bool, device: torch.device
+) -> Bool[Tensor, "#batch key"] | None:
+    """Return which keys are no padding, by the masks that are joined by &; None if none of them tells padding."""
+    at = Pairs.block(range(1), range(keys), of=(1, keys), batch=batch, heads=heads, device=device)
+    if across:
+        seen = [part.sees(at) for part in parts if part.same_for_all_queries and part != everyone]
+    else:
+        real = [part for part in map(_unwrap, parts) if isinstance(part, RealQueries)]
+        # Tokens before those that a mask knows count as real.
+        tokens = [(part, at.key + part.ahead) for part in real]
+        seen = [part.padding.sees(replace(at, key=token.clamp(min=0))) | (token < 0) for part, token in tokens]
+    return reduce(and_, seen).any(1)[:, 0] if seen else None
+
+
+def real_tokens(
+    attention: Attention, *, batch: int, heads: int, size: tuple[int, int], across: bool, device: torch.device
+) -> tuple[Bool[Tensor, "batch query"], Bool[Tensor, "batch key"]]:
+    """Return which queries and which keys of a recorded definition are tokens that count.
+
+    Queries are left out by `RealQueries`. Keys are, in self-attention, the tokens of the queries and of those before
+    them; in cross-attention, every key that some query may see by the masks that are the same for all queries.
+    """
+    queries, keys = size
+    rows = torch.ones(batch, queries, dtype=torch.bool, device=device)
+    at = Pairs.block(range(queries), range(0), of=size, batch=batch, heads=heads, device=device)
+    for part in real_query_masks(attention):
+        rows = rows & part.sees(at).any(1)[..., 0]
+    parts = _parts(attention.mask)
+    columns = _real_keys(parts, batch=batch, heads=heads, keys=keys, across=across, device=device)
+    if columns is None:
+        columns = torch.ones(batch, keys, dtype=torch.bool, device=device)
+    return rows, columns.expand(batch, keys)
 
 
 def _parts(mask: Mask) -> tuple[Mask, ...]:

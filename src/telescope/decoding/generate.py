@@ -4,9 +4,10 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from ..layers.real_queries import only_real
 from ..models import Model
 from . import request
 from .output import TextLine, Token, Written
@@ -144,9 +145,12 @@ def _run_steps(
     """Decode until all lines have ended or the noise is used up; yield the new tokens of each step."""
     rows = list(lines)  # the line of each row; finished rows are dropped once they are half of all
     fixed = writer.fix_shapes() if is_worth_capturing(writer.model, noise.device, noise.shape[1]) else None
+    observed = has_hooks(writer.model)  # whoever looks on sees one batch from the beginning to the end
 
     def run_eagerly(tokens: Int[Tensor, " rows"], noise: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
-        return chooser(writer.step(tokens), noise)
+        with only_real(_unended(rows) if observed else None):
+            logits = writer.step(tokens)
+        return chooser(logits, noise)
 
     step = run_eagerly if fixed is None else CapturedFunction(run_eagerly, [*fixed, *chooser.state])
     with torch.no_grad():
@@ -157,12 +161,26 @@ def _run_steps(
         if not open_rows:
             return
         with torch.no_grad():
-            if 2 * len(open_rows) <= len(rows) and fixed is None:
+            if 2 * len(open_rows) <= len(rows) and fixed is None and not observed:
                 kept = torch.tensor(open_rows, device=tokens.device)
                 writer.reorder(kept, kept)
                 chooser.keep_rows(kept)
                 rows, tokens, noise = [rows[row] for row in open_rows], tokens[kept], noise[kept]
             tokens = step(tokens, noise[:, i])
+
+
+def _unended(rows: Sequence[TextLine]) -> Bool[Tensor, "rows token"] | None:
+    """Return which tokens of each row count, from the one before the first that was written; None if all do.
+
+    A row that has ended is fed tokens until all have ended.
+    """
+    counts = [len(line.ids) for line in rows]
+    if all(line.why is None for line in rows):
+        return None
+    fed = torch.arange(max(counts) + 1)
+    # the last token of a row that has ended was written, and never read
+    last = torch.tensor([count if line.why is None else count - 1 for line, count in zip(rows, counts, strict=True)])
+    return fed <= last[:, None]
 
 
 def draw_noise(rows: int, steps: int, seed: int) -> Float[Tensor, "rows steps"]:
@@ -225,4 +243,9 @@ def is_worth_capturing(model: nn.Module, device: torch.device, steps: int) -> bo
     """Return whether to capture steps: on a GPU, if there are many, and without hooks, which run in Python."""
     if device.type != "cuda" or steps < MIN_CAPTURED_STEPS:
         return False
-    return not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    return not has_hooks(model)
+
+
+def has_hooks(model: nn.Module) -> bool:
+    """Return whether hooks observe a module of the model."""
+    return any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

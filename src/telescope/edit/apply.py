@@ -19,7 +19,7 @@ from ..recording.names import head_numbers
 from ..recording.recorded_call import RecordedCall
 from ..recording.recording import Recording
 from .edits import Boost, Frozen, Hide, Mute, Redefine
-from .prompts import Place, real_queries
+from .prompts import Place
 from .regions import LayerEdit, Regions
 
 MAX_CACHED = 64
@@ -250,12 +250,17 @@ def _muted(
 
 def _mean(part: Tensor, one: LayerEdit, call: AttentionCall, place: Place, rows: slice) -> Tensor:
     """Return the mean of each head over the queries of the prompt, (some, chosen, 1, d_v)."""
-    if place.begins:
-        real = real_queries(call)
+    if place.reads_prompt:
+        if not place.reads_all:
+            raise ValueError(
+                f'"{one.edit}" needs the mean of the whole prompt, which is read in several forward passes here; let '
+                "the model read it at once, in generate without prefill_chunk_size"
+            )
+        real = place.real_queries(call)
         if real is None:
             mean = part.mean(2, keepdim=True)
         else:
-            weights = real.expand(len(call.queries), *real.shape[1:])[rows].to(part.dtype)
+            weights = real[rows].to(part.dtype)
             mean = (part * weights).sum(2, keepdim=True) / weights.sum(2, keepdim=True).clamp(min=1.0)
         place.prompt.means[id(one)] = mean.detach()
         return mean

@@ -62,13 +62,20 @@ def editing(
     edits: Sequence[Edit | SavedEdit],
     tokenizer: Any = None,
     sequences: Sequence[range | None] | None = None,
+    *,
+    notes_tokens: bool = False,
 ) -> Iterator[EditSession]:
-    """Do what `edit` does; `sequences` are those sequences of a batch that each edit concerns, None for all."""
+    """Do what `edit` does.
+
+    sequences     those sequences of a batch that each edit concerns, None for all
+    notes_tokens  whether the session's `text` has to know the tokens of every attention, without an edit that needs it
+    """
     if not isinstance(model, nn.Module):
         raise TypeError(f"edit takes a model, a torch.nn.Module, not {type(model).__name__}")
     given = [_checked_edit(one) for one in edits]
     found = find_attentions(model, "edit")
     session = EditSession(found, given, tokenizer or getattr(model, "tokenizer", None), sequences)
+    session.needs_positions |= notes_tokens
     edited = {first_pass(name, found.attentions) for name in session.layers}
     attentions = {
         name: module for name, module in found.attentions.items() if session.needs_positions or name in edited

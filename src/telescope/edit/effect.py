@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Bool
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -172,6 +173,8 @@ class ModelInputs:
     kwargs: dict[str, Any]
     ids: Tensor | None
     """The token ids that the logits belong to: of a decoder, if there are two inputs."""
+    has_decoder: bool = False
+    """Whether the model is an encoder-decoder of transformers."""
 
     @classmethod
     def of(cls, model: nn.Module, inputs: Any, tokenizer: Any) -> "ModelInputs":
@@ -186,7 +189,8 @@ class ModelInputs:
         if isinstance(inputs, Mapping):
             names = ("decoder_input_ids", "input_ids")
             ids = next((inputs[name] for name in names if isinstance(inputs.get(name), Tensor)), None)
-            return cls((), dict(inputs), ids)
+            has_decoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+            return cls((), dict(inputs), ids, has_decoder)
         args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
         tensors = [one for one in args if isinstance(one, Tensor) and one.ndim == 2 and not one.is_floating_point()]
         if not all(isinstance(one, Tensor) or one is None or not isinstance(one, int | str) for one in args):
@@ -229,11 +233,15 @@ class ModelInputs:
         return tuple(map(repeat, self.args)), {name: repeat(one) for name, one in self.kwargs.items()}
 
     @property
-    def keep(self) -> Tensor | None:
-        """Which positions of `ids` are no padding, if the inputs say so."""
-        name = "decoder_attention_mask" if "decoder_input_ids" in self.kwargs else "attention_mask"
-        mask = self.kwargs.get(name)
-        return mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
+    def labels(self) -> Tensor | None:
+        """What each position of an encoder-decoder should predict, if it makes its decoder's input of that itself."""
+        given = self.kwargs.get("labels")
+        return given if isinstance(given, Tensor) and self.is_source_alone else None
+
+    @property
+    def is_source_alone(self) -> bool:
+        """Whether `ids` are those of an encoder alone: the decoder's are made of `labels`."""
+        return "labels" in self.kwargs and "decoder_input_ids" not in self.kwargs and self.has_decoder
 
 
 class Runs:
@@ -242,13 +250,19 @@ class Runs:
     def __init__(self, model: nn.Module, call: ModelInputs, tokenizer: Any, measure: Callable[..., dict[str, float]]):
         self.model, self.call, self.tokenizer, self.measure = model, call, tokenizer, measure
         self.reference: Any = None
+        self.real: Tensor | None = None
+        """At which positions a prediction counts; None if at all."""
 
     @torch.no_grad()
     def plain(self) -> dict[str, float]:
-        """Run the model as it is."""
+        """Run the model as it is, and note which of its tokens are padding."""
         args, kwargs = self.call.repeated(1)
-        self.reference = self.model(*args, **kwargs)
-        return self.measure(self.reference, self.reference)
+        with editing(self.model, (), self.tokenizer, notes_tokens=True) as session:
+            self.reference = self.model(*args, **kwargs)
+        logits = _find_logits(self.reference)
+        if logits is not None and logits.ndim == 3:
+            self.real = session.text.real_predictions(*logits.shape[:2])
+        return self.measure(self.reference, self.reference, self.real)
 
     @torch.no_grad()
     def edited(self, batch: Sequence[tuple[Edit, ...]]) -> list[dict[str, float]]:
@@ -260,7 +274,7 @@ class Runs:
         with editing(self.model, edits, self.tokenizer, own if count > 1 else None):
             output = self.model(*args, **kwargs)
         parts = [output] if count == 1 else [_part(output, i * size, size, count * size) for i in range(count)]
-        return [self.measure(part, self.reference) for part in parts]
+        return [self.measure(part, self.reference, self.real) for part in parts]
 
 
 def _part(output: Any, start: int, size: int, whole: int) -> Any:
@@ -282,12 +296,12 @@ def _part(output: Any, start: int, size: int, whole: int) -> Any:
 def _measure(
     measure: str | Measure, call: ModelInputs, tokens: Sequence[int], labels: Tensor | None
 ) -> Callable[..., dict[str, float]]:
-    """Return the function (output, output of the model as it is) -> columns."""
+    """Return the function (output, output of the model as it is, positions that count) -> columns."""
     if not isinstance(measure, str):
-        return lambda output, reference: _named(measure(output))
+        return lambda output, reference, real: _named(measure(output))
     if measure == "loss":
-        return lambda output, reference: {"loss": _loss(_logits(output), call, labels)}
-    return lambda output, reference: _compare_logits(_logits(output), _logits(reference), call, tokens)
+        return lambda output, reference, real: {"loss": _loss(_logits(output), call, labels, real)}
+    return lambda output, reference, real: _compare_logits(_logits(output), _logits(reference), tokens, real)
 
 
 def _named(value: Any) -> dict[str, float]:
@@ -296,36 +310,44 @@ def _named(value: Any) -> dict[str, float]:
     return {"value": float(value)}
 
 
+def _find_logits(output: Any) -> Tensor | None:
+    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    return logits if isinstance(logits, Tensor) else None
+
+
 def _logits(output: Any) -> Tensor:
     """Return the logits of a model's output, (batch, n, vocabulary), in float32 or more."""
-    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-    if not isinstance(logits, Tensor):
+    logits = _find_logits(output)
+    if logits is None:
         raise ValueError(f"the model returns {type(output).__name__} without logits; give measure= a function of it")
     return logits.float() if logits.element_size() < 4 else logits
 
 
-def _loss(logits: Tensor, call: ModelInputs, labels: Tensor | None) -> float:
+def _loss(logits: Tensor, call: ModelInputs, labels: Tensor | None, real: Tensor | None) -> float:
+    labels = call.labels if labels is None else labels
     if labels is None:
         if call.ids is None:
             raise ValueError("the inputs hold no token ids; give labels=, what each position should predict")
         labels = call.ids.roll(-1, 1).clone()
         labels[:, -1] = -100
-        if call.keep is not None:
-            labels[~call.keep.roll(-1, 1)] = -100
+        if real is not None:  # neither the query nor the token that it predicts is padding
+            own = real.to(labels.device)
+            labels[~(own & own.roll(-1, 1))] = -100
     return float(cross_entropy(logits.flatten(0, 1), labels.to(logits.device).flatten()))
 
 
-def _compare_logits(logits: Tensor, reference: Tensor, call: ModelInputs, tokens: Sequence[int]) -> dict[str, float]:
+def _compare_logits(
+    logits: Tensor, reference: Tensor, tokens: Sequence[int], real: Bool[Tensor, "batch n"] | None
+) -> dict[str, float]:
     now, before = log_softmax(logits, -1), log_softmax(reference, -1)
     divergence = (before.exp() * (before - now)).sum(-1)
-    keep = call.keep
-    if keep is not None and keep.shape == divergence.shape:
-        divergence = divergence[keep.to(divergence.device)]
-    columns: dict[str, float] = {"kl": float(divergence.mean().clamp(min=0.0))}
     last = now[:, -1] if now.ndim == 3 else now
-    if keep is not None and now.ndim == 3:
-        ends = keep.shape[1] - 1 - keep.flip(1).int().argmax(1)
-        last = now[torch.arange(len(now), device=now.device), ends.to(now.device)]
+    if real is not None:
+        real = real.to(divergence.device)
+        divergence = divergence[real]
+        ends = real.shape[1] - 1 - real.flip(1).int().argmax(1)
+        last = now[torch.arange(len(now), device=now.device), ends]
+    columns: dict[str, float] = {"kl": float(divergence.mean().clamp(min=0.0))}
     for token in tokens:
         own = last[:, token]
         columns[f"p({token})"] = float(own.exp().mean())

@@ -31,7 +31,7 @@ class EditedModel(Interceptor):
     order = 0  # before a watch, which records the edited call
 
     def __init__(self, attentions: Mapping[str, nn.Module], session: EditSession) -> None:
-        super().__init__(attentions)
+        super().__init__(attentions, session.text)
         self.session, self.checks = session, OutputChecks()
 
     def is_active(self) -> bool:

@@ -114,7 +114,8 @@ class Regions:
         search.without_ids |= span.needs_ids and ids is None
         ranges = []
         for row in range(prompt.batch):
-            first = prompt.first[row] if prompt.first is not None and not of_queries else 0
+            begins = prompt.first_query if of_queries else prompt.first
+            first = 0 if begins is None else begins[row]
             own = [(start + first, None if stop is None else stop + first) for start, stop in span.ranges]
             if ids is not None and span.needs_ids:
                 real = ids[row, first:]

@@ -13,6 +13,7 @@ from ..recording.names import head_numbers, select_layers
 from ..recording.recording import Recording
 from ..watch.find_attentions import FoundAttentions
 from ..watch.module_hook import COMPILED
+from ..watch.running_text import RunningText
 from ..watch.tensor_parallel import tensor_parallel_rank, tensor_parallel_size
 from ..watch.token_inputs import TokenInputs
 from ..words import hint
@@ -40,7 +41,8 @@ class EditSession:
         self.thread, self.edits = get_ident(), tuple(edits)
         sequences = [None] * len(edits) if sequences is None else sequences
         self.tokens = TokenInputs()
-        self.tracker = PromptTracker(self.tokens)
+        self.text = RunningText()
+        self.tracker = PromptTracker(self.tokens, self.text)
         decode = getattr(tokenizer, "decode", None)
         token_name = getattr(tokenizer, "id_to_token", None) or getattr(tokenizer, "convert_ids_to_tokens", None)
         self.regions = Regions(TextFinder(decode, token_name))

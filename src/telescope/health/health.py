@@ -7,6 +7,7 @@ from warnings import warn
 import torch
 from torch import Tensor, distributed, nn
 
+from ..attention.padding_queries import real_query_masks
 from ..recording.recorded_call import KeepOptions, RecordedCall
 from ..recording.recording import Recording
 from ..watch.tensor_parallel import tensor_parallel_size
@@ -146,15 +147,24 @@ def health_of(recording: Recording) -> dict[str, HeadHealth]:
 def _parts(call: RecordedCall) -> dict[str, Tensor]:
     """Return the kept tensors of a call that was recorded with top=1; the second axis of each is the heads."""
     parts = {name: part.tensor for name, part in call.parts.items()}
-    chosen = {name: parts[name] for name in ("received", "entropy", "lse") if name in parts}
-    return chosen | {name: parts[name][..., 0] for name in ("top_weights", "top_keys")}
+    chosen: dict[str, Tensor] = {}
+    chosen |= {name: parts[name] for name in ("received", "entropy", "lse") if name in parts}
+    chosen |= {name: parts[name][..., 0] for name in ("top_weights", "top_keys")}
+    if real_query_masks(call.attention) and not call.across:
+        batch, heads, _ = chosen["entropy"].shape
+        first = call.places(lists=False).first.to(chosen["entropy"].device)
+        chosen["first"] = first[:, None, None].expand(batch, heads, 1)
+    return chosen
 
 
 def _numbers(parts: dict[str, Tensor], across: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return the largest logit of each head, its mean entropy, and its largest share on one key of a sequence."""
     seen = parts["top_keys"] >= 0
     chooses = seen.clone()
-    if not across:
+    if "first" in parts:  # behind padding
+        queries, keys = seen.shape[2], parts["received"].shape[2]
+        chooses &= torch.arange(keys - queries, keys, device=seen.device) > parts["first"]
+    elif not across:
         chooses[:, :, :1] = False  # the first token has no choice
     entropy = torch.where(chooses, parts["entropy"], 0.0).sum((0, 2)) / chooses.sum((0, 2)).clamp(min=1)
     if "lse" in parts:

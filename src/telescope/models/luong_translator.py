@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from ..attention import Attention, Mask
 from ..layers import LuongAttention
 from ..layers.check_sizes import check_sizes
+from ..layers.real_queries import only_real, told_real
 from .config import Config, check_at_least_one, check_probabilities
 from .model import check_batch, check_ids, modules_to_initialise, real_tokens
 from .translator import Translator, check_memory_or_cache
@@ -167,9 +168,12 @@ class LuongTranslator(Translator, config_type=LuongConfig):
         source_mask: Mask | None = None,
         target_mask: Mask | None = None,
     ) -> Float[Tensor, "batch m d_model"]:
-        if target_mask is not None:
-            _lengths(target_mask, target)  # padding on the right is read last, and so changes nothing before it
-        return self.decode(target, self.encode(source, source_mask), source_mask)
+        memory = self.encode(source, source_mask)
+        if target_mask is None:
+            return self.decode(target, memory, source_mask)
+        _lengths(target_mask, target)  # padding on the right is read last, and so changes nothing before it
+        with only_real(real_tokens(target_mask, target)):
+            return self.decode(target, memory, source_mask)
 
     def encode(self, source: Int[Tensor, "batch n"], mask: Mask | None = None) -> LuongMemory:
         """Return the encoder's states; each source is read up to its length, by mask=ts.padding(lengths)."""
@@ -203,8 +207,10 @@ class LuongTranslator(Translator, config_type=LuongConfig):
         if not self.config.input_feeding:
             return self._step(x, cache)
         outputs = []
-        for word in torch.split(x, 1, dim=1):
-            cache.fed = self._step(torch.cat([word, cache.fed], dim=-1), cache)
+        told = told_real()
+        for read, word in enumerate(torch.split(x, 1, dim=1), 1):
+            with only_real(None if told is None else told[:, : told.shape[1] - x.shape[1] + read]):
+                cache.fed = self._step(torch.cat([word, cache.fed], dim=-1), cache)
             outputs.append(cache.fed)
         return torch.cat(outputs, dim=1)
 

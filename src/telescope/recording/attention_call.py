@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..attention import Attention, Mask, Pairs
+from ..attention import Attention, Pairs
 from ..attention.padding_queries import RealQueries
 from ..attention.restrict import (
     RenumberedBias,
@@ -88,6 +88,8 @@ class AttentionCall(NamedTuple):
     """Whether nothing writes to the memory of these keys and values again."""
     carrier: Carrier | None = None
     """The output projection, if the norms ‖W_O v‖ are to be kept."""
+    ends: tuple[int, ...] | None = None
+    """The token ids that end the text which the model writes by these queries; None if the prompt has the queries."""
 
     @property
     def size(self) -> Size:
@@ -157,12 +159,11 @@ class AttentionCall(NamedTuple):
         call = self._replace(keys=self.keys[:, :, :written], values=self.values[:, :, :written], attention=attention)
         return call if call.fits(*call.size) else self  # the mask was made for the whole cache
 
-    def without_padding_queries(self, padding: Mask | None) -> "AttentionCall":
-        """Return the call with a mask under which a query at a position hidden by `padding` sees nothing."""
+    def without_padding_queries(self, real: RealQueries | None) -> "AttentionCall":
+        """Return the call with a mask under which a query that is not `real` sees nothing."""
         (batch, heads), sink = self.queries.shape[:2], self.attention.sink
-        if padding is None:
+        if real is None:
             return self
-        real = RealQueries(padding)
         lse = self.lse
         if lse is not None:
             at = Pairs.block(range(self.size[0]), range(0), of=self.size, batch=batch, heads=heads, device=lse.device)

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from ..attention import Attention, softmax
+from ..attention.padding_queries import include_padding_queries, real_query_masks, real_tokens
 from ..survey.extend import Size, can_reuse_rows
 from .attention_call import AttentionCall
 
@@ -24,13 +25,26 @@ def continues(before: Attention, old: Size, call: AttentionCall) -> bool:
     now, whole = call.attention, (old[0] + queries, keys)
     if keys == old[1] + queries:
         return call.fits(*whole) and can_reuse_rows(before, now, old, whole, call.queries, call.keys)
+    bare = include_padding_queries(now)
     return (
         (queries, keys) == (1, old[1])
-        and now == before
-        and now.normalize is softmax
-        and now.bias is None
-        and now.mask.same_for_all_queries
+        and bare == include_padding_queries(before)
+        and bare.normalize is softmax
+        and bare.bias is None
+        and bare.mask.same_for_all_queries
+        and _same_real_queries(before, now, old, whole, call)
     )
+
+
+def _same_real_queries(before: Attention, now: Attention, old: Size, whole: Size, call: AttentionCall) -> bool:
+    """Return whether both definitions leave out the same of the earlier queries as padding."""
+    if not real_query_masks(before) and not real_query_masks(now):
+        return True
+    batch, heads = call.queries.shape[:2]
+    device = call.queries.device
+    was, _ = real_tokens(before, batch=batch, heads=heads, size=old, across=True, device=device)
+    stays, _ = real_tokens(now, batch=batch, heads=heads, size=whole, across=True, device=device)
+    return torch.equal(was, stays[:, : old[0]])
 
 
 def same_bits(one: Shaped[Tensor, "..."], other: Shaped[Tensor, "..."]) -> bool:

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..survey import Summary
-from .head_shares import COUNTS, NAMES, BatchTokens, Places, counted
+from .head_shares import COUNTS, NAMES, Places, counted
 from .recorded_call import RecordedCall
 from .segments import Segments
 from .summaries_call import SummariesCall
@@ -41,7 +41,7 @@ def measure(call: RecordedCall, is_mark: IsMark | None, segments: Segments | Non
     On a CPU this would take longer than the model took on its GPU.
     """
     seen, device = call.survey().summary, call.facts.device
-    places = _places(call)
+    places = call.places(lists=not isinstance(call, SummariesCall))
     shares = call.shares(places)
     received, entropy = (numbers.to(device, torch.float64) for numbers in (seen.received, seen.entropy))
     chooses = counted(call.kept_attention(), seen, places).to(device)
@@ -60,10 +60,22 @@ def measure(call: RecordedCall, is_mark: IsMark | None, segments: Segments | Non
         logits = (seen.lse + seen.top_weights[..., 0].log()).double().amax((0, 2))
     by_segment = torch.zeros(0, len(call.heads))
     if segments is not None:
-        member = segments.ids.to(device) == torch.arange(len(segments.names), device=device)[:, None]
-        by_segment = torch.einsum("bhk,sk->sh", received, member.double())
+        by_segment = _by_segment(call, received, segments)
     sums, counts = ({name: numbers.cpu() for name, numbers in each.items()} for each in (sums, counts))
     return Measures(sums, counts, logits.cpu(), by_segment.cpu())
+
+
+def _by_segment(
+    call: RecordedCall, received: Float[Tensor, "batch heads key"], segments: Segments
+) -> Float[Tensor, "segment heads"]:
+    """Return the weight that each segment receives; segments count the tokens of each sequence, without its padding."""
+    found = received.new_zeros(len(segments.names), received.shape[1])
+    numbers = torch.arange(len(segments.names), device=received.device)[:, None]
+    for sequence, own in enumerate(received):
+        keys = call.text_columns(sequence).keys
+        member = segments.ids[: len(keys)].to(received.device) == numbers
+        found += member.double() @ own[:, keys.start : keys.stop].mT
+    return found
 
 
 def _streaming(call: RecordedCall, chooses: Tensor) -> Float[Tensor, " heads"]:
@@ -116,23 +128,6 @@ def _occurs(
     earliest = ordered.gather(1, torch.searchsorted(ordered, from_first).clamp(max=count - 1))
     same = (earliest // count == wanted) & (earliest >= from_first)
     return same if last is None else same & (earliest % count <= last)
-
-
-def _places(call: RecordedCall) -> Places:
-    """Return the places of a call; for one whose shares were kept, only as much as `counted` needs."""
-    (batch, *_), (queries, keys), rows = call.facts.shape, call.size, call.facts.rows
-    has_shares = isinstance(call, SummariesCall)
-    return Places.of(
-        call.attention,
-        batch=batch,
-        heads=len(call.heads),
-        size=call.size,
-        positions=None if rows is None else tuple(keys - queries + row for row in rows),
-        across=call.across,
-        text=None if has_shares or call.key_ids is None else BatchTokens(call.key_ids.to(call.facts.device)),
-        lists=not has_shares,
-        device=call.facts.device,
-    )
 
 
 def _sink(received: Float[Tensor, "batch heads key"], first: Int[Tensor, "#batch"]) -> Float[Tensor, " heads"]:

@@ -6,6 +6,7 @@ that grows, new queries are added to the sums.
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 from weakref import ref
 
 import torch
@@ -14,8 +15,8 @@ from torch import Tensor
 
 from ..attention import Attention, Bias, Pairs, prefix, softmax, window
 from ..attention.mask import Both, Mask
-from ..attention.masks import Causal
-from ..attention.padding_queries import first_real_key
+from ..attention.masks import Causal, Keep, Lengths
+from ..attention.padding_queries import RealQueries, first_real_key, real_query_masks
 from ..attention.restrict import Renumbered
 from ..survey import Marks, Summary
 from ..survey.exact_rows import masked_rows
@@ -37,6 +38,33 @@ SMALL = {"cpu": 2**17, "cuda": 2**20}  # scores of all heads; up to so many, who
 BLOCK = {"cpu": 2**20, "cuda": 2**26}  # scores in memory at a time where whole rows are computed
 
 
+class Written(NamedTuple):
+    """Which queries of a text were given to the model and which it wrote, and what ends a text that it writes."""
+
+    given: tuple[tuple[int, int], ...]
+    """The stretches of queries that were given, (start, stop) each: the prompt, and what a user appended later."""
+    ends: tuple[int, ...]
+    """The token ids that end a text."""
+
+    def unended(self, ids: Int[Tensor, "batch query"]) -> Bool[Tensor, "batch query"] | None:
+        """Return which queries are no later than the end of their text; None if all are.
+
+        In a batch, a text that has written its end token is padded until the others end. Alone it would have stopped
+        there: neither the end token nor what follows would have been a query.
+        """
+        if not self.ends or not self.given:
+            return None
+        is_end = torch.isin(ids, ids.new_tensor(self.ends))
+        for start, stop in self.given:
+            is_end[:, start:stop] = False
+        if not bool(is_end.any()):
+            return None
+        ended = is_end.int().cummax(1).values.bool()
+        for start, _ in self.given[1:]:  # a text goes on where a user appends to it
+            ended[:, start:] = is_end[:, start:].int().cummax(1).values.bool()
+        return ~ended
+
+
 class BatchTokens:
     """The tokens of a batch of sequences so far, and what is derived from them, shared by all layers of a model.
 
@@ -49,6 +77,8 @@ class BatchTokens:
         self.ids = ids
         self.places: dict[Hashable, tuple[ref[Attention], Places]] = {}
         self._next: tuple[tuple[Tensor, ...], ref[BatchTokens]] | None = None
+        self._unended: tuple[Hashable, Tensor | None] | None = None
+        self._definitions: dict[Hashable, tuple[Attention, Attention]] = {}
 
     def followed_by(self, *ids: Int[Tensor, "batch more"]) -> "BatchTokens":
         """Return the text with these tokens appended, the same object for each layer that passes the same tensors."""
@@ -59,6 +89,20 @@ class BatchTokens:
             longer = BatchTokens(torch.cat([self.ids, *(more.to(self.ids) for more in ids)], 1))
             self._next = (ids, ref(longer))
         return longer
+
+    def without_ended(self, attention: Attention, size: tuple[int, int], written: Written) -> Attention:
+        """Return the definition in which queries after the end of their text see nothing, one for all layers."""
+        if self._unended is None or self._unended[0] != written:
+            self._unended = (written, written.unended(self.ids))
+            self._definitions = {}
+        real = self._unended[1]
+        if real is None:
+            return attention
+        key = (attention.identity, size)
+        if key not in self._definitions:
+            own = RealQueries(Keep(real.to(self.ids.device)), real.shape[1] - size[1])
+            self._definitions[key] = attention, attention.with_extra_mask(own)  # the first is kept alive
+        return self._definitions[key][1]
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield every tensor that this object keeps."""
@@ -90,6 +134,8 @@ class Places:
     """Whether the mask is known to hide every later key."""
     ids: Int[Tensor, "batch token"] | None
     """The tokens of all keys, evicted ones included, if known."""
+    padded: bool = False
+    """Whether some tokens do not count; without padding, `first` is 0 or was evicted."""
     listed: dict[str, Listing] | None = None
     """The keys of each habit; None where whole rows are computed."""
 
@@ -124,7 +170,15 @@ class Places:
         first = first_real_key(attention, batch=batch, heads=heads, size=size, across=across, device=device)
         ids = None if text is None else text.ids.to(device)
         made = cls(
-            place - evicted, first - evicted, batch, size[1] - evicted, evicted, across, _is_causal(attention.mask), ids
+            place=place - evicted,
+            first=first - evicted,
+            batch=batch,
+            keys=size[1] - evicted,
+            evicted=evicted,
+            across=across,
+            causal=_is_causal(attention.mask),
+            ids=ids,
+            padded=bool(real_query_masks(attention)),
         )
         scores = batch * heads * len(place) * made.keys
         if lists and attention.normalize is softmax and scores > SMALL.get(device.type, 0):
@@ -288,16 +342,19 @@ def streaming_share(
     keys: Float[Tensor, "batch key_heads key d_k"],
     attention: Attention,
     lse: Float[Tensor, "batch heads query"] | None,
-    evicted: int = 0,
+    places: Places,
 ) -> Float[Tensor, "batch heads query"] | None:
-    """Return the share of each query's weight on the first and the last keys; None if the normaliser is not softmax.
+    """Return the share of each query's weight on the first and the last tokens; None if the normaliser is not softmax.
 
-    `evicted` keys stood before the first of `keys`.
+    Several calls may be stacked along the batch axis.
     """
     if lse is None:
         return None
-    mask = window(STREAMING_LAST) | prefix(max(0, STREAMING_FIRST - evicted))
-    return share_within(engine, queries, keys, attention, lse, mask)
+    first: Mask = prefix(max(0, STREAMING_FIRST - places.evicted))
+    if places.padded:
+        stop = (places.first + STREAMING_FIRST).clamp(0, places.keys)
+        first = Lengths(_repeated(stop, len(queries)))
+    return share_within(engine, queries, keys, attention, lse, window(STREAMING_LAST) | first)
 
 
 def counted(attention: Attention, summary: Summary, places: Places) -> Bool[Tensor, "batch heads query"]:

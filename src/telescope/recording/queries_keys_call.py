@@ -86,8 +86,9 @@ class QueriesKeysCall(RecordedCall):
 
     def streaming(self) -> Float[Tensor, "batch heads query"] | None:
         seen = self.survey()
+        places = self.places(lists=False)
         with torch_modes.without_autocast(seen.queries.device):
-            return streaming_share(seen.engine, seen.queries, seen.keys, seen.attention, seen.lse)
+            return streaming_share(seen.engine, seen.queries, seen.keys, seen.attention, seen.lse, places)
 
     def finish(self) -> None:
         """Return at once: queries and keys are stored while the model runs."""

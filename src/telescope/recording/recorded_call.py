@@ -6,14 +6,14 @@ The subclasses, one for each value of `ts.watch(keep=...)`, are in summaries_cal
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, SupportsIndex
+from typing import ClassVar, NamedTuple, SupportsIndex
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..attention import Attention, Pairs
-from ..attention.padding_queries import real_query_masks
+from ..attention import Attention, Pairs, everyone
+from ..attention.padding_queries import include_padding_queries, real_query_masks, real_tokens
 from ..attention.restrict import key_heads_of, restrict_to_queries
 from ..attention.values import tensors
 from ..survey import Survey
@@ -22,7 +22,7 @@ from ..trace.trace import Tokens, Trace
 from ..words import whole_number
 from .attention_call import AttentionCall, QuerySelection, all_queries, seems_cross_attention
 from .continuation import fingerprints, same_bits
-from .head_shares import Places
+from .head_shares import BatchTokens, Places, Written
 from .storage import GrowingTensor, Store, StoredParts, StoredTensor, on_device
 from .survey_queue import SurveyQueue
 
@@ -72,7 +72,22 @@ class CallFacts:
     across: bool | None = None
     """Whether queries and keys come from two sequences; None in a recording that does not say."""
     prompt: int | None = None
-    """How many queries the first call had; those after it were generated. None in a recording that does not say."""
+    """How many queries the prompt had; those after it were generated. None in a recording that does not say."""
+    written: Written = Written((), ())
+    """Which queries the model wrote, and what ends a text; empty in a recording that does not say."""
+
+
+class TextColumns(NamedTuple):
+    """The columns of a batch, indices into its tensors, in which one sequence has its own tokens."""
+
+    queries: range
+    keys: range
+
+
+def _range_of(real: Bool[Tensor, " token"]) -> range:
+    """Return the range from the first to the last token that counts."""
+    which = real.nonzero().flatten().tolist()
+    return range(which[0], which[-1] + 1) if which else range(0)
 
 
 class RecordedCall(ABC):
@@ -93,6 +108,8 @@ class RecordedCall(ABC):
     """Shared by all calls of a recording."""
     _first_query: Tensor | None = None
     """Tells sequences apart whose keys are equal, as in cross-attention."""
+    _kept_attention: tuple[tuple[Size, int], Attention] | None = None
+    """What `kept_attention` returned, and of what."""
 
     def __init__(self, name: str, call: AttentionCall, options: KeepOptions, queue: SurveyQueue) -> None:
         call = call.with_evicted_keys()
@@ -110,9 +127,10 @@ class RecordedCall(ABC):
             device=call.queries.device,
             across=call.is_cross_attention,
             prompt=call.size[0],
+            written=Written(((0, call.size[0]),), call.ends or ()),
         )
         self._parts = StoredParts(options.store)
-        if call.attention.mask.same_for_all_queries:
+        if include_padding_queries(call.attention).mask.same_for_all_queries:
             self._first_query = call.queries[:, :, :1].detach().clone()
         identifying = call.identifying_tensors[1:] if self.fingerprints_of_keys_come_late else call.identifying_tensors
         if options.sample:  # each text is one call, which nothing continues
@@ -160,6 +178,7 @@ class RecordedCall(ABC):
 
     def append(self, call: AttentionCall) -> None:
         """Append a call for which `is_continued_by` is true."""
+        self._note_written(call)
         queries, keys = self.size
         self._store_more(self._select_queries(call, queries), keys - call.evicted)
         self._store_ids(call.query_ids, queries)
@@ -172,6 +191,19 @@ class RecordedCall(ABC):
         self.facts.size = (self.size[0] + call.size[0], call.size[1])
         if call.attention is not self.attention and call.attention != self.attention:
             self.facts.attention = self._queue.clone(call.attention)
+
+    def _note_written(self, call: AttentionCall) -> None:
+        """Note, before a call is appended, whether its queries were given to the model or written by it."""
+        facts, before = self.facts, self.size[0]
+        after = before + call.size[0]
+        given, ends = facts.written
+        if call.ends is None and given[-1][1] == before:  # the prompt, in several passes
+            facts.written = Written((*given[:-1], (given[-1][0], after)), ends)
+            facts.prompt = after if facts.prompt == before else facts.prompt
+        elif call.ends is None:
+            facts.written = Written((*given, (before, after)), ends)
+        elif call.ends != ends:
+            facts.written = Written(given, call.ends)
 
     def _append_fingerprints(self, call: AttentionCall, known: int) -> None:
         """Append the fingerprints of the keys after the first `known` ones."""
@@ -199,11 +231,39 @@ class RecordedCall(ABC):
         return call.select_queries(torch.tensor(which, dtype=torch.long))
 
     def _selected_rows(self, call: AttentionCall, before: int) -> Sequence[int]:
-        """Return which queries of the call are to be kept, and note them."""
-        which = self.options.queries(call.size[0], before)
+        """Return which queries of the call are to be kept, and note them.
+
+        Positions count the tokens of each sequence without its padding. Raise a ValueError where these stand in other
+        columns in one sequence of the batch than in another.
+        """
+        if not real_query_masks(call.attention):
+            which = self.options.queries(call.size[0], before)
+        else:
+            which = self._select_own(call, before)
         if self.facts.rows is not None:
             self.facts.rows += [before + row for row in which]
         return which
+
+    def _select_own(self, call: AttentionCall, before: int) -> Sequence[int]:
+        batch, heads, queries = call.queries.shape[:3]
+        device = call.queries.device
+        real, keys = real_tokens(
+            call.attention, batch=batch, heads=heads, size=call.size, across=call.is_cross_attention, device=device
+        )
+        earlier = keys[:, : keys.shape[1] - queries].sum(1).tolist()
+        if call.is_cross_attention:  # whose keys are another sequence
+            earlier = [before] * batch
+        found = {
+            tuple(int(own.nonzero()[row]) for row in self.options.queries(int(own.sum()), past))
+            for own, past in zip(real, earlier, strict=True)
+            if own.any()
+        }
+        if len(found) > 1:
+            raise ValueError(
+                "queries= selects different columns in the sequences of this batch, which are padded differently; "
+                "watch one sequence at a time, or leave queries= out"
+            )
+        return found.pop() if found else ()
 
     def _store_ids(self, ids: Int[Tensor, "batch query"] | None, before: int) -> None:
         """Store the token ids of queries, as long as those of every query are known; `before` queries came earlier."""
@@ -398,12 +458,63 @@ class RecordedCall(ABC):
         return None if part is None or part.tensor.shape[1] != count else part.tensor
 
     def kept_attention(self) -> Attention:
-        """Return the definition over the queries that were kept."""
-        rows = self.facts.rows
-        return (
-            self.attention
-            if rows is None
-            else restrict_to_queries(self.attention, torch.tensor(rows).long(), self.size)
+        """Return the definition over the queries that were kept, in which queries after the end of a text see nothing.
+
+        The result is the same object until the text grows.
+        """
+        if self._kept_attention is None or self._kept_attention[0] != (self.size, id(self.attention)):
+            attention, ids = self.attention, self.query_ids
+            if ids is not None and self.facts.written.ends:
+                attention = BatchTokens(ids).without_ended(attention, self.size, self.facts.written)
+            if self.facts.rows is not None:
+                attention = restrict_to_queries(attention, torch.tensor(self.facts.rows).long(), self.size)
+            self._kept_attention = ((self.size, id(self.attention)), attention)
+        return self._kept_attention[1]
+
+    def real_tokens(self) -> tuple[Bool[Tensor, "batch query"], Bool[Tensor, "batch key"]]:
+        """Return which queries and keys are tokens that count: neither padding nor after the end of their text."""
+        attention, ids = self.attention, self.query_ids
+        if ids is not None and self.facts.written.ends:
+            attention = BatchTokens(ids).without_ended(attention, self.size, self.facts.written)
+        return real_tokens(
+            attention,
+            batch=self.facts.shape[0],
+            heads=len(self.heads),
+            size=self.size,
+            across=self.across,
+            device=torch.device("cpu"),
+        )
+
+    def text_columns(self, sequence: int) -> "TextColumns":
+        """Return the columns of one sequence's own tokens, padding left out.
+
+        A position counts these tokens from 0: `columns.keys[position]` is its index into a tensor of the recording.
+        """
+        queries, keys = self.size
+        if not self._has_padding():
+            return TextColumns(range(queries), range(keys))
+        rows, columns = self.real_tokens()
+        return TextColumns(_range_of(rows[sequence]), _range_of(columns[sequence]))
+
+    def _has_padding(self) -> bool:
+        """Return whether some tokens may not count."""
+        if self.facts.written.ends or real_query_masks(self.attention):
+            return True
+        return self.across and include_padding_queries(self.attention).mask != everyone
+
+    def places(self, *, lists: bool = True) -> Places:
+        """Return the positions of the kept queries; `lists=False` saves what only the shares of habits need."""
+        (queries, keys), rows = self.size, self.facts.rows
+        return Places.of(
+            self.attention,
+            batch=self.facts.shape[0],
+            heads=len(self.heads),
+            size=self.size,
+            positions=None if rows is None else tuple(keys - queries + row for row in rows),
+            across=self.across,
+            text=BatchTokens(self.key_ids.to(self.facts.device)) if lists and self.key_ids is not None else None,
+            lists=lists,
+            device=self.facts.device,
         )
 
     def _not_kept(self, what: str, keep: str) -> ValueError:

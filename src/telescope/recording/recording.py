@@ -230,17 +230,19 @@ class Recording(Mapping[str, Watched]):
         """Return a table of every head with its kind and habits, the clearest head of each kind first.
 
         segments   names of spans of the text, or a number for each token: adds the share of the weight that each
-                   segment receives. A span is a range, a slice, a position, a pair (start, stop) or a list. Tokens
-                   in no span are "other".
+                   segment receives. A span is a range, a slice, a position, a pair (start, stop) or a list. Positions
+                   count the tokens of each sequence from 0, without padding. Tokens in no span are "other".
 
         Raise a ValueError if segments overlap or do not fit the text.
         """
         named = None
         if segments is not None:
-            counts = {call.size[1] for calls in self._calls.values() for call in calls}
+            every = [call for calls in self._calls.values() for call in calls]
+            counts = {call.size[1] for call in every}
             if len(counts) != 1:
                 raise ValueError(f"segments belong to one text, and keys of {len(counts)} lengths were recorded")
-            named = read_segments(segments, counts.pop())
+            longest = max(len(every[0].text_columns(i).keys) for i in range(every[0].facts.shape[0]))
+            named = read_segments(segments, longest)
         return heads_of(self._calls, self.decode, named).sort()
 
     def queries_without_keys(self) -> dict[str, Bool[Tensor, "batch heads query"]]:

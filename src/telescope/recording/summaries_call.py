@@ -55,6 +55,7 @@ class SummariesCall(RecordedCall, GrowingCall):
             return
         if self._waiting is not None and not self._waiting.has_room_for(call):
             self._queue.survey_waiting()  # of all layers: each has as many
+        self._note_written(call)
         before, known = self.size
         if self._waiting is None:
             self._waiting = WaitingRows(call, known - call.evicted)
@@ -94,7 +95,7 @@ class SummariesCall(RecordedCall, GrowingCall):
         call = waiting.as_one_call()
         ids = [part for part in waiting.ids if part is not None]
         if self._text is not None and len(ids) == len(waiting.ids):
-            call = call._replace(text=self._text.followed_by(*ids))
+            call = self._with_text(call, self._text.followed_by(*ids))
         return call if self.facts.rows is None else call.select_queries(torch.tensor(waiting.rows).long())
 
     def receive_rows(self, result: SurveyResult) -> None:
@@ -120,7 +121,15 @@ class SummariesCall(RecordedCall, GrowingCall):
 
     def _store_more(self, call: AttentionCall, known: int) -> None:
         self._text = None if self._text is None or call.query_ids is None else self._text.followed_by(call.query_ids)
-        self._add_rows(self._survey(call._replace(text=self._text)), call.evicted, known)
+        call = call if self._text is None else self._with_text(call, self._text)
+        self._add_rows(self._survey(call), call.evicted, known)
+
+    def _with_text(self, call: AttentionCall, text: BatchTokens) -> AttentionCall:
+        """Return a call that continues the sequence with its tokens, without queries after the end of their text."""
+        written = self.facts.written
+        if not written.ends:
+            return call._replace(text=text)
+        return call._replace(text=text, attention=text.without_ended(call.attention, call.size, written))
 
     def _survey(self, call: AttentionCall) -> SurveyResult:
         """Survey the queries of a call that continues the sequence."""

@@ -260,7 +260,7 @@ class SurveyQueue:
         )
         summary = seen.summary
         if self.streaming and not places.across:
-            share = streaming_share(seen.engine, *inputs, attention, seen.lse, places.evicted)
+            share = streaming_share(seen.engine, *inputs, attention, seen.lse, places)
             summary = replace(summary, within=share)
         return SurveyResult(
             seen.engine,

@@ -35,9 +35,26 @@ def table_parts(of: str, calls: Calls, heads: Callable[[], Heads], decode: Decod
     else:
         for name, recorded in calls.items():
             for number, call in enumerate(recorded):
-                columns = summary_columns(call.survey().summary, of, call.heads, call.rows)
+                columns = _own_tokens(summary_columns(call.survey().summary, of, call.heads, call.rows), call)
                 count = len(columns["head"])
                 yield {"layer": Names.repeated(name, count), "call": numpy.full(count, number, numpy.int32), **columns}
+
+
+def _own_tokens(columns: dict[str, Tensor], call: RecordedCall) -> dict[str, Tensor]:
+    """Return the rows of tokens that count, with positions that count the tokens of each sequence from 0."""
+    sequences = [call.text_columns(sequence) for sequence in range(call.facts.shape[0])]
+    batch = columns["batch"].long()
+    kept = torch.ones(len(batch), dtype=torch.bool)
+    for side, names in (("query", ("query",)), ("key", ("key", "peak_key"))):
+        own = [sequence.queries if side == "query" else sequence.keys for sequence in sequences]
+        first = torch.tensor([tokens.start for tokens in own], dtype=torch.int32)[batch]
+        stop = torch.tensor([tokens.stop for tokens in own], dtype=torch.int32)[batch]
+        if side in columns:
+            kept &= (columns[side] >= first) & (columns[side] < stop)
+        for name in names:
+            if name in columns:  # -1 is no key
+                columns[name] = torch.where(columns[name] < 0, columns[name], columns[name] - first)
+    return columns if bool(kept.all()) else {name: column[kept] for name, column in columns.items()}
 
 
 def joined(parts: Sequence[Columns]) -> Columns:
@@ -67,26 +84,29 @@ def _length(part: Columns) -> Any:
 
 def _token_columns(calls: Calls, decode: Decode | None) -> Columns:
     """Return the tokens of every sequence once: `side` is "queries", or "keys" where those are another sequence."""
-    found: dict[tuple[str, int], Tensor] = {}
+    found: dict[tuple[str, int], list[Tensor]] = {}
     for recorded in calls.values():
         for number, call in enumerate(recorded):
-            for side, ids in (("queries", call.query_ids), ("keys", call.key_ids if call.across else None)):
-                if ids is not None:
-                    found.setdefault((side, number), ids.cpu())
+            sequences = [call.text_columns(sequence) for sequence in range(call.facts.shape[0])]
+            if call.query_ids is not None and ("queries", number) not in found:
+                rows = zip(call.query_ids.cpu(), sequences, strict=True)
+                found["queries", number] = [ids[own.queries.start : own.queries.stop] for ids, own in rows]
+            if call.across and call.key_ids is not None and ("keys", number) not in found:
+                rows = zip(call.key_ids.cpu(), sequences, strict=True)
+                found["keys", number] = [ids[own.keys.start : own.keys.stop] for ids, own in rows]
     parts: list[Columns] = []
-    for (side, number), ids in found.items():
-        batch, count = ids.shape
-        which, position = torch.meshgrid(torch.arange(batch), torch.arange(count), indexing="ij")
+    for (side, number), texts in found.items():
+        ids = torch.cat(texts)
         columns: dict[str, Any] = {
             "call": numpy.full(ids.numel(), number, numpy.int32),
             "side": Names.repeated(side, ids.numel()),
-            "batch": which.reshape(-1).int(),
-            "position": position.reshape(-1).int(),
-            "token": ids.reshape(-1).int(),
+            "batch": torch.repeat_interleave(torch.tensor([len(own) for own in texts])).int(),
+            "position": torch.cat([torch.arange(len(own)) for own in texts]).int(),
+            "token": ids.int(),
         }
         if decode is not None:
-            texts = {token: decode([token]) for token in _unique(ids)}
-            columns["text"] = numpy.array([texts[token] for token in ids.reshape(-1).tolist()], dtype=object)
+            names = {token: decode([token]) for token in _unique(ids)}
+            columns["text"] = numpy.array([names[token] for token in ids.tolist()], dtype=object)
         parts.append(columns)
     return joined(parts)
 

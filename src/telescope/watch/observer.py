@@ -6,14 +6,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..attention import Attention, Mask
-from ..attention.padding_queries import find_padding
+from ..attention import Attention
+from ..attention.padding_queries import RealQueries
 from ..engines import torch_modes
 from ..recording.attention_call import AttentionCall, Carrier
 from ..recording.names import head_numbers
 from ..recording.recorded_call import RecordedCall
 from ..recording.recording import Recording
 from .module_hook import COMPILED
+from .running_text import RunningText
 from .token_inputs import TokenInputs
 
 
@@ -31,6 +32,7 @@ class Observer:
         self.recording, self.heads, self.thread = recording, heads, get_ident()
         self.carriers, self.keeps_gradients = carriers or {}, keeps_gradients
         self.tokens = TokenInputs()
+        self.text = RunningText()
         self._last_padding: PaddingOfDefinition | None = None
 
     def is_recording(self) -> bool:
@@ -66,6 +68,11 @@ class Observer:
             recorded.keep_gradient(values, count)
         return call, recorded
 
+    def note(self, call: AttentionCall) -> None:
+        """Note the tokens of a self-attention that is not recorded: a cross-attention after it has the same queries."""
+        if not call.is_cross_attention:
+            self.text.real_tokens(call.without_unwritten_keys())
+
     def _selected_heads(self, name: str, count: int) -> tuple[int, ...] | None:
         """Return the numbers of the selected heads of an attention with `count` heads; None is all."""
         return None if self.heads is None else head_numbers(name, self.heads, count)
@@ -81,22 +88,24 @@ class Observer:
 
         Layers with one definition get one new definition, so that the survey queue can batch them.
         """
-        if call.is_cross_attention:
+        found = self.text.real_tokens(call)
+        call = call._replace(ends=self.text.ends(call))
+        if found.mask is None:
             return call
-        key, (batch, heads) = (call.attention.identity, call.size), call.queries.shape[:2]
+        key = (call.attention.identity, call.size, id(found.mask))
         if self._last_padding is None or self._last_padding.key != key:
-            device = call.queries.device
-            padding = find_padding(call.attention, batch=batch, heads=heads, size=call.size, device=device)
-            hidden = call.without_padding_queries(padding).attention
-            self._last_padding = PaddingOfDefinition(key, call.attention, padding, hidden)
-        _, _, padding, attention = self._last_padding
-        return call if padding is None else call.without_padding_queries(padding)._replace(attention=attention)
+            real = RealQueries(found.mask, found.tokens - call.size[1])
+            hidden = call.without_padding_queries(real).attention
+            self._last_padding = PaddingOfDefinition(key, call.attention, real, hidden)
+        _, _, real, attention = self._last_padding
+        return call.without_padding_queries(real)._replace(attention=attention)
 
 
 class PaddingOfDefinition(NamedTuple):
     """The padding of the definition that was recorded last."""
 
     key: Any
-    original: Attention  # kept alive, so that no other definition gets its identity
-    padding: Mask | None
+    original: Attention
+    """Kept alive, so that no other definition gets its identity; the mask of `real` is, too."""
+    real: RealQueries
     without_padding_queries: Attention

@@ -37,8 +37,10 @@ def embeddings(modules: Modules) -> Iterable[nn.Module]:
 
 
 @contextmanager
-def observing(modules: Modules, attends: Mapping[str, Attend], observer: Observer) -> Iterator[None]:
-    """Register hooks that record each call of these attentions while the block runs.
+def observing(
+    modules: Modules, attends: Mapping[str, Attend], others: Mapping[str, Attend], observer: Observer
+) -> Iterator[None]:
+    """Register hooks that record each call of `attends` while the block runs, and note the tokens of the `others`.
 
     Several threads may watch one model, each its own calls. Raise a ValueError if this thread watches it already.
     """
@@ -55,6 +57,9 @@ def observing(modules: Modules, attends: Mapping[str, Attend], observer: Observe
             before, after = ModuleHook(hooks.before_attention), ModuleHook(partial(hooks.after_attention, name=name))
             undo.callback(attend.register_forward_pre_hook(before, with_kwargs=True).remove)
             undo.callback(attend.register_forward_hook(after, with_kwargs=True, always_call=True).remove)
+        for attend in others.values():
+            note = ModuleHook(uncompiled(hooks.note))
+            undo.callback(attend.register_forward_pre_hook(note, with_kwargs=True).remove)
         for module in modules.values() if observer.recording.keep == StepsCall.keep else ():
             if isinstance(module, AddNorm):
                 before, after = ModuleHook(hooks.before_add_norm), ModuleHook(hooks.after_add_norm)
@@ -103,6 +108,13 @@ class ModelHooks:
         if self.observer.is_recording() and sdpa.cannot(*_arguments(*args, **kwargs)[:4]) is None:
             self.fused = SdpaWithLse()
             self.within.enter_context(self.fused)
+
+    def note(self, module: Attend, args: Any, kwargs: Any) -> None:
+        """Note the tokens of an attention that is not recorded."""
+        if self.observer.is_recording():
+            queries, keys, values, attention, across = _arguments(*args, **kwargs)
+            heads = tuple(range(queries.shape[1]))
+            self.observer.note(AttentionCall(queries, keys, values, attention, heads, 0.0, across=across))
 
     def after_attention(self, module: Attend, args: Any, kwargs: Any, context: Tensor | None, *, name: str) -> None:
         """Record the call that ended; after an exception `context` is None, and nothing is recorded."""

@@ -131,10 +131,11 @@ def record_calls(
     token_name = getattr(tokenizer, "id_to_token", None) or getattr(tokenizer, "convert_ids_to_tokens", None)
     recording = Recording(type(model).__name__, names, keep, options, decode, unwatched, token_name)
     selected = {name: attentions[name] for name in names}
+    others = {name: attention for name, attention in attentions.items() if name not in selected}
     known = carriers(modules, selected) if "norms" in options.also else {}
     observer = Observer(recording, numbers, known, keeps_gradients="gradients" in options.also)
     listening = observer.tokens.listening(backend.embeddings(modules), observer.is_recording)
-    with listening, backend.observing(modules, selected, observer):
+    with listening, backend.observing(modules, selected, others, observer):
         try:
             yield recording
         finally:

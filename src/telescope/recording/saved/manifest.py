@@ -10,7 +10,7 @@ from ...attention.mask import Combination, Opposite
 from ...attention.restrict import Renumbered, RenumberedBias, Restriction, SomeHeads, SomeQueries, SomeSequences
 from ...files.errors import LoadError
 from ...files.safetensors import DTYPES
-from ..head_shares import COUNTS, NAMES
+from ..head_shares import COUNTS, NAMES, Written
 from ..recorded_call import CallFacts
 
 FILE = "recording.json"
@@ -74,6 +74,8 @@ def facts_to_json(facts: CallFacts) -> dict[str, Any]:
         "map": None if facts.recorded is None else list(facts.recorded),
         "across": facts.across,
         "prompt": facts.prompt,
+        "given": [list(stretch) for stretch in facts.written.given],
+        "ends": list(facts.written.ends),
     }
 
 
@@ -104,6 +106,7 @@ def facts_from_json(name: str, entry: Any, attention: Attention, where: str) -> 
             and all(_is_size(row) and row < queries for row in rows or ())
             and isinstance(entry.get("across"), bool | None)  # older recordings have no such key
             and (entry.get("prompt") is None or _is_size(entry["prompt"]))
+            and _is_written(entry.get("given", []), entry.get("ends", []), queries)
         ):
             pass
         case _:
@@ -122,6 +125,7 @@ def facts_from_json(name: str, entry: Any, attention: Attention, where: str) -> 
         recorded=None if pooled is None else (pooled[0], pooled[1]),
         across=entry.get("across"),
         prompt=entry.get("prompt"),
+        written=Written(tuple((start, stop) for start, stop in entry.get("given", [])), tuple(entry.get("ends", []))),
     )
     if len(heads) % max(key_heads, 1) or (heads and not key_heads):
         raise LoadError(f"{where}: key_heads={key_heads} does not divide its {len(heads)} heads")
@@ -135,6 +139,18 @@ def facts_from_json(name: str, entry: Any, attention: Attention, where: str) -> 
     except (TypeError, ValueError) as problem:
         raise LoadError(f"{where}: its definition does not fit it: {problem}") from None
     return facts
+
+
+def _is_written(given: Any, ends: Any, queries: int) -> bool:
+    """Return whether a field tells stretches of queries in rising order, and the other one token ids."""
+    match given:
+        case [*stretches] if all(isinstance(one, list) and len(one) == 2 for one in stretches):
+            borders = [border for stretch in stretches for border in stretch]
+        case _:
+            return False
+    if not all(map(_is_size, borders)) or borders != sorted(borders) or any(border > queries for border in borders):
+        return False
+    return isinstance(ends, list) and all(map(_is_size, ends))
 
 
 def _is_size(number: object) -> bool:

@@ -36,9 +36,11 @@ def embeddings(modules: Modules) -> Iterable[nn.Module]:
 
 
 @contextmanager
-def observing(modules: Modules, attentions: Mapping[str, nn.Module], observer: Observer) -> Iterator[None]:
-    """Record each call of these attentions while the block runs."""
+def observing(
+    modules: Modules, attentions: Mapping[str, nn.Module], others: Mapping[str, nn.Module], observer: Observer
+) -> Iterator[None]:
+    """Record each call of `attentions` while the block runs, and note the tokens of the `others` where it matters."""
     from .watched_model import observing
 
-    with observing(modules, attentions, observer):
+    with observing(modules, attentions, others, observer):
         yield

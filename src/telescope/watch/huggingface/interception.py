@@ -26,11 +26,14 @@ from ...recording.names import Modules, attentions_inside
 from ...survey.exact_rows import masked_rows
 from ...words import format_bytes
 from ..module_hook import ModuleHook, uncompiled
+from ..running_text import RunningText
 from .definition import DefinitionReader
 from .lazy import LazyMask
 from .masks import MaskOffsets
 from .transformers_internals import (
     ImplementationName,
+    Prompt,
+    announcing_prompts,
     eager_function_names,
     implementation_of,
     own_attention,
@@ -138,8 +141,9 @@ class Interceptor(ABC):
     order: ClassVar[int]
     """Calls pass interceptors of a lower order first."""
 
-    def __init__(self, attentions: Mapping[str, nn.Module]) -> None:
+    def __init__(self, attentions: Mapping[str, nn.Module], text: RunningText) -> None:
         self.attentions = attentions
+        self.text = text
         self.configs: Sequence[Any] = ()
         self.names = {id(module): name for name, module in attentions.items()}
         self.reader = DefinitionReader()
@@ -171,6 +175,15 @@ class Interceptor(ABC):
             if _may_be_cross_attention(kind):
                 given = dict(zip(_forward_parameters(kind), args, strict=False)) | kwargs
                 self.cross[id(module)] = _is_cross_attention(module, given)
+
+    @contextmanager
+    def reading_prompt(self, prompt: Prompt) -> Iterator[None]:
+        """Take the forward passes of the block as reading one prompt, if they are to be intercepted."""
+        if not self.is_active():
+            yield
+            return
+        with self.text.reading_prompt(prompt.ids, prompt.ends):
+            yield
 
     def name(self, module: nn.Module) -> str:
         """Return the name of the running pass through an attention.
@@ -247,6 +260,12 @@ def _is_cross_attention(module: nn.Module, given: Mapping[str, Any]) -> bool:
     return any(other is not given.get("hidden_states") for other in others)
 
 
+def may_be_cross_attention(module: nn.Module) -> bool:
+    """Return whether some call of an attention may read its keys from another sequence."""
+    kind: Any = type(module)
+    return _may_be_cross_attention(kind) or _is_cross_attention(module, {})
+
+
 @cache
 def _may_be_cross_attention(kind: type) -> bool:
     """Return whether a class's forward may be passed the sequence of its keys."""
@@ -301,8 +320,23 @@ def intercepting(modules: Modules, interceptor: Interceptor) -> Iterator[None]:
             for config in (own.get("generation_config") for own in attributes):
                 if config is not None:
                     undo.enter_context(_without_compilation(config))
+            for part in modules.values():
+                if isinstance(part, PreTrainedModel):
+                    undo.enter_context(_announcing(part, interceptor))
         undo.enter_context(_hooks(modules, interceptor))
         yield
+
+
+@contextmanager
+def _announcing(model: PreTrainedModel, interceptor: Interceptor) -> Iterator[None]:
+    """Announce the prompts that a model's `generate` reads to an interceptor; enter it with the lock held."""
+    announcing = announcing_prompts(model, interceptor.reading_prompt)
+    announcing.__enter__()
+    try:
+        yield
+    finally:
+        with _lock:
+            announcing.__exit__(None, None, None)
 
 
 def _remove(interceptor: Interceptor) -> None:

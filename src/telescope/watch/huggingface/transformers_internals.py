@@ -4,11 +4,13 @@ transformers offers no way to ask which modules use its attention interface, whi
 or which mask a mask function stands for. Each section states the reason for its trick and a test that fails without it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import cache
 from inspect import unwrap
 from itertools import takewhile
+from types import MethodType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -187,3 +189,90 @@ def _appending(kind: type) -> bool | None:
 def cache_of(arguments: Mapping[str, Any]) -> Any:
     """Return the cache that a model is passed, or None."""
     return next((arguments[name] for name in _CACHES if arguments.get(name) is not None), None)
+
+
+# ------------------------------------------------------------------------------------------- the prompt of `generate`
+# `generate` may read its prompt in several forward passes (prefill_chunk_size), and pads a text that has ended while
+# others of the batch go on. Neither can be told from what the model is passed: the last chunk may be a single token,
+# and the attention mask has a 1 for each token after the end. `_prefill` is the one method that reads the prompt, and
+# it is passed the whole prompt and the ids that end a text. In versions without it, tokens that come one at a time
+# count as written, and texts count to the end of their batch.
+# Fails without it: tests/properties/test_padding.py, test_chunked_prompts and test_texts_that_end_early.
+
+_PREFILL = "_prefill"
+
+
+class PromptReader:
+    """Stand for a model's `_prefill` while the model is intercepted, and announce each prompt to the interceptors.
+
+    A copy of the model, made or pickled inside the block, has its own `_prefill`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.listeners: tuple[Callable[[Prompt], AbstractContextManager[None]], ...] = ()
+
+    def __call__(self, input_ids: Tensor, generation_config: Any, model_kwargs: Any, *args: Any, **options: Any) -> Any:
+        prompt = Prompt(_whole_prompt(self.model, input_ids, model_kwargs), _end_tokens(generation_config))
+        with ExitStack() as reading:
+            for listener in self.listeners:
+                reading.enter_context(listener(prompt))
+            return _own_prefill(self.model)(input_ids, generation_config, model_kwargs, *args, **options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return _own_prefill(memo.get(id(self.model), self.model))
+
+    def __reduce__(self) -> tuple[Any, tuple[Any]]:
+        return _own_prefill, (self.model,)
+
+
+class Prompt(NamedTuple):
+    """What `generate` is about to read."""
+
+    ids: Tensor | None
+    """All tokens of the text so far, (batch, token); None if they are not known."""
+    ends: tuple[int, ...]
+    """The token ids that end a text."""
+
+
+@contextmanager
+def announcing_prompts(model: Any, listener: Callable[[Prompt], AbstractContextManager[None]]) -> Iterator[None]:
+    """Enter `listener(prompt)` around every prompt that `model.generate` reads while the block runs.
+
+    The caller makes sure that no two threads enter or leave at a time.
+    """
+    if not hasattr(type(model), _PREFILL):
+        yield
+        return
+    reader = vars(model).get(_PREFILL)
+    if not isinstance(reader, PromptReader):
+        reader = vars(model)[_PREFILL] = PromptReader(model)
+    reader.listeners = (*reader.listeners, listener)
+    try:
+        yield
+    finally:
+        reader.listeners = tuple(one for one in reader.listeners if one is not listener)
+        if not reader.listeners and vars(model).get(_PREFILL) is reader:
+            del vars(model)[_PREFILL]
+
+
+def _own_prefill(model: Any) -> Any:
+    return MethodType(getattr(type(model), _PREFILL), model)
+
+
+def _whole_prompt(model: Any, input_ids: Any, model_kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Return the tokens of the whole text up to the end of the prompt; None where `generate` has only some of them."""
+    if model_kwargs.get("inputs_embeds") is not None and not model.config.is_encoder_decoder:
+        return None
+    cache = cache_of(model_kwargs)
+    known = 0 if cache is None or not hasattr(cache, "get_seq_length") else int(cache.get_seq_length())
+    if not known:
+        return input_ids  # type: ignore[no-any-return]
+    mask = model_kwargs.get("decoder_attention_mask" if model.config.is_encoder_decoder else "attention_mask")
+    is_whole = mask is not None and mask.shape[1] == input_ids.shape[1] > known
+    return input_ids if is_whole else None
+
+
+def _end_tokens(generation_config: Any) -> tuple[int, ...]:
+    ends = getattr(generation_config, "_eos_token_tensor", None)
+    return () if ends is None else tuple(ends.reshape(-1).tolist())

@@ -16,7 +16,7 @@ from ..observer import Observer
 from ..sdpa_lse import SdpaWithLse
 from .cache_tracker import CacheTracker
 from .call_template import CallTemplate
-from .interception import Interceptor, ModelCall, Result, intercepting, weights_of
+from .interception import Interceptor, ModelCall, Result, intercepting, may_be_cross_attention, weights_of
 from .proof import OutputChecks
 from .transformers_internals import cache_of, weights_are_requested
 
@@ -28,8 +28,13 @@ class WatchedModel(Interceptor):
 
     order = 1
 
-    def __init__(self, observer: Observer, attentions: Mapping[str, nn.Module]) -> None:
-        super().__init__(attentions)
+    def __init__(
+        self, observer: Observer, attentions: Mapping[str, nn.Module], others: Mapping[str, nn.Module]
+    ) -> None:
+        # The tokens of attentions that are not recorded matter only to the queries of a cross-attention.
+        has_cross = any(may_be_cross_attention(module) for module in attentions.values())
+        super().__init__({**attentions, **(others if has_cross else {})}, observer.text)
+        self.recorded = {id(module) for module in attentions.values()}
         self.observer, self.checks, self.caches = observer, OutputChecks(), CacheTracker()
         self.template: CallTemplate | None = None  # of the layers of the running forward pass
 
@@ -42,6 +47,9 @@ class WatchedModel(Interceptor):
         Implementations that return no weights do not get `output_attentions`, about which some would warn; if the
         caller wants weights, they are computed here.
         """
+        if id(call.module) not in self.recorded:
+            self._note(call)
+            return following(call)
         module, (queries, keys, _), recording = call.module, call.tensors, self.observer.recording
         name, across, edited = self.name(module), self.cross[id(module)], call.described is not None
         follows, keys_stay = self.caches.after_update(name, module, keys, across)
@@ -69,6 +77,12 @@ class WatchedModel(Interceptor):
                 before = before if recorded is last else None
                 self.template = CallTemplate.of(call, prepared, recorded, before, check)
             return output, weights_of(name, described) if requested and weights is None else weights
+
+    @torch.no_grad()
+    def _note(self, call: ModelCall) -> None:
+        """Note the tokens of an attention that is not recorded."""
+        if not self.cross[id(call.module)]:
+            self.observer.note(call.describe(self.reader, None)._replace(across=False))
 
     def _template_of(self, name: str, call: ModelCall, follows: bool) -> CallTemplate | None:
         """Return the template of the running forward pass if this call can be recorded by it."""
@@ -123,15 +137,19 @@ _lock = Lock()  # held while `_watched` changes
 
 
 @contextmanager
-def observing(modules: Modules, attentions: Mapping[str, nn.Module], observer: Observer) -> Iterator[None]:
-    """Record each call of these attentions while the block runs, then check the recorded definitions.
+def observing(
+    modules: Modules, attentions: Mapping[str, nn.Module], others: Mapping[str, nn.Module], observer: Observer
+) -> Iterator[None]:
+    """Record each call of `attentions` while the block runs, then check the recorded definitions.
+
+    Of the `others`, only the tokens are noted where a cross-attention is recorded.
 
     Raise a ValueError if the model is being watched already, or if a definition does not fit the model's output.
     """
     with _lock:
         if not _watched.keys().isdisjoint(map(id, modules.values())):
             raise ValueError(f"{type(modules['']).__name__} is being watched already; leave that block first")
-        watched = WatchedModel(observer, attentions)
+        watched = WatchedModel(observer, attentions, others)
         _watched.update(dict.fromkeys(watched.names, watched))
     try:
         with intercepting(modules, watched):
