@@ -5,6 +5,7 @@ texts that end early in a batch, and for prompts that are read in chunks. The se
 """
 
 import math
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 import telescope as ts
 from huggingface import LLAMA, bert, gpt, marian, numbered
+from telescope.decoding import generate
 
 transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
 
@@ -305,3 +307,182 @@ def test_health(name, side):
     for layer, own in reports[1].layers.items():
         for part in ("entropy", "logit", "sink"):
             assert getattr(reports[0].layers[layer], part) == pytest.approx(getattr(own, part), rel=1e-5), (layer, part)
+
+
+# --------------------------------------------------------------------------------------- texts that end, and prompts
+
+
+def generated(model, source, keep=None, *, watch=None, **options):
+    """Return what `generate` writes greedily, and the recording if it is watched."""
+    named = {} if keep is None else {"attention_mask": keep.long()}
+    options = {"max_new_tokens": 9, "do_sample": False, "pad_token_id": 0, **options}
+    if watch is None:
+        return model.generate(source, **named, **options)
+    with ts.watch(model, **watch) as recording:
+        ids = model.generate(source, **named, **options)
+    return ids, recording
+
+
+def ending_early(name, model, sources):
+    """Return an end token that the second sentence writes after a few tokens, and the first never writes."""
+    kind = KINDS[name]
+    texts = [generated(model, sources.sentence(i), eos_token_id=None)[0].tolist() for i in range(2)]
+    prompts = [1 if kind.translates else len(sources.sentence(i)[0]) for i in range(2)]
+    for token in texts[1][prompts[1] + 2 : -3]:
+        if token not in texts[0] and texts[1].index(token, prompts[1]) >= prompts[1] + 2:
+            return token
+    raise AssertionError("no token ends one text early")
+
+
+@pytest.mark.parametrize("keep", [*KEEPS, "saved"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2, window", "t5"])
+def test_texts_that_end_early(name, keep, tmp_path):
+    """After its end token a text is padded until the others end; alone it stops: those queries do not count."""
+    kind = KINDS[name]
+    model = kind.make()
+    for seed in range(20):
+        sources = padded(LENGTHS, "right" if kind.translates else "left", seed=seed)
+        try:
+            end = ending_early(name, model, sources)
+            break
+        except AssertionError:
+            continue
+    else:
+        raise AssertionError("no text ends early")
+    watch = {"keep": "summaries" if keep == "saved" else keep}
+    together, recorded = generated(model, sources.ids, sources.keep, watch=watch, eos_token_id=end)
+    alone, single = generated(model, sources.sentence(1), watch=watch, eos_token_id=end)
+    written = alone.shape[1] - (1 if kind.translates else LENGTHS[1])
+    assert 2 < written < 9
+    assert (together[1] == 0).sum() > (sources.keep[1] == 0).sum() * (not kind.translates)  # padding after the end
+    if keep == "saved":
+        recorded.save(tmp_path / "run.telescope")
+        recorded = ts.open(tmp_path / "run.telescope")
+    for layer in single:
+        here, there = single[layer].call, recorded[layer].call
+        columns = there.text_columns(1)
+        assert len(columns.queries) == here.size[0]
+        rows, keys = slice(columns.queries.start, columns.queries.stop), slice(columns.keys.start, columns.keys.stop)
+        near = {"rtol": 1e-4, "atol": 1e-5}
+        torch.testing.assert_close(there.survey().received[1][:, keys], here.survey().received[0], **near)
+        torch.testing.assert_close(there.survey().entropy[1][:, rows], here.survey().entropy[0], **near)
+        assert not there.survey().entropy[1][:, rows.stop :].any()
+    # one sequence of the batch alone decides a head's numbers once the other is left out
+    shares = [call.shares(call.places())[row] for call, row in ((recorded[layer].call, 1), (single[layer].call, 0))]
+    torch.testing.assert_close(shares[0], shares[1], rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("make", [own_gpt, own_transformer, own_luong])
+def test_own_texts_that_end_early(make):
+    model = make()
+    prompts = [[5, 6, 7, 8, 9], [3, 4, 5]]
+    plain = (
+        [line.ids for line in generate(model, prompts, max_new_tokens=9, temperature=0.0, end=[])] if False else None
+    )
+    assert plain is None
+    model.special = ts.models.Special(start=1, end=(2,))
+    texts = [generate(model, [prompt], max_new_tokens=9, temperature=0.0)[0].ids for prompt in prompts]
+    ends = [token for token in texts[1][2:-3] if token not in texts[0] and texts[1].index(token) >= 2]
+    assert ends, texts
+    with ts.watch(model) as recorded:
+        together = generate(model, prompts, max_new_tokens=9, temperature=0.0, end=ends[:1])
+    with ts.watch(model) as single:
+        alone = generate(model, prompts[1:], max_new_tokens=9, temperature=0.0, end=ends[:1])
+    assert together[1].ids == alone[0].ids
+    assert len(alone[0].ids) < len(together[0].ids)
+    for layer in single:
+        here, there = single[layer].call, recorded[layer].call
+        columns = there.text_columns(1)
+        keys = slice(columns.keys.start, columns.keys.stop)
+        assert len(columns.queries) == here.size[0], layer
+        close(there.survey().received[1][:, keys], here.survey().received[0], layer=layer)
+
+
+CHUNKS = (5, 4, 11, 1)  # of prompts of 11 tokens: the last chunk may be a single token
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2, window"])
+def test_chunked_prompts(name, chunk):
+    """A prompt that is read in chunks is edited and recorded as one that is read at once."""
+    model = KINDS[name].make()
+    source = padded(LENGTHS, "left", more=0)
+    spans = [
+        ts.hide(ts.tokens(*{int(token) for token in source.sentence(1)[0][2:5]})),
+        ts.hide([3, 8], new=False),
+        ts.hide([3], slice(6, None), new=False),
+        ts.boost(range(1, 4), by=5.0, new=False),
+    ]
+    options = {"output_logits": True, "return_dict_in_generate": True, "eos_token_id": None}
+    for edit in spans:
+        logits = []
+        for size in (None, chunk):
+            with ts.edit(model, edit):
+                out = generated(model, source.ids, source.keep, prefill_chunk_size=size, **options)
+            logits.append(torch.stack(out.logits))
+        torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
+        plain = generated(model, source.ids, source.keep, **options)
+        assert (torch.stack(plain.logits) - logits[0]).abs().max() > 1e-3, edit
+    recordings = [
+        generated(model, source.ids, source.keep, watch={"top": 4}, prefill_chunk_size=size)[1]
+        for size in (None, chunk)
+    ]
+    for layer in recordings[0]:
+        whole, parts = (recording[layer].call for recording in recordings)
+        assert whole.facts.prompt == parts.facts.prompt == source.ids.shape[1]
+        torch.testing.assert_close(whole.survey().received, parts.survey().received, rtol=1e-4, atol=1e-5)
+    for one, other in zip(*(recording.heads().sort("layer") for recording in recordings), strict=True):
+        for column, value in asdict(one).items():
+            if isinstance(value, float):
+                assert asdict(other)[column] == pytest.approx(value, rel=1e-3, abs=1e-5, nan_ok=True), column
+
+
+def test_the_mean_of_a_prompt_in_chunks_is_refused():
+    model = KINDS["llama"].make()
+    source = padded(LENGTHS, "left", more=0)
+    for chunk in (5, 10):
+        with (
+            pytest.raises(ValueError, match=r"needs the mean of the whole prompt.*prefill_chunk_size"),
+            ts.edit(model, ts.mute(by="mean")),
+        ):
+            generated(model, source.ids, source.keep, prefill_chunk_size=chunk)
+    with ts.edit(model, ts.mute(by="mean")):
+        generated(model, source.ids, source.keep, prefill_chunk_size=11)
+
+
+def test_a_prompt_read_by_hand_in_chunks():
+    model = KINDS["llama"].make()
+    ids = padded([9], "left", more=0).ids
+    token = int(ids[0, 5])
+    with torch.no_grad(), ts.edit(model, ts.hide(ts.tokens(token), new=False)):
+        whole = model(ids).logits[:, -1]
+    with torch.no_grad(), ts.edit(model, ts.hide(ts.tokens(token), new=False)):
+        cache = transformers.DynamicCache()
+        for part in ids.split([4, 3, 2], 1):
+            logits = model(part, past_key_values=cache).logits[:, -1]
+    torch.testing.assert_close(whole, logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_copy_of_an_intercepted_model_reads_its_own_prompts():
+    model = KINDS["llama"].make()
+    ids = padded([6], "left", more=0).ids
+    with ts.watch(model) as recording:
+        copied = deepcopy(model)
+        assert "_prefill" in vars(model)
+        generated(copied, ids)
+        assert not any(watched.calls for watched in recording.values())
+    assert "_prefill" not in vars(model)
+    assert copied._prefill.__self__ is copied
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_selected_queries_count_own_tokens(side):
+    runs = Runs("llama", side, lengths=LENGTHS[1:])
+    for queries in ([2, 5], slice(3, None), [-1]):
+        together = runs.watch(runs.batch(), queries=queries)
+        alone = runs.watch(runs.alone(0), queries=queries)
+        for layer in alone:
+            close(together[layer].entropy[0], alone[layer].entropy[0], layer=layer, queries=queries)
+    runs = Runs("llama", side)
+    with pytest.raises(ValueError, match="queries= selects different columns in the sequences"):
+        runs.watch(runs.batch(), queries=[2] if side != "right" else [-1])
