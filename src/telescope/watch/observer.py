@@ -5,11 +5,13 @@ from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..attention import Attention, Mask
 from ..attention.padding_queries import find_padding
 from ..engines import torch_modes
 from ..recording.attention_call import AttentionCall, Carrier
+from ..recording.head_gradients import check_dropout
 from ..recording.names import head_numbers
 from ..recording.recorded_call import RecordedCall
 from ..recording.recording import Recording
@@ -48,10 +50,13 @@ class Observer:
             return False
         return True
 
-    def record(self, name: str, call: AttentionCall) -> tuple[AttentionCall, RecordedCall]:
+    def record(
+        self, name: str, call: AttentionCall, context: Tensor, head_axis: int = 1
+    ) -> tuple[AttentionCall, RecordedCall]:
         """Record the selected heads of a call, with its token ids, without unwritten keys and padding queries.
 
-        Return that part of the call, and the recorded call that it began or continues.
+        `context` is the tensor that the attention returned, unedited, with its heads along `head_axis`. Return the part
+        of the call that was recorded, and the recorded call that it began or continues.
         """
         heads = self._selected_heads(name, call.queries.shape[1])
         with torch_modes.recording_mode(call.queries.device):
@@ -59,12 +64,13 @@ class Observer:
             call = self._without_padding_queries(call)
             if self.carriers:  # a further pass through a shared layer has the name of the first and a number
                 call = call._replace(carrier=self.carriers.get(name, self.carriers.get(name.rpartition(".")[0])))
-            values, count = call.values, call.queries.shape[1]
-            call = call if heads is None else call.select_heads(heads)
-            recorded = self.recording.record(name, call)
+            if self.keeps_gradients and heads is not None:
+                check_dropout(name, heads, call)
+            part = call if heads is None else call.select_heads(heads)
+            recorded = self.recording.record(name, part)
         if self.keeps_gradients:
-            recorded.keep_gradient(values, count)
-        return call, recorded
+            recorded.keep_gradient(call, context, head_axis)
+        return part, recorded
 
     def _selected_heads(self, name: str, count: int) -> tuple[int, ...] | None:
         """Return the numbers of the selected heads of an attention with `count` heads; None is all."""
