@@ -1,5 +1,6 @@
 """The health of attention in training: measured numbers, qk_clip, key biases, wrappers and other people's trainers."""
 
+import re
 import warnings
 
 import pytest
@@ -35,6 +36,13 @@ def hf(kind, options, **more):
         "GPT2": "GPT2LMHeadModel",
         "Marian": "MarianMTModel",
         "Qwen3": "Qwen3ForCausalLM",
+        "GPTNeoX": "GPTNeoXForCausalLM",
+        "Phi3": "Phi3ForCausalLM",
+        "ModernBert": "ModernBertForMaskedLM",
+        "Albert": "AlbertForMaskedLM",
+        "T5": "T5ForConditionalGeneration",
+        "DeepseekV3": "DeepseekV3ForCausalLM",
+        "Olmo": "OlmoForCausalLM",
     }
     model = getattr(transformers, names[kind])(config)
     with torch.no_grad():
@@ -58,12 +66,18 @@ def test_numbers_are_those_of_the_whole_matrix():
         assert_close(torch.tensor(layer.sink), (received.amax(-1) / received.sum(-1)).mean(0), atol=1e-5, rtol=1e-4)
 
 
+SIZES = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+ALBERT = {**SIZES, "num_hidden_layers": 3, "embedding_size": 16}
+T5 = {"vocab_size": 61, "d_model": 32, "d_kv": 8, "d_ff": 44, "num_layers": 2, "num_heads": 4, "pad_token_id": 0}
 MODELS = {
     "gpt": gpt,
     "gpt, rotary": lambda: gpt(positions="rotary"),
     "llama": lambda: hf("Llama", LLAMA),
     "llama with biases": lambda: hf("Llama", LLAMA, attention_bias=True),
     "gpt2": lambda: hf("GPT2", GPT2),
+    "gpt-neox, fused by head": lambda: hf("GPTNeoX", SIZES),
+    "phi3, fused, grouped": lambda: hf("Phi3", LLAMA),
+    "modernbert, fused": lambda: hf("ModernBert", SIZES, attention_bias=True),
 }
 
 
@@ -77,18 +91,168 @@ def test_qk_clip_brings_each_head_to_the_limit_and_leaves_the_others(make):
     clipped = ts.qk_clip(model, tau, before)
     after = health.measure(IDS).logits[first]
     for head, logit in enumerate(before[first]):
-        assert after[head] == pytest.approx(min(logit, tau), rel=1e-4)
+        assert after[head] == pytest.approx(min(logit, tau), rel=1e-5)
     assert clipped[first] == {head: tau / logit for head, logit in enumerate(before[first]) if logit > tau}
     again = ts.qk_clip(model, 2 * tau, {first: after})
     assert again == {}
 
 
-def test_qk_clip_refuses_what_scaling_cannot_help():
-    logits = {"model.layers.0.self_attn": (9.0,) * 4}
-    with pytest.raises(ValueError, match="q_norm normalises them after the projection"):
-        ts.qk_clip(hf("Qwen3", LLAMA, head_dim=8), 1.0, logits)
-    with pytest.raises(ValueError, match=r'did you mean "blocks\.0\.self"'):
-        ts.qk_clip(gpt(), 1.0, {"blocks.0.slf": (9.0,) * 4})
+def test_qk_clip_leaves_the_values_of_a_fused_projection():
+    """Head 0 alone: its rows of queries and of keys are multiplied by √γ = 1/2, and nothing else changes."""
+    model = hf("GPTNeoX", SIZES)
+    layer = model.gpt_neox.layers[0].attention.query_key_value
+    before = layer.weight.detach().clone().view(4, 3, 8, 32)  # heads; queries, keys, values; width; features
+    ts.qk_clip(model, 1.0, {"gpt_neox.layers.0.attention": (4.0, 1.0, 0.5, -3.0)})
+    factors = torch.ones(4, 3, 1, 1)
+    factors[0, :2] = 0.5
+    assert torch.equal(layer.weight.view(4, 3, 8, 32), before * factors)
+
+
+def test_qk_clip_scales_a_shared_layer_once_by_its_largest_logits():
+    model = hf("Albert", ALBERT)
+    name = "albert.encoder.albert_layer_groups.0.albert_layers.0.attention"
+    layer = model.get_submodule(name)
+    with torch.no_grad():
+        for parameter in model.albert.encoder.embedding_hidden_mapping_in.parameters():
+            parameter.mul_(0.1)  # the first pass has the smallest inputs
+    health = ts.Health(model, rules=())
+    before = health.measure(IDS).logits
+    assert [*before] == [name, f"{name}.2", f"{name}.3"]
+    largest = torch.tensor([*before.values()]).amax(0)
+    assert float((largest - torch.tensor(before[name])).max()) > 1.0  # of a later pass
+    tau = float(largest.min()) / 3
+    weight = layer.query.weight.detach().clone()
+    clipped = ts.qk_clip(model, tau, before)
+    assert clipped == {
+        name: {head: pytest.approx(tau / logit, rel=1e-6) for head, logit in enumerate(largest.tolist())}
+    }
+    roots = (tau / largest).sqrt().repeat_interleave(8)[:, None]
+    assert_close(layer.query.weight, weight * roots, rtol=1e-6, atol=1e-7)
+    after = torch.tensor(health.measure(IDS).logits[name])  # the inputs of the first pass do not change
+    assert_close(after, torch.tensor(before[name]) * tau / largest, rtol=1e-5, atol=1e-5)
+
+
+def test_qk_clip_scales_the_cross_attention_of_t5():
+    """T5 does not divide by √d, and its cross-attention has no bias by position."""
+    model = hf("T5", T5)
+    health = ts.Health(model, rules=())
+    inputs = {"input_ids": IDS, "decoder_input_ids": IDS[:, :5]}
+    name = "decoder.block.0.layer.1.EncDecAttention"
+    before = health.measure(**inputs).logits
+    tau = sorted(before[name])[1]
+    ts.qk_clip(model, tau, {name: before[name]})
+    expected = [min(logit, tau) for logit in before[name]]
+    assert health.measure(**inputs).logits[name] == pytest.approx(expected, rel=1e-5)
+
+
+def test_qk_clip_with_alibi_stays_below_the_limit():
+    layer = ts.layers.MultiHeadAttention(16, 2, attention=ts.Attention(mask=ts.causal, bias=ts.alibi(2)))
+    x = 6.0 * torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0))
+    health = ts.Health(layer, rules=())
+    before = health.measure(x).logits
+    tau = min(before["attention"]) / 2
+    ts.qk_clip(layer, tau, before)
+    assert max(health.measure(x).logits["attention"]) <= tau * (1 + 1e-6)
+
+
+def with_adapter():
+    """Return a Llama whose last query projection is wrapped as an adapter wraps it."""
+
+    class Lora(torch.nn.Module):
+        def __init__(self, base_layer):
+            super().__init__()
+            self.base_layer = base_layer
+
+        def forward(self, x):
+            return self.base_layer(x)
+
+    model = hf("Llama", LLAMA)
+    model.model.layers[1].self_attn.q_proj = Lora(model.model.layers[1].self_attn.q_proj)
+    return model
+
+
+def with_numbers_of_its_own():
+    """Return a Llama with a kind of nn.Linear that adds a product of two more parameters to its output."""
+
+    class LowRank(torch.nn.Linear):
+        def __init__(self, base):
+            super().__init__(base.in_features, base.out_features, bias=False)
+            self.low = torch.nn.Parameter(torch.zeros(2, base.in_features))
+
+    model = hf("Llama", LLAMA)
+    model.model.layers[1].self_attn.q_proj = LowRank(model.model.layers[1].self_attn.q_proj)
+    return model
+
+
+def with_parametrisation():
+    model = hf("Llama", LLAMA)
+    torch.nn.utils.parametrizations.weight_norm(model.model.layers[1].self_attn.k_proj)
+    return model
+
+
+ADDITIVE = ts.additive(torch.ones(4, 4), torch.ones(4, 4), torch.ones(4))
+
+
+def defined(**parts):
+    """Return a GPT whose last block attends by another definition."""
+    model = gpt()
+    model.blocks[1].self_attention.attention = ts.Attention(mask=ts.causal, **parts)
+    return model
+
+
+MLA = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
+LAST = "model.layers.1.self_attn"
+REFUSED = {
+    "norm": (lambda: hf("Qwen3", LLAMA, head_dim=8), LAST, "q_norm normalises them after the projection"),
+    "clipped": (lambda: hf("Olmo", LLAMA, clip_qkv=3.0), LAST, "clip_qkv bounds them after the projection"),
+    "adapter": (with_adapter, LAST, "an adapter, Lora, is added to q_proj of LlamaAttention; merge the adapter first"),
+    "parametrised": (
+        with_parametrisation,
+        LAST,
+        "k_proj of LlamaAttention is ParametrizedLinear, not a plain nn.Linear",
+    ),
+    "low rank": (with_numbers_of_its_own, LAST, "q_proj of LlamaAttention is LowRank, not a plain nn.Linear"),
+    "latent": (lambda: hf("DeepseekV3", SIZES, **MLA), LAST, "DeepseekV3Attention has none that are known: q_proj and"),
+    "bias": (
+        lambda: hf("T5", T5),
+        "decoder.block.1.layer.0.SelfAttention",
+        "a bias by position is added to the scores",
+    ),
+    "relative": (
+        lambda: defined(bias=ts.relative(torch.zeros(4, 5))),
+        "blocks.1.self",
+        "a bias is added to the scores",
+    ),
+    "score": (lambda: defined(score=ADDITIVE), "blocks.1.self", "is not linear in them"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_qk_clip_refuses_by_name_and_changes_nothing(kind):
+    make, name, why = REFUSED[kind]
+    model = make()
+    others = [layer for layer, own in projections_of(model).items() if not own.cannot_scale and layer != name]
+    logits = dict.fromkeys([*others, name], (9.0,) * 4)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match=re.escape(name)) as problem:
+        ts.qk_clip(model, 1.0, logits)
+    assert why in str(problem.value)
+    assert str(problem.value).endswith("; leave this layer out of logits, or do without tau")
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_qk_clip_refuses_wrong_names_numbers_and_limits():
+    for logits, why in (
+        ({"blocks.0.self": (9.0,) * 4, "blocks.0.slf": (9.0,) * 4}, r'no layer "blocks\.0\.slf" .* "blocks\.\d\.self"'),
+        ({"blocks.0.self": (9.0,) * 4, "blocks.1.self": (9.0,) * 3}, "has 4 heads, and logits of 3 were given"),
+    ):
+        model = gpt()
+        before = {key: value.clone() for key, value in model.state_dict().items()}
+        with pytest.raises(ValueError, match=why):
+            ts.qk_clip(model, 1.0, logits)
+        assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    with pytest.raises(ValueError, match="no attention of this model has projections that are known"):
+        ts.qk_clip(torch.nn.Linear(2, 2), 1.0, {"attention": (9.0,)})
     with pytest.raises(ValueError, match="tau=0 is the limit"):
         ts.qk_clip(gpt(), 0, {})
 
@@ -150,7 +314,9 @@ def test_key_biases_that_matter_are_kept():
     llama = hf("Llama", LLAMA, attention_bias=True)
     softcap = ts.layers.MultiHeadAttention(8, 2, attention=ts.Attention(softcap=5.0))
     sink = ts.layers.MultiHeadAttention(8, 2, attention=ts.Attention(sink=torch.zeros(2)))
-    for model in (rotary, llama, softcap, sink):
+    additive = ts.layers.MultiHeadAttention(8, 2, attention=ts.Attention(score=ADDITIVE))
+    additive.projections()["W_k"].bias.data.fill_(1.0)
+    for model in (rotary, llama, softcap, sink, additive):
         assert remove_key_bias(model) == []
 
 
@@ -176,8 +342,8 @@ def test_a_translator_whose_key_biases_have_drifted_loses_nothing():
     with torch.no_grad():
         for own in projections_of(model).values():
             rows = own.key_bias
-            rows.parameter.narrow(rows.axis, rows.start, rows.count).normal_(std=6.0)
-            own.query_bias.parameter.narrow(own.query_bias.axis, own.query_bias.start, own.query_bias.count).normal_()
+            rows.parameter[rows.numbers] = 6.0 * torch.randn(len(rows.numbers))
+            own.query_bias.parameter[own.query_bias.numbers] = torch.randn(len(own.query_bias.numbers))
     assert len(drifted_key_biases(model)) == 10
     source, target = torch.tensor([[10, 20, 30, 3]]), torch.tensor([[2, 50, 60]])
     health = ts.Health(model, on_alert=lambda report: None)

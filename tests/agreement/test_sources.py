@@ -1,5 +1,8 @@
 """Where an answer comes from, compared with whole matrices, with autograd through eager attention, and by hand."""
 
+import contextlib
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -170,6 +173,48 @@ def test_what_a_sink_takes_stays_with_the_token():
     assert sum(found.shares.values()) == pytest.approx(1.0)
 
 
+def test_rollout_of_some_layers_and_heads(gpt):
+    """The mean of the chosen heads; other layers leave everything where it is."""
+    recording = watched(gpt, IDS)
+    found = recording.sources((15, 21), "rollout", layers=[0, 2], heads=[1, -1])
+    product = torch.eye(23, dtype=torch.float64)
+    for name in ("blocks.0.self", "blocks.2.self"):
+        mean = matrices(gpt, IDS)[name][0, [1, 3]].mean(0)
+        product = (0.5 * mean + 0.5 * torch.eye(23)) @ product
+    assert_close(found.scores, product[14:20].mean(0)[:15], atol=1e-9, rtol=1e-5)
+    assert sum(found.shares.values()) == pytest.approx(1.0)
+
+
+def test_rollout_of_a_head_with_a_sink_of_its_own():
+    """One layer, by hand: half of the weight that head 1 gives to keys is passed on, the rest stays."""
+    torch.manual_seed(2)
+    config = ts.models.GPTConfig(vocabulary=40, d_model=16, blocks=1, heads=2)
+    model = spread_out(ts.models.GPT(config).double().eval())
+    sink = torch.tensor([9.0, 0.7]).double()
+    model.blocks[0].self_attention.attention = ts.Attention(mask=ts.causal, sink=sink)
+    weights = matrices(model, IDS)["blocks.0.self"][0, 1, 14:20]
+    expected = 0.5 * weights.mean(0)
+    expected[14:20] += (1.0 - 0.5 * weights.sum(-1)) / 6
+    found = watched(model, IDS).sources((15, 21), "rollout", heads=1)
+    assert_close(found.scores, expected[:15], atol=1e-9, rtol=1e-5)
+
+
+def test_rollout_of_some_layers_of_an_encoder_decoder(translator):
+    source, target = IDS[:, :11], IDS[:, 11:20]
+    recording = watched(translator, source, target)
+    found = recording.sources((3, 7), "rollout", layers=["encoder.0", "decoder.1.cross"])
+    weights = {name: part[0].mean(0) for name, part in matrices(translator, source, target).items()}
+    answer = torch.zeros(9, dtype=torch.float64)
+    answer[2:6] = 0.25
+    context = 0.5 * weights["decoder.1.cross"].mT @ answer
+    context = 0.5 * context + 0.5 * weights["encoder.0.self"].mT @ context
+    assert_close(found.scores, context, atol=1e-9, rtol=1e-5)
+    with pytest.raises(
+        ValueError, match=r"selects no cross-attention, .* add one of decoder\.0\.cross, decoder\.1\.cross"
+    ):
+        recording.sources((3, 7), "rollout", layers="encoder.*")
+
+
 # -------------------------------------------------------------------------------------------------------- gradient
 
 
@@ -186,25 +231,144 @@ def test_gradient_is_weight_times_gradient(gpt):
     assert sum(abs(share) for share in found.shares.values()) == pytest.approx(1.0)
 
 
-def eager_weights(model):
-    """Run the model with the weights of every attention formed, and return them with their gradients."""
+def eager_weights(model, mutes=None):
+    """Run the model with the weights of every attention formed, and return them with their gradients.
+
+    `mutes` are factors of the heads of every layer.
+    """
     leaves = []
 
     def eager(module, args, kwargs, output):
         q, k, v, attention = args
-        hidden = ~attention.mask.block(q.shape[-2], k.shape[-2])
+        hidden = ~attention.mask.block(q.shape[-2], k.shape[-2], batch=len(q))
         scores = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT * attention.scale_for(k.shape[-1])
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
         weights.retain_grad()
         leaves.append(weights)
-        return weights @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+        context = weights @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+        return context if mutes is None else context * mutes[:, None, None]
 
     hooks = [block.self_attention.attend.register_forward_hook(eager, with_kwargs=True) for block in model.blocks]
-    chances = model(IDS).log_softmax(-1)
-    chances[0, 14:20].gather(-1, IDS[0, 15:21, None]).sum().backward()
+    log_probability_of_answer(model).backward()
     for hook in hooks:
         hook.remove()
     return leaves
+
+
+def log_probability_of_answer(model, ids=IDS):
+    out = model(ids)
+    chances = (out if torch.is_tensor(out) else out.logits).log_softmax(-1)
+    return chances[0, 14:20].gather(-1, ids[0, 15:21, None]).sum()
+
+
+def gradients_by_head(leaves):
+    """Return Σ weight · gradient over the queries, (layer, batch, head, key)."""
+    return torch.stack([(weights.detach() * weights.grad).sum(2) for weights in leaves])
+
+
+@pytest.mark.parametrize("heads", [[1], [0, 2], [3, 0], [0, 1], [2, 1, 0], [3, 1, 2, 0], [-1]])
+def test_gradients_of_some_heads_leave_out_those_that_share_their_values(gpt, heads):
+    """Two heads share values: the gradient of a value is the sum of both, and each has its own here."""
+    expected = gradients_by_head(eager_weights(gpt))[:, :, heads].sum(2)
+    with ts.watch(gpt, heads=heads, also="gradients") as recording:
+        log_probability_of_answer(gpt).backward()
+    for seen, of_layer in zip(recording.values(), expected, strict=True):
+        assert_close(seen.call.parts["gradients"].tensor.sum(1), of_layer, rtol=1e-9, atol=1e-12)
+    assert_close(recording.sources((15, 21), "gradient").scores, expected[:, 0, :15].sum(0), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("edit_first", [True, False])
+def test_gradients_of_a_head_under_an_edit_of_its_context(gpt, edit_first):
+    """A head that is halved gets half the gradient, whether the edit or the watch was entered first."""
+    blocks = [lambda: ts.edit(gpt, ts.mute(heads=[1], times=0.5)), lambda: ts.watch(gpt, heads=[1], also="gradients")]
+    with contextlib.ExitStack() as stack:
+        entered = [stack.enter_context(block()) for block in (blocks if edit_first else blocks[::-1])]
+        recording = entered[1 if edit_first else 0]
+        log_probability_of_answer(gpt).backward()
+    expected = gradients_by_head(eager_weights(gpt, torch.tensor([1.0, 0.5, 1.0, 1.0])))[:, 0, 1].sum(0)
+    assert_close(recording.sources((15, 21), "gradient").scores, expected[:15], rtol=1e-9, atol=1e-12)
+
+
+def test_gradients_of_a_head_with_a_sink_a_bias_and_padding():
+    """Against autograd through every step, in float64: rows of padding count as they do in v · dv."""
+    torch.manual_seed(3)
+    sink = torch.tensor([0.3, -0.2, 0.1, 0.7])
+    attention = ts.Attention(mask=ts.causal & ts.window(7), bias=ts.alibi(4), sink=sink.double())
+    layer = ts.layers.MultiHeadAttention(16, 4, key_heads=2, attention=attention).double()
+    x = torch.randn(2, 9, 16, dtype=torch.float64)
+    target = torch.randn(2, 9, 16, dtype=torch.float64)
+    padding = ts.padding(lengths=[9, 7])
+    with ts.watch(layer, heads=[2], also="gradients", keep="steps") as recording:
+        (layer(x, mask=padding) * target).sum().backward()
+    with ts.watch(layer, keep="steps") as whole:
+        layer(x, mask=padding)
+    weights = whole["attention"].trace().weights.detach().requires_grad_()
+    values = whole["attention"].call.values.repeat_interleave(2, 1)
+    context = (weights @ values).transpose(1, 2).flatten(-2)
+    (layer.W_O(context) * target).sum().backward()
+    expected = (weights.detach() * weights.grad).sum(2)[:, 2:3]
+    assert_close(recording["attention"].call.parts["gradients"].tensor, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_gradients_of_some_heads_of_a_hugging_face_model():
+    transformers = pytest.importorskip("transformers")
+    from huggingface import LLAMA
+
+    torch.manual_seed(0)
+    model = spread_out(transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)).double().eval())
+    model.set_attn_implementation("eager")
+    out = model(IDS, output_attentions=True)
+    for weights in out.attentions:
+        weights.retain_grad()
+    out.logits.log_softmax(-1)[0, 14:20].gather(-1, IDS[0, 15:21, None]).sum().backward()
+    expected = gradients_by_head(out.attentions)[:, 0]
+    for implementation in ("eager", "sdpa"):
+        model.set_attn_implementation(implementation)
+        with ts.watch(model, heads=[1, 2], also="gradients") as recording:
+            log_probability_of_answer(model).backward()
+        for heads in ([1], [2], [1, 2], [-1]):
+            found = recording.sources((15, 21), "gradient", heads=heads).scores
+            numbers = [2] if heads == [-1] else heads
+            # The softmax of transformers' eager attention is in float32.
+            assert_close(found, expected[:, numbers].sum((0, 1))[:15], rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_of_heads_that_cannot_be_told_apart(gpt):
+    model = ts.models.GPT(replace(gpt.config, dropout=0.5)).train()
+    together = r"share their values, and dropout=0\.5 hides the part of each; call model\.eval\(\), or leave heads= out"
+    with pytest.raises(ValueError, match=together), ts.watch(model, heads=[1], also="gradients"):
+        model(IDS)
+    with ts.watch(model, heads=[0, 1], also="gradients"):
+        model(IDS)  # all heads of a group: nothing is to be told apart
+
+
+def test_gradients_of_layers_and_heads_can_be_chosen(gpt):
+    """Two heads share values: both together can be chosen, and one alone if it was recorded alone."""
+    expected = gradients_by_head(eager_weights(gpt))[:, 0, :, :15]
+    with ts.watch(gpt, also="gradients") as recording:
+        log_probability_of_answer(gpt).backward()
+    found = recording.sources((15, 21), "gradient", layers=1, heads=[3, 2]).scores
+    assert_close(found, expected[1, 2:].sum(0), rtol=1e-9, atol=1e-12)
+    found = recording.sources((15, 21), "gradient", layers=[0, -1]).scores
+    assert_close(found, expected[[0, 2]].sum((0, 1)), rtol=1e-9, atol=1e-12)
+    one_sum = (
+        r'heads 0, 1 of "blocks\.0\.self" share .* one sum; ts\.watch\(model, heads=\[1\], also="gradients"\) keeps'
+    )
+    with pytest.raises(ValueError, match=one_sum):
+        recording.sources((15, 21), "gradient", heads=[1, 2, 3])
+
+
+def test_a_text_in_several_calls_has_no_gradients(gpt):
+    """An early value gets gradients from the later calls too, through the cache: counting both would be wrong."""
+    transformers = pytest.importorskip("transformers")
+    from huggingface import LLAMA
+
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)).eval()
+    several = "ran a text in several calls, .* run the whole text in one call"
+    with ts.watch(model, also="gradients"):
+        cache = model(IDS[:, :9], use_cache=True).past_key_values
+        with pytest.raises(ValueError, match=several):
+            model(IDS[:, 9:], past_key_values=cache)
 
 
 # ---------------------------------------------------------------------------------------------------------- hidden
@@ -229,9 +393,36 @@ def test_hidden_is_the_fall_of_the_log_probability(gpt):
     assert abs(found[0].score) > 1e-3
 
 
-def log_probability(model, mask=ts.everyone):
+def test_hidden_from_some_layers_and_heads(gpt):
+    """Against a mask that is written out for each head, in one layer."""
+    recording = watched(gpt, IDS[:1])
+    found = recording.sources((15, 21), "hidden", segments={"a": (0, 3)}, layers=1, heads=[0, -1], model=gpt)
+    seen = torch.ones(1, 4, 23, 23, dtype=torch.bool)
+    for head in (0, 3):
+        seen[0, head, 3:, :3] = False
+    fall = log_probability(gpt) - log_probability(gpt, ts.from_tensor(seen), layers=[1])
+    assert {row.name: row.score for row in found}["a"] == pytest.approx(fall, abs=1e-8)
+    assert abs(fall) > 1e-3
+
+
+def test_a_source_hidden_from_some_layers(translator):
+    """Layer 1 is a layer of the encoder and one of the decoder, whose cross-attention reads the source."""
+    source, target = IDS[:1, :11], IDS[:1, 11:20]
+    recording = watched(translator, source, target)
+    options = {"segments": [0] * 4 + [1] * 7, "model": translator}
+    found = recording.sources((3, 7), "hidden", layers=1, **options)
+    assert {row.name: row.score for row in found}["0"] == pytest.approx(
+        falls_without(translator, source, target, [*range(4)], layers=[1]), abs=1e-8
+    )
+    encoder = recording.sources((3, 7), "hidden", layers="encoder.*", **options)
+    assert {row.name: row.score for row in encoder}["0"] == pytest.approx(
+        falls_without(translator, source, target, [*range(4)], across=False), abs=1e-8
+    )
+
+
+def log_probability(model, mask=ts.everyone, layers=(0, 1, 2)):
     before = [block.self_attention.attention for block in model.blocks]
-    for block in model.blocks:
+    for block in [model.blocks[layer] for layer in layers]:
         block.self_attention.attention = block.self_attention.attention.with_extra_mask(mask)
     with torch.no_grad():
         chances = model(IDS[:1]).log_softmax(-1)
@@ -248,7 +439,7 @@ def test_hidden_source_of_an_encoder_decoder(translator):
     assert len(found) == 2
 
 
-def falls_without(model, source, target, own):
+def falls_without(model, source, target, own, layers=(0, 1), across=True):
     """Return how much the log-probability falls if the edges to these source tokens are hidden by a dense mask."""
 
     def chance():
@@ -260,17 +451,17 @@ def falls_without(model, source, target, own):
     seen = torch.ones(11, 11, dtype=torch.bool)
     for i in range(11):
         seen[i, own] = i in own
-    across = torch.ones(1, 11, dtype=torch.bool)
-    across[:, own] = False
+    crossing = torch.ones(1, 11, dtype=torch.bool)
+    crossing[:, own] = not across
     for module in model.modules():
         if isinstance(module, ts.layers.MultiHeadAttention):
             changed.append((module, module.attention))
-    for block in model.encoder:
+    for block in [model.encoder[layer] for layer in layers]:
         layer = block.self_attention
         layer.attention = layer.attention.with_extra_mask(ts.from_tensor(seen))
-    for block in model.decoder:
+    for block in [model.decoder[layer] for layer in layers]:
         layer = block.cross_attention
-        layer.attention = layer.attention.with_extra_mask(ts.from_tensor(across))
+        layer.attention = layer.attention.with_extra_mask(ts.from_tensor(crossing))
     fall = plain - chance()
     for module, attention in changed:
         module.attention = attention
@@ -403,6 +594,24 @@ def test_spans_that_do_not_fit(gpt, span, message):
 def test_what_was_not_kept_names_the_option(gpt, keep, how, message):
     with pytest.raises(ValueError, match=message):
         watched(gpt, IDS, keep=keep).sources((15, 21), how)
+
+
+@pytest.mark.parametrize("how", ["weights", "rollout", "gradient", "hidden"])
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"layers": 3}, r"layers=3 is no layer of this model; they count from 0 to 2 or from -3 to -1"),
+        ({"layers": "blocks.7"}, r'layers="blocks\.7" is no attention of this model; did you mean'),
+        ({"heads": [4]}, r'there is no head 4 of "blocks\.[02]\.self"; kept are 0, 1, 2, 3, and -4 to -1'),
+        ({"heads": [0, -4]}, r'heads=\[0, -4\] names a head of "blocks\.[02]\.self" twice; name each once'),
+        ({"heads": []}, r"heads=\[\] are not numbers of heads, each once"),
+    ],
+)
+def test_layers_and_heads_that_do_not_exist(gpt, how, chosen, message):
+    with ts.watch(gpt, keep="queries-keys", also="gradients") as recording:
+        log_probability_of_answer(gpt).backward()
+    with pytest.raises(ValueError, match=message):
+        recording.sources((15, 21), how, model=gpt, **chosen)
 
 
 def test_segments_of_the_wrong_length(gpt):

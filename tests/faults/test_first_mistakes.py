@@ -49,6 +49,14 @@ MISTAKES = {
         "score=causal is a mask",
         "ts.Attention(mask=...)",
     ),
+    "`and` between masks": (
+        lambda: ts.causal and ts.window(4),
+        TypeError,
+        "a mask, Causal, has no truth value",
+        "a & b, a | b and ~a do",
+    ),
+    "`or` between masks": (lambda: (ts.causal & ts.window(4)) or ts.everyone, TypeError, "a mask, Both", "a | b"),
+    "`not` before a mask": (lambda: not ts.everyone, TypeError, "a mask, Everyone", "~a"),
     "a bias for a definition": (lambda: ts.attend(Q, K, K, ts.alibi(4)), TypeError, "ts.Attention(bias=...)"),
     "a score for a definition": (lambda: ts.attend(Q, K, K, ts.dot), TypeError, "ts.Attention(score=...)"),
     "a bool tensor for a definition": (

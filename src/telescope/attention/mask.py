@@ -8,7 +8,7 @@ key.
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_, or_
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 import torch
 from jaxtyping import Bool
@@ -101,6 +101,13 @@ class Mask(Value):
 
     def __invert__(self) -> "Mask":
         return self.mask if isinstance(self, Opposite) else Opposite(self)
+
+    def __bool__(self) -> NoReturn:
+        """Raise a TypeError: `a and b`, `a or b` and `not a` would silently return one of the two masks, or False."""
+        raise TypeError(
+            f"a mask, {type(self).__name__}, has no truth value, so that `and`, `or` and `not` do not combine masks; "
+            "a & b, a | b and ~a do, and `mask is None` asks whether there is one"
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention.padding_queries import find_padding
-from ..recording.find_sources import Question, source_kind, stack_of
+from ..recording.find_sources import Calls, Question, head_places, source_kind, stack_of
 from ..watch import huggingface
 from .edits import Edit, hide
 from .effect import effect
@@ -16,8 +16,9 @@ from .effect import effect
 def by_hiding(question: Question, model: Any) -> list[float]:
     """Return how much the log-probability of the span falls, in nats, when each segment alone is hidden.
 
-    A segment is hidden from every token outside of it, in every layer that reads the context; the weights of the other
-    keys sum to one again. The model runs once for each segment, several at a time where texts are short.
+    A segment is hidden from every token outside of it, in every layer that reads the context, or in the layers and
+    heads that were asked for; the weights of the other keys sum to one again. The model runs once for each segment,
+    several at a time where texts are short.
     """
     if not isinstance(model, nn.Module):
         raise ValueError('sources(how="hidden") runs the model again: give the model that was recorded, model=...')
@@ -60,12 +61,35 @@ def _ids(question: Question) -> tuple[Tensor | None, Tensor]:
 
 
 def hiding_edits(question: Question, segment: list[int], count: int) -> list[Edit]:
-    """Return the edits that hide a segment from every token outside of it, in a text of `count` tokens."""
+    """Return the edits that hide a segment from every token outside of it, in a text of `count` tokens.
+
+    They are made in the layers and heads that were asked for, or else in every layer that reads the context.
+    """
     own = {*segment}
     if not question.across:
-        return [hide(segment, [token for token in range(count) if token not in own])]
-    edits: list[Edit] = [hide(segment, layers=list(question.readers))]
+        outside = [token for token in range(count) if token not in own]
+        return _hide(question, segment, outside, question.select(question.readers))
+    # The source is read by the cross-attentions and, before them, by the layers of the encoder.
     decoding = {stack_of(name) for name in question.readers}
-    reading = [name for name, call in question.calls.items() if not call.across and stack_of(name) not in decoding]
+    encoding = [name for name, call in question.calls.items() if not call.across and stack_of(name) not in decoding]
+    both = {name: call for name, call in question.calls.items() if name in encoding or name in question.readers}
+    selected = question.select(both)
+    edits = _hide(question, segment, None, {name: call for name, call in selected.items() if name not in encoding})
     outside = [token for token in range(question.context) if token not in own]
-    return [*edits, hide(segment, outside, layers=reading)] if reading and outside else edits
+    if outside:
+        edits += _hide(question, segment, outside, {name: call for name, call in selected.items() if name in encoding})
+    return edits
+
+
+def _hide(question: Question, segment: list[int], queries: list[int] | None, calls: Calls) -> list[Edit]:
+    """Return the edits that hide a segment from these queries (None is all) in these calls' layers."""
+    by_heads: dict[tuple[int, ...] | None, list[str]] = {}
+    for name, call in calls.items():
+        numbers = None if question.heads is None else tuple(call.heads[i] for i in head_places(question, call))
+        by_heads.setdefault(numbers, []).append(name)
+    # Without a choice of layers, one edit also covers the layers of a decoder that were not recorded.
+    everywhere = question.layers is None and not question.across and len(by_heads) == 1
+    return [
+        hide(segment, queries, layers=None if everywhere else names, heads=numbers)
+        for numbers, names in by_heads.items()
+    ]

@@ -4,7 +4,7 @@ A token is written by the query before it: the rows of a span are those of its t
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from ..engines import torch_modes
 from ..survey.device import StreamEvent, record_event, side_stream
 from ..survey.dispatch import choose, weigh
 from ..words import check_index, hint
-from .names import Layers, select_layers, stack_and_number
+from .names import HeadNumbers, Layers, numbers_of_heads, select_layers, stack_and_number
 from .recorded_call import RecordedCall
 from .segments import OTHER, Segments, read_segments, span_positions
 from .sources import ANSWER, KINDS, Sources, token_texts
@@ -39,7 +39,8 @@ class Question:
     """Those that read the context: cross-attentions, or else all."""
     span: range
     sequence: int
-    heads: Sequence[int] | None
+    layers: Layers
+    heads: tuple[int, ...] | None
     segments: Segments
     """Of the context."""
     restricted: dict[int, tuple[Any, Attention, Attention]] = field(default_factory=dict)
@@ -48,6 +49,10 @@ class Question:
     @property
     def reader(self) -> RecordedCall:
         return next(iter(self.readers.values()))
+
+    def select(self, calls: Calls) -> Calls:
+        """Return those of the calls that `layers` selects; raise a ValueError if there is none."""
+        return {name: calls[name] for name in select_layers(list(calls), self.layers)}
 
     @property
     def across(self) -> bool:
@@ -87,7 +92,7 @@ def find_sources(
     how: str,
     segments: Any,
     layers: Layers,
-    heads: Sequence[int] | None,
+    heads: HeadNumbers,
     sequence: int,
     model: Any,
     decode: Any,
@@ -136,7 +141,7 @@ def ask(
     span: Any,
     segments: Any,
     layers: Layers,
-    heads: Sequence[int] | None,
+    heads: HeadNumbers,
     sequence: int,
     decode: Any,
     token_name: Any,
@@ -147,8 +152,6 @@ def ask(
         raise ValueError("nothing was recorded: run the model inside of the block of ts.watch")
     crossing = {name: call for name, call in calls.items() if call.across}
     readers = crossing or calls
-    if layers is not None:
-        readers = {name: calls[name] for name in select_layers(list(readers), layers)}
     reader = next(iter(readers.values()))
     checked = check_span(span, reader)
     sequence = check_index("sequence", sequence, reader.facts.shape[0])
@@ -158,7 +161,8 @@ def ask(
     if segments is None and ids is not None and decode is not None:
         read = token_texts(ids[sequence].tolist()[:count], count, decode, token_name)
         texts = [f"{text.strip() or repr(text)}" for text in read]
-    return Question(calls, readers, checked, sequence, heads, _read_segments(segments, count, texts))
+    numbers = None if heads is None else numbers_of_heads(heads)
+    return Question(calls, readers, checked, sequence, layers, numbers, _read_segments(segments, count, texts))
 
 
 def _read_segments(given: Any, count: int, texts: Sequence[str] | None) -> Segments:
@@ -213,7 +217,7 @@ def _need(call: RecordedCall, how: str, part: str, keep: str) -> None:
 def by_weights(question: Question, model: Any) -> Float[Tensor, " token"]:
     """Return the weight of every key, the mean of the span's rows, the heads and the layers."""
     found = [
-        _weights(question, call, "weights", None).mean(0) for call in question.readers.values()
+        _weights(question, call, "weights", None).mean(0) for call in question.select(question.readers).values()
     ]  # fmt: skip
     return torch.stack(found).mean(0)
 
@@ -222,19 +226,22 @@ def by_weights(question: Question, model: Any) -> Float[Tensor, " token"]:
 def by_norms(question: Question, model: Any) -> Float[Tensor, " token"]:
     """Return Σ weight · ‖W_O v‖ of every key over rows and heads, as shares of each layer; the mean of the layers."""
     found = []
-    for call in question.readers.values():
+    for call in question.select(question.readers).values():
         _need(call, "carried", "norms", 'keep="queries-keys", also="norms"')
-        norms = call.parts["norms"].tensor[question.sequence, _heads(question, call)]
+        norms = call.parts["norms"].tensor[question.sequence, head_places(question, call)]
         carried = (_weights(question, call, "carried", None) * norms.to(call.facts.device).double()).sum(0)
         found.append(carried / carried.sum().clamp(min=torch.finfo(torch.float64).tiny))
     return torch.stack(found).mean(0)
 
 
-def _heads(question: Question, call: RecordedCall) -> list[int]:
+def head_places(question: Question, call: RecordedCall) -> list[int]:
     """Return the places of the heads that were asked for, all unless some were."""
     if question.heads is None:
         return list(range(len(call.heads)))
-    return [call.head_index(number) for number in question.heads]
+    places = [call.head_index(number) for number in question.heads]
+    if len({*places}) < len(places):
+        raise ValueError(f'heads={[*question.heads]} names a head of "{call.name}" twice; name each once')
+    return places
 
 
 class Fetched(NamedTuple):
@@ -278,7 +285,7 @@ def _weights(
         engine = choose(queries, keys, attention, 0, None)
         given = share.to(device, torch.promote_types(queries.dtype, torch.float32))[None, None, None]
         found = weigh(engine, queries, keys, attention, None if lse is None else lse.to(device), given)
-    return found[question.sequence, _heads(question, call), 0].double()
+    return found[question.sequence, head_places(question, call), 0].double()
 
 
 def _restricted(question: Question, call: RecordedCall, rows: Tensor) -> Attention:
@@ -317,9 +324,15 @@ def by_rollout(question: Question, model: Any) -> Float[Tensor, " token"]:
     token itself, for the residual connection: r ← r / 2 + Aᵀr / 2, with A the mean of the heads, as by Abnar and
     Zuidema (2020, "Quantifying Attention Flow in Transformers", equation 1). What a head gives to an attention sink
     stays with the token. A cross-attention passes its half on to the source, through which the encoder's layers lead
-    further. Every layer takes one pass over its matrix, which is never formed.
+    further. Every layer takes one pass over its matrix, which is never formed. With `heads`, A is the mean of these
+    heads; layers that `layers` leaves out leave the relevance where it is.
     """
-    calls = question.calls
+    calls = question.select(question.calls)
+    if question.across and not any(call.across for call in calls.values()):
+        raise ValueError(
+            f"layers={question.layers!r} selects no cross-attention, and the answer reaches the source through no "
+            f"other; add one of {', '.join(question.readers)}"
+        )
     decoding = {stack_of(name) for name in question.readers}
     device = question.reader.facts.device
     answer = torch.zeros(_length(question.reader), dtype=torch.float64, device=device)
@@ -382,11 +395,11 @@ def _length(reader: RecordedCall) -> int:
 def _passed_on(
     question: Question, call: RecordedCall, relevance: Tensor, fetched: Fetched | None
 ) -> Float[Tensor, " token"]:
-    """Return Aᵀr, the mean of all heads."""
+    """Return Aᵀr, the mean of the heads."""
     if not relevance.any():
         return relevance.new_zeros(call.size[1])
     relevance = relevance.to(call.facts.device)  # a model's layers may be on several
-    return _weights(replace(question, heads=None), call, "rollout", relevance, fetched).mean(0)
+    return _weights(question, call, "rollout", relevance, fetched).mean(0)
 
 
 def _given(call: RecordedCall, question: Question) -> Tensor | None:
@@ -396,7 +409,7 @@ def _given(call: RecordedCall, question: Question) -> Tensor | None:
     lse = call.lse if call.lse is not None else call.survey(top=0).lse
     assert lse is not None
     sink = torch.as_tensor(call.attention.sink, dtype=torch.float64, device=lse.device).reshape(-1, 1)
-    return (1.0 - torch.exp(sink - lse[question.sequence].double())).mean(0)
+    return (1.0 - torch.exp(sink - lse[question.sequence].double()))[head_places(question, call)].mean(0)
 
 
 # ------------------------------------------------------------------------------------------------------------ gradient
@@ -406,11 +419,33 @@ def _given(call: RecordedCall, question: Question) -> Tensor | None:
 def by_gradient(question: Question, model: Any) -> Float[Tensor, " token"]:
     """Return Σ weight · gradient of every key over layers, heads and queries: v · dv, of the loss that ran backward."""
     found = []
-    for call in question.readers.values():
+    for call in question.select(question.readers).values():
         if "gradients" not in call.parts:
             raise NotKeptError(
                 f'sources(how="gradient") has no gradients of "{call.name}": use ts.watch(model, also="gradients"), '
                 "and call backward() of the answer's log-probability inside of the block"
             )
-        found.append(call.parts["gradients"].tensor[question.sequence].double().cpu().sum(0))
+        gradients = call.parts["gradients"].tensor[question.sequence].double().cpu()
+        found.append(gradients[_gradient_rows(question, call, len(gradients))].sum(0))
     return torch.stack(found).sum(0)
+
+
+def _gradient_rows(question: Question, call: RecordedCall, count: int) -> list[int]:
+    """Return which of `count` rows of gradients belong to the heads that were asked for.
+
+    A row is the sum of neighbouring heads that share their values. Raise a NotKeptError if some heads of a row were
+    asked for, and others were not.
+    """
+    shared = len(call.heads) // max(count, 1)
+    asked = {*head_places(question, call)}
+    rows = sorted({place // shared for place in asked})
+    for row in rows:
+        together = range(row * shared, (row + 1) * shared)
+        if not asked.issuperset(together):
+            numbers = ", ".join(str(call.heads[place]) for place in together)
+            alone = next(call.heads[place] for place in together if place in asked)
+            raise NotKeptError(
+                f'sources(how="gradient"): heads {numbers} of "{call.name}" share their values, and their gradients '
+                f'were kept as one sum; ts.watch(model, heads=[{alone}], also="gradients") keeps those of head {alone}'
+            )
+    return rows

@@ -10,6 +10,8 @@ from ..words import hint, index_range, whole_number
 
 Layers = str | SupportsIndex | Iterable[str | SupportsIndex] | None
 """Names, patterns such as "encoder.*" or numbers of layers; None is all."""
+HeadNumbers = SupportsIndex | Sequence[SupportsIndex] | None
+"""Numbers of heads, one or several; None is all."""
 Modules = Mapping[str, nn.Module]
 """Every module of a model by its path; the model's own path is ""."""
 
@@ -94,6 +96,24 @@ def stack_and_number(name: str) -> tuple[str, int] | None:
 def attentions_inside(names: Iterable[str], path: str) -> list[str]:
     """Return the names below a path: model.layers.3 holds model.layers.3.self_attn."""
     return [name for name in names if name.startswith(f"{path}.")]
+
+
+def numbers_of_heads(heads: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
+    """Return the numbers that `heads=` gives, negative ones as they are: layers may differ in their number of heads.
+
+    Raise a ValueError unless they are numbers, at least one, each once.
+    """
+    given = tuple(heads) if isinstance(heads, Iterable) else (heads,)
+    try:
+        numbers = tuple(whole_number("heads", number) for number in given)
+    except TypeError:
+        numbers = ()
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise ValueError(
+            f"heads={heads!r} are not numbers of heads, each once; they count from 0, or from the last: -1, -2; "
+            "None is all"
+        )
+    return numbers
 
 
 def head_numbers(name: str, heads: Sequence[int], count: int) -> tuple[int, ...]:

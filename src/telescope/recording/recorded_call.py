@@ -22,6 +22,7 @@ from ..trace.trace import Tokens, Trace
 from ..words import whole_number
 from .attention_call import AttentionCall, QuerySelection, all_queries, seems_cross_attention
 from .continuation import fingerprints, same_bits
+from .head_gradients import shares_with_unrecorded, weight_times_gradient
 from .head_shares import BatchTokens, Places, Written
 from .storage import GrowingTensor, Store, StoredParts, StoredTensor, on_device
 from .survey_queue import SurveyQueue
@@ -30,8 +31,9 @@ TOP = 8
 CROSS = ("cross", "cross_attn", "encoder_attn", "EncDecAttention", "crossattention")  # if a recording has no `across`
 MapSize = tuple[int, int]
 ALSO = ("norms", "gradients", "streaming")
-"""What ts.watch(also=...) keeps besides. norms: ‖W_O v‖ of each key. gradients: v · dv of each key, once a backward
-pass has run. streaming: with keep="summaries", the share of each query's weight on the first and the last keys."""
+"""What ts.watch(also=...) keeps besides. norms: ‖W_O v‖ of each key. gradients: weight times gradient of each key,
+once a backward pass has run. streaming: with keep="summaries", the share of each query's weight on the first and the
+last keys."""
 
 
 @dataclass(frozen=True)
@@ -277,24 +279,45 @@ class RecordedCall(ABC):
         if call.carrier is not None:
             self._parts.grow("norms", call.carrier.norms(call.values[:, :, known:], call.heads), owned=True)
 
-    def keep_gradient(self, values: Float[Tensor, "batch key_heads key d_v"], heads: int) -> None:
-        """Store v · dv of each key when a backward pass reaches the values of a call with so many heads.
+    def keep_gradient(self, call: AttentionCall, context: Float[Tensor, "..."], head_axis: int) -> None:
+        """Store weight times gradient of each key when a backward pass reaches a call, given with all its heads.
 
-        That is the sum of weight times gradient over the queries and the heads that share the values.
+        The numbers are summed over the queries and over the recorded heads that share a key. `context` is the tensor
+        that the attention returned, with its heads along `head_axis`. Raise a ValueError if the call continues another.
         """
-        if not values.requires_grad:
+        if not (call.values.requires_grad and context.requires_grad):
             return
-        which = key_heads_of(torch.tensor(self.heads), heads, values.shape[1]).tolist()
+        if self.size[0] > call.size[0]:
+            raise ValueError(
+                f'also="gradients": "{self.name}" ran a text in several calls, and an earlier key gets gradients from '
+                "each; run the whole text in one call"
+            )
+        values = call.values.detach()  # the hook of a tensor that refers to the tensor would form a cycle
 
-        def store(gradient: Tensor) -> None:
-            with torch.no_grad():
-                product = (values.detach().float() * gradient.float()).sum(-1)[:, which]
-                held = self._parts.get("gradients")
-                if held is not None and held.tensor.shape == product.shape:
-                    product = product + held.tensor.to(product.device)
-                self._parts["gradients"] = GrowingTensor(product, 2, self.options.store, owned=True)
+        def store_all(gradient: Tensor) -> None:
+            """Store v · dv, which is summed over all heads that share the value."""
+            dtype = torch.promote_types(values.dtype, torch.float32)
+            self._add_gradient((values.to(dtype) * gradient.to(dtype)).sum(-1)[:, key_heads])
 
-        values.register_hook(store)  # type: ignore[no-untyped-call]
+        def store_some(gradient: Tensor) -> None:
+            part = whole.select_heads(self.heads)._replace(attention=attention)
+            self._add_gradient(weight_times_gradient(part, gradient.movedim(head_axis, 1)[:, self.heads]))
+
+        if shares_with_unrecorded(self.heads, call):
+            attention = include_padding_queries(self.attention)  # a copy, to which the model does not write
+            whole = call._replace(queries=call.queries.detach(), keys=call.keys.detach(), values=values, lse=None)
+            context.register_hook(store_some)  # type: ignore[no-untyped-call]
+        else:
+            key_heads = key_heads_of(torch.tensor(self.heads), call.queries.shape[1], values.shape[1]).tolist()
+            call.values.register_hook(store_all)  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def _add_gradient(self, product: Float[Tensor, "batch key_heads key"]) -> None:
+        """Add weight times gradient of one backward pass to that of the passes before."""
+        held = self._parts.get("gradients")
+        if held is not None:
+            product = product + held.tensor.to(product.device)
+        self._parts["gradients"] = GrowingTensor(product, 2, self.options.store, owned=True)
 
     # ------------------------------------------------------------------------------------------------------ reading
 

@@ -16,7 +16,7 @@ from ..words import format_bytes, hint
 from .attention_call import AttentionCall
 from .find_sources import find_sources
 from .heads import Heads, heads_of
-from .names import Layers, attentions_inside, describe_unwatched
+from .names import HeadNumbers, Layers, attentions_inside, describe_unwatched
 from .queries_keys_call import QueriesKeysCall, StepsCall
 from .recorded_call import KeepOptions, RecordedCall, nbytes_of
 from .saved.save import save_recording
@@ -265,7 +265,7 @@ class Recording(Mapping[str, Watched]):
         *,
         segments: Any = None,
         layers: Layers = None,
-        heads: Sequence[int] | None = None,
+        heads: HeadNumbers = None,
         sequence: int = 0,
         model: Any = None,
     ) -> Sources:
@@ -287,7 +287,10 @@ class Recording(Mapping[str, Watched]):
                 takes `model`, and runs it once for each segment.
             segments: names of spans of the context, a list of spans, or a number for each of its tokens; None is every
                 token by itself. Tokens in no span are "other".
-            layers, heads: which attentions and heads, for "weights" and "carried"; None is all that read the context.
+            layers, heads: which attentions and heads; None is all that were recorded and read the context. "rollout"
+                takes the mean of these heads, and the other layers leave every token's share where it is. "hidden"
+                hides segments in these alone. Heads that share their values have one gradient, unless
+                `ts.watch(heads=...)` recorded some of them alone.
             sequence: which sequence of the batch.
             model: for "hidden", the model that was recorded.
 

@@ -387,7 +387,8 @@ class Matrix:
 
     def _row_bytes(self, batch: range, top: int) -> int:
         """Return the bytes of one row of a band: scratch memory of all heads, and its part of a mask and a bias."""
-        rules = (rule for rule in (self.bias, self.mask and self.mask.sees) if rule is not None)
+        sees = None if self.mask is None else self.mask.sees
+        rules = (rule for rule in (self.bias, sees) if rule is not None)
         tables = sum(row.numel() * row.element_size() for row in (self._table(rule, range(1), batch) for rule in rules))
         searched = scratch_bytes_per_row(self.keys.shape[-2], top) if top else 0
         return len(batch) * self.queries.shape[1] * searched + tables

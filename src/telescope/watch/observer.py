@@ -5,11 +5,13 @@ from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..attention import Attention
 from ..attention.padding_queries import RealQueries
 from ..engines import torch_modes
 from ..recording.attention_call import AttentionCall, Carrier
+from ..recording.head_gradients import check_dropout
 from ..recording.names import head_numbers
 from ..recording.recorded_call import RecordedCall
 from ..recording.recording import Recording
@@ -50,10 +52,13 @@ class Observer:
             return False
         return True
 
-    def record(self, name: str, call: AttentionCall) -> tuple[AttentionCall, RecordedCall]:
+    def record(
+        self, name: str, call: AttentionCall, context: Tensor, head_axis: int = 1
+    ) -> tuple[AttentionCall, RecordedCall]:
         """Record the selected heads of a call, with its token ids, without unwritten keys and padding queries.
 
-        Return that part of the call, and the recorded call that it began or continues.
+        `context` is the tensor that the attention returned, unedited, with its heads along `head_axis`. Return the part
+        of the call that was recorded, and the recorded call that it began or continues.
         """
         heads = self._selected_heads(name, call.queries.shape[1])
         with torch_modes.recording_mode(call.queries.device):
@@ -61,12 +66,13 @@ class Observer:
             call = self._without_padding_queries(call)
             if self.carriers:  # a further pass through a shared layer has the name of the first and a number
                 call = call._replace(carrier=self.carriers.get(name, self.carriers.get(name.rpartition(".")[0])))
-            values, count = call.values, call.queries.shape[1]
-            call = call if heads is None else call.select_heads(heads)
-            recorded = self.recording.record(name, call)
+            if self.keeps_gradients and heads is not None:
+                check_dropout(name, heads, call)
+            part = call if heads is None else call.select_heads(heads)
+            recorded = self.recording.record(name, part)
         if self.keeps_gradients:
-            recorded.keep_gradient(values, count)
-        return call, recorded
+            recorded.keep_gradient(call, context, head_axis)
+        return part, recorded
 
     def note(self, call: AttentionCall) -> None:
         """Note the tokens of a self-attention that is not recorded: a cross-attention after it has the same queries."""

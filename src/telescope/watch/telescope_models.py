@@ -56,7 +56,9 @@ def observing(
         for name, attend in attends.items():
             before, after = ModuleHook(hooks.before_attention), ModuleHook(partial(hooks.after_attention, name=name))
             undo.callback(attend.register_forward_pre_hook(before, with_kwargs=True).remove)
-            undo.callback(attend.register_forward_hook(after, with_kwargs=True, always_call=True).remove)
+            # First of all hooks: an edit that was registered before this watch returns another context.
+            added = attend.register_forward_hook(after, with_kwargs=True, always_call=True, prepend=True)
+            undo.callback(added.remove)
         for attend in others.values():
             note = ModuleHook(uncompiled(hooks.note))
             undo.callback(attend.register_forward_pre_hook(note, with_kwargs=True).remove)
@@ -133,6 +135,7 @@ class ModelHooks:
         _, call = self.record(
             name,
             AttentionCall(queries, keys, values, attention, heads, dropout, lse, across=across, follows=follows),
+            context,
         )
         if self.running and isinstance(call, StepsCall) and call not in self.running[-1].calls:
             self.running[-1].calls.append(call)

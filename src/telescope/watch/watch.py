@@ -19,17 +19,17 @@ A model of Telescope begins in telescope_models.py, ModelHooks.after_attention, 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, SupportsIndex
+from typing import Any
 
 from torch import nn
 
 from ..recording.attention_call import QuerySelection, query_selection
-from ..recording.names import Layers, describe_unwatched, select_layers
+from ..recording.names import HeadNumbers, Layers, describe_unwatched, numbers_of_heads, select_layers
 from ..recording.recorded_call import ALSO, TOP, KeepOptions, MapSize
 from ..recording.recording import KEEP, Recording
 from ..recording.storage import store_named
 from ..recording.summaries_call import SummariesCall
-from ..words import hint, whole_number
+from ..words import hint
 from .find_attentions import find_attentions
 from .observer import Observer
 from .output_projection import carriers
@@ -41,7 +41,7 @@ def watch(
     model: nn.Module,
     *,
     layers: Layers = None,
-    heads: SupportsIndex | Sequence[SupportsIndex] | None = None,
+    heads: HeadNumbers = None,
     queries: int | Sequence[int] | slice | None = None,
     keep: str = "summaries",
     top: int | None = None,
@@ -77,7 +77,7 @@ def watch(
         also: what else to keep, a name or several.
             "norms": ‖W_O v‖ of each key and head, for `sources(how="carried")`.
             "gradients": weight times gradient of each key, once a backward pass has run inside the block, for
-            `sources(how="gradient")`.
+            `sources(how="gradient")`; one sum for recorded heads that share their values.
             "streaming": with "summaries", the share of each query's weight on the first 4 and the last 256 keys.
         tokenizer: an object with `decode`, which turns token ids into text; Telescope's models have their own.
 
@@ -118,12 +118,13 @@ def record_calls(
     *,
     keep: str = SummariesCall.keep,
     layers: Layers = None,
-    heads: SupportsIndex | Sequence[SupportsIndex] | None = None,
+    heads: HeadNumbers = None,
     tokenizer: Any = None,
 ) -> Iterator[Recording]:
     """Record every attention call while the block runs, with options that are checked already; see `watch`."""
     modules, backend, attentions, unwatched = find_attentions(model, "watch")
-    names, numbers = select_layers(list(attentions), layers, unwatched), _head_numbers(heads)
+    names = select_layers(list(attentions), layers, unwatched)
+    numbers = None if heads is None else numbers_of_heads(heads)
     if unwatched and layers is None:
         warnings.warn(f"{type(model).__name__}: {describe_unwatched(unwatched)}", stacklevel=5)
     tokenizer = tokenizer or getattr(model, "tokenizer", None)
@@ -141,23 +142,6 @@ def record_calls(
         finally:
             recording.wait()
         recording.flush()
-
-
-def _head_numbers(heads: SupportsIndex | Sequence[SupportsIndex] | None) -> tuple[int, ...] | None:
-    """Return the numbers that `heads=` gives, negative ones as they are: layers may differ in their number of heads."""
-    if heads is None:
-        return None
-    given = tuple(heads) if isinstance(heads, Iterable) else (heads,)
-    try:
-        numbers = tuple(whole_number("heads", number) for number in given)
-    except TypeError:
-        numbers = ()
-    if not numbers or len(set(numbers)) < len(numbers):
-        raise ValueError(
-            f"heads={heads!r} are not numbers of heads, each once; they count from 0, or from the last: -1, -2; "
-            "None is all"
-        )
-    return numbers
 
 
 def _keep_options(

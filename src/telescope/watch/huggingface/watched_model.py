@@ -71,7 +71,7 @@ class WatchedModel(Interceptor):
             check = self.checks.add(name, module, described, output, "edited" if edited else call.implementation)
             last = recording.last_call(name)
             before = None if last is None else (last.attention, last.size)
-            prepared, recorded = self.observer.record(name, described)
+            prepared, recorded = self.observer.record(name, described, output, head_axis=2)
             self.template = None
             if not requested and not edited:
                 before = before if recorded is last else None
