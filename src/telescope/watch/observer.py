@@ -14,6 +14,7 @@ from ..recording.names import head_numbers
 from ..recording.recorded_call import RecordedCall
 from ..recording.recording import Recording
 from .module_hook import COMPILED
+from .run_tracker import Bypass
 from .token_inputs import TokenInputs
 
 
@@ -31,6 +32,8 @@ class Observer:
         self.recording, self.heads, self.thread = recording, heads, get_ident()
         self.carriers, self.keeps_gradients = carriers or {}, keeps_gradients
         self.tokens = TokenInputs()
+        self.bypasses: dict[str, Bypass] = {}
+        """The attentions that ran without a call that could be recorded, by name."""
         self._last_padding: PaddingOfDefinition | None = None
 
     def is_recording(self) -> bool:
@@ -47,6 +50,11 @@ class Observer:
             self.recording.unwatched_threads.add(get_ident())
             return False
         return True
+
+    def note_bypass(self, bypass: Bypass) -> None:
+        """Note an attention that ran without a call that could be recorded."""
+        self.bypasses.setdefault(bypass.name, bypass)
+        self.recording.leave_out(bypass.name, bypass.reason)
 
     def record(self, name: str, call: AttentionCall) -> tuple[AttentionCall, RecordedCall]:
         """Record the selected heads of a call, with its token ids, without unwritten keys and padding queries.
