@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..files.optional import import_optional
 from ..recording.heads import HABITS, Head, Heads, kind_of
+from ..recording.names import list_names
 from ..recording.row_sample import BUCKETS, bucket_limits
 from ..trace.render import render_text
 from ..words import check_index, hint
@@ -92,6 +93,8 @@ class Atlas:
         self.skipped_count, self.skipped = merge_skipped(rest["skipped"] for rest in rests)
         """How many texts could not be read, and why, by number; the first hundred."""
         self.read_texts = sum(rest["read_texts"] for rest in rests)
+        self.left_out = tuple(dict.fromkeys(name for rest in rests for name in rest.get("left_out", ())))
+        """The attentions whose heads are missing, since they cannot be watched or ran past the watch."""
         self._texts = {(text, first): about for rest in rests for text, first, about in rest["evidence"]}
         self.places = [(layer, number) for layer, numbers, _ in self.sums.layers for number in numbers]
         """The layer and the number of each head, in the order of the model."""
@@ -121,7 +124,7 @@ class Atlas:
         for (layer, number), values in zip(self.places, shares, strict=True):
             measures = dict(zip(MEASURES, values, strict=True))
             found.append(Head(layer, number, kind_of(measures), **measures))
-        return Heads(found, self.layers).sort()
+        return Heads(found, self.layers, left_out=self.left_out).sort()
 
     def statistic(self, layer: str, head: int, name: str) -> Statistic:
         """Return one statistic of a head: a habit, "spread", "entropy", "peak" or "logit"."""
@@ -218,6 +221,7 @@ class Atlas:
             "skipped": {"count": self.skipped_count, "texts": [[*each] for each in self.skipped.items()]},
             "evidence": [[*place, about] for place, about in sorted(self._texts.items())],
             "read_texts": self.read_texts,
+            "left_out": [*self.left_out],
         }
         tables = {"heads": self.rows(), "evidence": self._evidence_rows(), "maps": self._map_rows()}
         numbers = {"texts": self.texts, "tokens": self.tokens, "skipped": self.skipped_count}
@@ -263,7 +267,10 @@ class Atlas:
         model = self.about.get("model", {}).get("class", "a model")
         skipped = f", {self.skipped_count:,} skipped" if self.skipped_count else ""
         title = f"{model}: {len(self.places):,} heads over {self.texts:,} texts, {self.tokens:,} tokens{skipped}"
-        table = Table(title=title, box=None, pad_edge=False, title_justify="left")
+        caption = f"not measured: {list_names(self.left_out)}" if self.left_out else None
+        table = Table(
+            title=title, box=None, pad_edge=False, title_justify="left", caption=caption, caption_justify="left"
+        )
         for name in ("kind", "heads", "clearest", "share", "strongest text"):
             table.add_column(name, justify="right" if name in ("heads", "share") else "left", no_wrap=True)
         heads = self.heads()

@@ -22,6 +22,7 @@ def write_card(about: Mapping[str, Any], heads: Heads, *, texts: int, tokens: in
         "",
         f"{len(heads):,} heads over {texts:,} texts, {tokens:,} tokens, at most {about.get('length')} tokens at once"
         + (f"; {skipped:,} texts could not be read." if skipped else "."),
+        *_missing(heads.left_out),
         "",
         "`ts.open(folder)` opens it, `ts.compare(one, other)` compares two; the tables are Parquet.",
         "",
@@ -42,6 +43,11 @@ def write_card(about: Mapping[str, Any], heads: Heads, *, texts: int, tokens: in
 
 def _config(name: str) -> Sequence[str]:
     return (f"- config_name: {name}", f"  data_files: {name}.parquet")
+
+
+def _missing(left_out: Sequence[str]) -> list[str]:
+    """Return the paragraph that names the attentions without heads in the atlas; nothing where there are none."""
+    return ["", f"The heads of these attentions are missing: {', '.join(left_out)}."] if left_out else []
 
 
 def _clearest(heads: Heads) -> list[str]:

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from ..recording.names import Layers
+from ..recording.names import Layers, list_names
 from ..recording.recorded_call import KeepOptions
 from ..watch.watch import record_calls
 from .atlas import Atlas
@@ -190,6 +190,7 @@ class Work:
         self.sums = AtlasSums([])
         self.skipped = Skipped()
         self.evidence = EvidenceTexts()
+        self.left_out: dict[str, None] = {}  # the attentions that were not watched, in the order of the model
         self.read_texts = self.broken = 0
         self.pending: list[Pending] = []
 
@@ -262,6 +263,10 @@ class Work:
         options = KeepOptions(top=1, sample=True)
         with record_calls(self.model, options, layers=self.layers, tokenizer=self.tokenizer) as recording:
             forward()
+        self.left_out |= dict.fromkeys(recording.left_out)
+        if not any(watched.calls for watched in recording.values()):
+            missing = f": {list_names(recording.left_out)} ran past the watch" if recording.left_out else ""
+            raise ValueError(f"no attention could be recorded{missing}")
         if not self.sums.layers:
             self.sums = AtlasSums(layers_of(recording))
             device = next(iter(recording.values())).calls[0].facts.device if len(recording) else self.device
@@ -281,7 +286,12 @@ class Work:
 
     def rest(self) -> dict[str, Any]:
         """Return what belongs to the sums and is no tensor, for JSON."""
-        return {"skipped": self.skipped.to_json(), "evidence": self.evidence.to_json(), "read_texts": self.read_texts}
+        return {
+            "skipped": self.skipped.to_json(),
+            "evidence": self.evidence.to_json(),
+            "read_texts": self.read_texts,
+            "left_out": [*self.left_out],
+        }
 
 
 def count_classes(batch: TokenBatch, table: Int[Tensor, " id"]) -> Int[Tensor, " class"]:

@@ -9,6 +9,7 @@ One call of an attention takes this way:
     session.py      EditSession.finish      multiply the context of muted heads
 """
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from ..recording.edits import SavedEdit
+from ..recording.names import describe_unwatched
 from ..watch import huggingface
 from ..watch.find_attentions import FoundAttentions, find_attentions
 from ..words import hint
@@ -43,7 +45,8 @@ def edit(model: nn.Module, *edits: Edit, tokenizer: Any = None) -> Iterator[None
     Raises:
         TypeError: `model` is no torch.nn.Module, or an edit is of another type.
         ValueError: The model cannot be edited (compiled, without a known attention); a layer, head, text or position
-            does not exist, for texts and positions when the block is left; or two edits contradict each other.
+            does not exist, for texts and positions when the block is left; two edits contradict each other; or an
+            attention that is edited has run past the edit, by a forward that computes its weights elsewhere.
 
     Example:
         >>> import torch, telescope as ts
@@ -74,6 +77,8 @@ def editing(
         raise TypeError(f"edit takes a model, a torch.nn.Module, not {type(model).__name__}")
     given = [_checked_edit(one) for one in edits]
     found = find_attentions(model, "edit")
+    if found.unwatched and any(one.layers is None and not isinstance(one, Frozen) for one in given):
+        warnings.warn(f"{type(model).__name__}: {describe_unwatched(found.unwatched, 'edit')}", stacklevel=5)
     session = EditSession(found, given, tokenizer or getattr(model, "tokenizer", None), sequences)
     session.needs_positions |= notes_tokens
     edited = {first_pass(name, found.attentions) for name in session.layers}

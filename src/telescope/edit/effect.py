@@ -5,6 +5,7 @@ its own copy. Frozen and redefining edits run one at a time.
 """
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
 
 from ..files.frames import frame
+from ..recording.names import list_names
 from ..trace.render import render_text
 from ..words import hint
 from .edit import editing
@@ -142,6 +144,13 @@ def effect(
         for batch in batches:
             rows += run.edited(batch)
             bar.update(task, advance=len(batch))
+    if run.idle:
+        warnings.warn(
+            f"{len(run.idle)} of the edits changed nothing, since no attention that they name was called while the "
+            f"model ran: {list_names([*map(str, run.idle)])}; pass inputs that reach these attentions, or restore the "
+            "forward of the modules around them",
+            stacklevel=2,
+        )
     named: list[Any] = [None, *(one[0] if len(one) == 1 else one for one in listed)]
     return Effects({"edit": named} | {name: [row[name] for row in rows] for name in rows[0]})
 
@@ -252,6 +261,8 @@ class Runs:
         self.reference: Any = None
         self.real: Tensor | None = None
         """At which positions a prediction counts; None if at all."""
+        self.idle: list[Edit] = []
+        """The edits whose attentions were not called."""
 
     @torch.no_grad()
     def plain(self) -> dict[str, float]:
@@ -271,8 +282,9 @@ class Runs:
         args, kwargs = self.call.repeated(count)
         edits = [one for several in batch for one in several]
         own = [range(i * size, (i + 1) * size) for i, several in enumerate(batch) for _ in several]
-        with editing(self.model, edits, self.tokenizer, own if count > 1 else None):
+        with editing(self.model, edits, self.tokenizer, own if count > 1 else None) as session:
             output = self.model(*args, **kwargs)
+        self.idle += session.idle_edits()
         parts = [output] if count == 1 else [_part(output, i * size, size, count * size) for i in range(count)]
         return [self.measure(part, self.reference, self.real) for part in parts]
 

@@ -18,6 +18,7 @@ from ..watch.huggingface import interception
 from ..watch.huggingface.interception import Interceptor, ModelCall, Result, weights_of
 from ..watch.huggingface.proof import OutputChecks
 from ..watch.huggingface.transformers_internals import weights_are_requested
+from ..watch.run_tracker import Bypass
 from .edits import Frozen, Mute
 from .session import EditSession
 
@@ -37,9 +38,13 @@ class EditedModel(Interceptor):
     def is_active(self) -> bool:
         return self.session.is_active()
 
+    def report_bypass(self, bypass: Bypass) -> None:
+        self.session.refuse_bypass(bypass)
+
     def run(self, call: ModelCall, following: Callable[[ModelCall], Result]) -> Result:
         """Run the edited call, and multiply the context of muted heads."""
         name = self.name(call.module)
+        self.session.called.add(name)
         edits = self.session.of(name)
         if not edits and not self.session.needs_positions:
             return following(call)

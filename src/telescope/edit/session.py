@@ -13,6 +13,7 @@ from ..recording.names import head_numbers, select_layers
 from ..recording.recording import Recording
 from ..watch.find_attentions import FoundAttentions
 from ..watch.module_hook import COMPILED
+from ..watch.run_tracker import Bypass
 from ..watch.running_text import RunningText
 from ..watch.tensor_parallel import tensor_parallel_rank, tensor_parallel_size
 from ..watch.token_inputs import TokenInputs
@@ -48,6 +49,8 @@ class EditSession:
         self.regions = Regions(TextFinder(decode, token_name))
         self.editor = CallEditor(self.regions)
         self.places: dict[str, Place] = {}  # of the running call of each attention
+        self.called: set[str] = set()
+        """The attentions that were called in the block, edited or not."""
         self.layers: dict[str, list[LayerEdit]] = {}
         for edit, own in zip(edits, sequences, strict=True):
             for name in _select(edit, found):
@@ -110,6 +113,17 @@ class EditSession:
         """
         mutes = [one for one in self.of_call(name, context.shape[1]) if isinstance(one.edit, Mute)]
         return finish_context(name, call, context, mutes, self.places.get(name)) if mutes else context
+
+    def idle_edits(self) -> list[Edit]:
+        """Return the edits that changed nothing, since none of their attentions was called."""
+        busy = {id(one.edit) for name in self.called for one in self.of(name)}
+        return [edit for edit in self.edits if id(edit) not in busy]
+
+    def refuse_bypass(self, bypass: Bypass) -> None:
+        """Raise a ValueError if an attention that is edited has run past the edit."""
+        edited = {first_pass(name, [bypass.name]) for name in self.layers}
+        if bypass.name in edited:
+            raise ValueError(f'"{bypass.name}" ran, and ts.edit cannot change it: {bypass.reason}; {bypass.remedy}')
 
     def check_found(self) -> None:
         """Raise a ValueError if the model ran, and a span was in nothing that it read."""

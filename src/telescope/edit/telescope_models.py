@@ -16,7 +16,8 @@ from ..layers import Attend
 from ..recording.attention_call import AttentionCall
 from ..recording.names import Modules
 from ..watch.module_hook import ModuleHook, uncompiled
-from ..watch.telescope_models import observer_of
+from ..watch.run_tracker import RunTracker
+from ..watch.telescope_models import ATTEND, layers_around, observer_of
 from .edits import Mute
 from .session import EditSession
 
@@ -24,9 +25,11 @@ from .session import EditSession
 @contextmanager
 def intercepting(modules: Modules, attends: Mapping[str, Attend], session: EditSession) -> Iterator[None]:
     """Register the hooks of these attentions while the block runs."""
+    runs = RunTracker(layers_around(modules, attends), ATTEND)
     with ExitStack() as undo:
+        undo.enter_context(runs.tracking(session.is_active, session.refuse_bypass))
         for name, attend in attends.items():
-            before = ModuleHook(uncompiled(partial(_before_attention, session, name, attend)))
+            before = ModuleHook(uncompiled(partial(_before_attention, session, runs, name, attend)))
             undo.callback(attend.register_forward_pre_hook(before, with_kwargs=True).remove)
             if any(isinstance(one.edit, Mute) for one in session.of(name)):
                 after = ModuleHook(uncompiled(partial(_after_attention, session, name)))
@@ -34,13 +37,17 @@ def intercepting(modules: Modules, attends: Mapping[str, Attend], session: EditS
         yield
 
 
-def _before_attention(session: EditSession, name: str, attend: Attend, module: Attend, args: Any, kwargs: Any) -> Any:
+def _before_attention(
+    session: EditSession, runs: RunTracker, name: str, attend: Attend, module: Attend, args: Any, kwargs: Any
+) -> Any:
     """Return the arguments of the edited call; None leaves them as they are.
 
     `attend` is the model's own module, `module` the one that runs: decoding runs a copy of the model.
     """
     if not session.is_active():
         return None
+    runs.note_call(name)
+    session.called.add(name)
     observer = observer_of(attend, session.thread)
     if observer is not None and session.of(name):
         observer.recording.add_edits(tuple(one.edit for one in session.of(name)))

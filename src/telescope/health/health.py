@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from ..attention.padding_queries import real_query_masks
+from ..recording.names import list_names
 from ..recording.recorded_call import KeepOptions, RecordedCall
 from ..recording.recording import Recording
 from ..watch.tensor_parallel import tensor_parallel_size
@@ -92,11 +93,11 @@ class Health:
                 module(*inputs, **named)
         layers = health_of(recording)
         if not layers:
-            raise ValueError(
-                f"{type(module).__name__} called no attention for this batch, so there is nothing to measure"
-            )
+            what = f"no attention that can be recorded, only {list_names(recording.left_out)},"
+            called = what if recording.left_out else "no attention"
+            raise ValueError(f"{type(module).__name__} called {called} for this batch, so there is nothing to measure")
         alerts = [*alerts_of(layers, self.rules), *_drift_alerts(module)]
-        report = HealthReport(self.steps, layers, tuple(alerts))
+        report = HealthReport(self.steps, layers, tuple(alerts), recording.left_out)
         if self.log is not None:
             self.log(report.scalars(), self.steps)
         self._tell(report)

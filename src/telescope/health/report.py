@@ -6,6 +6,7 @@ from math import isnan
 
 from rich.table import Table
 
+from ..recording.names import list_names
 from ..trace.render import render_text
 from ..words import hint
 
@@ -101,6 +102,8 @@ class HealthReport:
     layers: Mapping[str, HeadHealth]
     alerts: Sequence[str] = ()
     """A sentence for each layer that breaks a rule, and for each key bias that has drifted."""
+    left_out: Sequence[str] = ()
+    """The attentions that are not among the layers, since they cannot be watched or ran past the watch."""
 
     @property
     def logits(self) -> dict[str, tuple[float, ...]]:
@@ -130,7 +133,8 @@ class HealthReport:
         return table
 
     def __repr__(self) -> str:
-        return "\n".join([render_text(self.__rich__(), width=120), *self.alerts])
+        missing = [f"not measured: {list_names(self.left_out)}"] if self.left_out else []
+        return "\n".join([render_text(self.__rich__(), width=120), *missing, *self.alerts])
 
 
 def alerts_of(layers: Mapping[str, HeadHealth], rules: Sequence[Rule]) -> list[str]:

@@ -13,7 +13,7 @@ from ..trace.render import FirstThatFits, render_text
 from ..words import hint, index_range, whole_number
 from .head_measures import Decode, Measures, measure, punctuation_test
 from .head_shares import FAR, STREAMING_FIRST, STREAMING_LAST
-from .names import Layers, select_layers
+from .names import Layers, list_names, select_layers
 from .recorded_call import RecordedCall
 from .segments import Segments
 
@@ -85,15 +85,21 @@ class Head:
 class Heads(Sequence[Head]):
     """A table of heads, which prints as one: heads.where(previous=0.5).sort("spread")[:10].
 
-    `layers` are the names of all layers in the order of the model; a part of a table keeps all of them.
+    `layers` are the names of all layers in the order of the model; a part of a table keeps all of them. `left_out` are
+    the attentions whose heads were not watched, or not in every run; they are named below the table.
     """
 
     def __init__(
-        self, heads: Iterable[Head], layers: Sequence[str] | None = None, counts: Mapping[str, int] | None = None
+        self,
+        heads: Iterable[Head],
+        layers: Sequence[str] | None = None,
+        counts: Mapping[str, int] | None = None,
+        left_out: Sequence[str] = (),
     ) -> None:
         self._heads = tuple(heads)
         known = sorted({head.layer for head in self._heads}, key=_natural_order)
         self.layers = tuple(known if layers is None else layers)
+        self.left_out = tuple(left_out)
         if counts is None:
             counts = {}
             for head in self._heads:
@@ -122,7 +128,7 @@ class Heads(Sequence[Head]):
             key=lambda head: position[head.layer] if by == "layer" else _value(head, by),
             reverse=not (names if rising is None else rising),
         )
-        return Heads([*known, *unknown], self.layers, self._counts)
+        return Heads([*known, *unknown], self.layers, self._counts, self.left_out)
 
     def where(
         self,
@@ -164,6 +170,7 @@ class Heads(Sequence[Head]):
             ),
             self.layers,
             self._counts,
+            self.left_out,
         )
 
     def _select(self, number: int | Iterable[int]) -> set[tuple[str, int]]:
@@ -231,7 +238,7 @@ class Heads(Sequence[Head]):
 
     def __getitem__(self, index: int | slice) -> "Head | Heads":
         if isinstance(index, slice):
-            return Heads(self._heads[index], self.layers, self._counts)
+            return Heads(self._heads[index], self.layers, self._counts, self.left_out)
         return self._heads[index]
 
     def __iter__(self) -> Iterator[Head]:
@@ -245,7 +252,8 @@ class Heads(Sequence[Head]):
         return FirstThatFits(lambda: (self._table(more) for more in ((*MORE, "largest_logit"), ())))
 
     def _table(self, more: Sequence[str]) -> Table:
-        table = Table(box=None, pad_edge=False)
+        caption = f"not watched: {list_names(self.left_out)}" if self.left_out else None
+        table = Table(box=None, pad_edge=False, caption=caption, caption_justify="left")
         for name in ("layer", "head", "kind"):
             table.add_column(name, justify="right" if name == "head" else "left", no_wrap=True)
         known = [name for name in more if not all(isnan(_value(head, name)) for head in self)]
@@ -264,7 +272,10 @@ class Heads(Sequence[Head]):
 
 
 def heads_of(
-    attentions: Mapping[str, Sequence[RecordedCall]], decode: Decode | None, segments: Segments | None = None
+    attentions: Mapping[str, Sequence[RecordedCall]],
+    decode: Decode | None,
+    segments: Segments | None = None,
+    left_out: Sequence[str] = (),
 ) -> Heads:
     """Return the heads of every attention that was called, each measured over all of its calls."""
     is_mark = None if decode is None else punctuation_test(decode)
@@ -274,7 +285,7 @@ def heads_of(
         parts = [measure(call, is_mark, segments) for call in calls if call.heads == numbers]
         names = () if segments is None else segments.names
         found += [_head(layer, number, place, parts, names) for place, number in enumerate(numbers)]
-    return Heads(found, list(attentions))
+    return Heads(found, list(attentions), left_out=left_out)
 
 
 def _value(head: Head, name: str) -> Any:

@@ -142,12 +142,16 @@ def unwatched_attentions(modules: Modules, watched: Iterable[nn.Module]) -> tupl
     return tuple(path for path in named if path not in containing and paths.isdisjoint([path, *_above(path)]))
 
 
-def describe_unwatched(names: Sequence[str]) -> str:
-    """Return a sentence that names the attentions that cannot be watched."""
-    rest = len(names) - 3
-    listed = ", ".join(names[:3]) + (f" and {rest} more" if rest > 0 else "")
+def describe_unwatched(names: Sequence[str], verb: str = "watch") -> str:
+    """Return a sentence that names the attentions that cannot be watched; `verb` is "watch" or "edit"."""
     subject = f"{len(names)} attentions compute" if len(names) > 1 else "one attention computes"
-    return f"{subject} the weights by code of their own, which watch cannot look into: {listed}"
+    return f"{subject} the weights by code of their own, which {verb} cannot look into: {list_names(names)}"
+
+
+def list_names(names: Sequence[str]) -> str:
+    """Return the first three names, and how many more there are."""
+    rest = len(names) - 3
+    return ", ".join(names[:3]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _above(path: str) -> list[str]:

@@ -74,8 +74,7 @@ class Recording(Mapping[str, Watched]):
         self.model, self.keep, self.decode = model, keep, decode
         self.token_name = token_name
         """Returns the tokenizer's name of a token, for tokens without text, such as </s>."""
-        self.left_out = tuple(left_out)
-        """The paths of the model's attentions that cannot be watched."""
+        self._left_out: dict[str, str] = {}
         self.expected_bytes = 0
         """How many bytes the latest run was expected to take when it began."""
         self.unwatched_threads: set[int] = set()
@@ -93,11 +92,24 @@ class Recording(Mapping[str, Watched]):
         self._last: str | None = None
         self._run = 0
         self._last_run: dict[str, int] = {}
+        for name in left_out:
+            self.leave_out(name, "it computes its weights by code of its own")
 
     @property
     def names(self) -> tuple[str, ...]:
         """The full names of the attentions, in the order of the model."""
         return tuple(self._watched)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The paths of the model's attentions that were not watched, or not in every run."""
+        return tuple(self._left_out)
+
+    def leave_out(self, name: str, reason: str) -> None:
+        """Note an attention that cannot be watched, or that ran and could not be recorded."""
+        self._left_out.setdefault(name, reason)
+        if name in self._watched:
+            self._watched[name].left_out = reason
 
     def record(self, name: str, call: AttentionCall) -> RecordedCall:
         """Append `call` to the last call of this attention if it continues that call, else record a new one.
@@ -243,7 +255,7 @@ class Recording(Mapping[str, Watched]):
                 raise ValueError(f"segments belong to one text, and keys of {len(counts)} lengths were recorded")
             longest = max(len(every[0].text_columns(i).keys) for i in range(every[0].facts.shape[0]))
             named = read_segments(segments, longest)
-        return heads_of(self._calls, self.decode, named).sort()
+        return heads_of(self._calls, self.decode, named, self.left_out).sort()
 
     def queries_without_keys(self) -> dict[str, Bool[Tensor, "batch heads query"]]:
         """Return which queries saw no key, of the attentions that have such queries: their context was zero.
@@ -307,6 +319,9 @@ class Recording(Mapping[str, Watched]):
             >>> round(sum(found.shares.values()), 4)
             1.0
         """
+        if how == "rollout" and self._left_out:
+            name, reason = next(iter(self._left_out.items()))
+            raise ValueError(f'sources(how="rollout") needs every layer, and "{name}" was not watched: {reason}')
         return find_sources(
             self._calls,
             span,
@@ -326,7 +341,15 @@ class Recording(Mapping[str, Watched]):
         Raise a ValueError if the folder holds a recording and `replace` is False, or if it holds anything else.
         """
         save_recording(
-            path, self.model, self.keep, self.decode, self._calls, self.token_name, edits=self.edits, replace=replace
+            path,
+            self.model,
+            self.keep,
+            self.decode,
+            self._calls,
+            self.token_name,
+            edits=self.edits,
+            left_out=self._left_out,
+            replace=replace,
         )
 
     def table(self, of: str = "queries", *, library: str = "pandas") -> Any:
@@ -368,8 +391,11 @@ class Recording(Mapping[str, Watched]):
             table.add_row(*watched.cells())
         for edit in self.edits:
             table.add_row("edited", "", "", str(edit), "")
-        for name in self.left_out:
-            table.add_row(name, "", "", "not watched: it computes its weights by code of its own", "")
+        for name, reason in self._left_out.items():
+            if name not in self._watched:
+                table.add_row(name, "", "", f"not watched: {reason}", "")
+            elif self._watched[name].calls:
+                table.add_row(name, "", "", f"not watched in every run: {reason}", "")
         return table
 
     def __repr__(self) -> str:

@@ -23,11 +23,15 @@ class Watched:
         self.name = name
         self.unwatched_threads = unwatched_threads
         """The ids of the threads that called the model and are not watched."""
+        self.left_out: str | None = None
+        """Why a run of the attention could not be recorded; None if every run was."""
         self.calls: list[RecordedCall] = []
 
     @property
     def call(self) -> RecordedCall:
         """The only call."""
+        if not self.calls and self.left_out is not None:
+            raise ValueError(f'"{self.name}" ran and was not watched: {self.left_out}')
         if not self.calls:
             why = (
                 "the model ran in another thread, and watch sees only the thread that entered its block: enter it there"
@@ -92,12 +96,14 @@ class Watched:
 
     def __repr__(self) -> str:
         name, heads, size, definition, calls = self.cells()
-        return f"{name}: heads {heads}, {size}, {definition}, calls {calls}" if self.calls else f"{name}: not called"
+        if not self.calls:
+            return f"{name}: {definition or 'not called'}"
+        return f"{name}: heads {heads}, {size}, {definition}, calls {calls}"
 
     def cells(self) -> list[str]:
         """Return name, heads, queries x keys and definition of the last call, and the number of calls."""
         if not self.calls:
-            return [self.name, "", "", "", "0"]
+            return [self.name, "", "", "" if self.left_out is None else f"not watched: {self.left_out}", "0"]
         last = self.calls[-1]
         dropout = f", dropout = {last.dropout:g}" if last.dropout else ""
         matrix = f"{last.size[0]:,} x {last.size[1]:,}"

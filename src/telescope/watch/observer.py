@@ -16,6 +16,7 @@ from ..recording.names import head_numbers
 from ..recording.recorded_call import RecordedCall
 from ..recording.recording import Recording
 from .module_hook import COMPILED
+from .run_tracker import Bypass
 from .running_text import RunningText
 from .token_inputs import TokenInputs
 
@@ -35,6 +36,8 @@ class Observer:
         self.carriers, self.keeps_gradients = carriers or {}, keeps_gradients
         self.tokens = TokenInputs()
         self.text = RunningText()
+        self.bypasses: dict[str, Bypass] = {}
+        """The attentions that ran without a call that could be recorded, by name."""
         self._last_padding: PaddingOfDefinition | None = None
 
     def is_recording(self) -> bool:
@@ -51,6 +54,11 @@ class Observer:
             self.recording.unwatched_threads.add(get_ident())
             return False
         return True
+
+    def note_bypass(self, bypass: Bypass) -> None:
+        """Note an attention that ran without a call that could be recorded."""
+        self.bypasses.setdefault(bypass.name, bypass)
+        self.recording.leave_out(bypass.name, bypass.reason)
 
     def record(
         self, name: str, call: AttentionCall, context: Tensor, head_axis: int = 1

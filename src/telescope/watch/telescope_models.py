@@ -17,7 +17,13 @@ from ..recording.names import Modules, attention_name
 from ..recording.queries_keys_call import StepsCall
 from .module_hook import ModuleHook, uncompiled
 from .observer import Observer
+from .run_tracker import Route, RunTracker
 from .sdpa_lse import SdpaWithLse
+
+ATTEND = Route(
+    missing="made no call of its Attend module",
+    remedy="let the forward call self.attend(queries, keys, values, attention), or restore the layer's own forward",
+)
 
 
 def attentions(modules: Modules) -> dict[str, Attend]:
@@ -36,6 +42,23 @@ def embeddings(modules: Modules) -> Iterable[nn.Module]:
     return [module for path, module in modules.items() if path.rpartition(".")[2] in named]
 
 
+def layers_around(modules: Modules, attends: Mapping[str, Attend]) -> dict[str, nn.Module]:
+    """Return the layer that calls each attention, by the attention's name: the nearest module around it with a forward.
+
+    An attention that is the whole model has none.
+    """
+    paths = {id(module): path for path, module in modules.items()}
+    layers: dict[str, nn.Module] = {}
+    for name, attend in attends.items():
+        path = paths[id(attend)]
+        while path:
+            path = path.rpartition(".")[0]
+            if not isinstance(modules[path], nn.ModuleList | nn.ModuleDict):
+                layers[name] = modules[path]
+                break
+    return layers
+
+
 @contextmanager
 def observing(
     modules: Modules, attends: Mapping[str, Attend], others: Mapping[str, Attend], observer: Observer
@@ -44,7 +67,8 @@ def observing(
 
     Several threads may watch one model, each its own calls. Raise a ValueError if this thread watches it already.
     """
-    hooks = ModelHooks(observer)
+    runs = RunTracker(layers_around(modules, attends), ATTEND)
+    hooks = ModelHooks(observer, runs)
     with ExitStack() as undo:
         undo.callback(hooks.stop_reading_lse)
         marks = {(id(attend), observer.thread) for attend in attends.values()}
@@ -53,6 +77,7 @@ def observing(
                 raise ValueError(f"{type(modules['']).__name__} is being watched already; leave that block first")
             _watched.update(dict.fromkeys(marks, observer))
         undo.callback(_unmark, marks)
+        undo.enter_context(runs.tracking(observer.is_recording, observer.note_bypass))
         for name, attend in attends.items():
             before, after = ModuleHook(hooks.before_attention), ModuleHook(partial(hooks.after_attention, name=name))
             undo.callback(attend.register_forward_pre_hook(before, with_kwargs=True).remove)
@@ -92,8 +117,9 @@ class ModelHooks:
     AddNorm, whose input and output are the residual stream around it.
     """
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, runs: RunTracker) -> None:
         self.observer = observer
+        self.runs = runs
         self.record = uncompiled(observer.record)
         self.running: list[RunningAddNorm] = []  # the innermost last
         self.fused: SdpaWithLse | None = None  # while an attention runs
@@ -125,6 +151,7 @@ class ModelHooks:
         fused = self.stop_reading_lse()
         if context is None:
             return
+        self.runs.note_call(name)
         queries, keys, values, attention, across = _arguments(*args, **kwargs)
         queries, keys, values = torch_modes.cast_for_autocast(queries, keys, values)
         heads, dropout = tuple(range(queries.shape[1])), module.dropout if module.training else 0.0

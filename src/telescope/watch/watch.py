@@ -33,6 +33,7 @@ from ..words import hint
 from .find_attentions import find_attentions
 from .observer import Observer
 from .output_projection import carriers
+from .run_tracker import describe_bypasses
 from .tensor_parallel import join_recording, tensor_parallel_size
 
 
@@ -57,8 +58,9 @@ def watch(
     are empty, with entropy 0 and top key -1; only `trace()` shows them as they ran. Generating token by token is one
     call that grows. Only the thread that enters the block is watched. A layer that a model runs several times in one
     forward pass is recorded once for each pass: its name, then name.2, name.3. Attentions that cannot be watched are
-    named in a warning. Of a model whose heads are divided among processes (tensor parallelism), the recording of the
-    first process has the heads of all when the block is left; all processes must leave it.
+    named in a warning when the block is entered, those that ran past the watch in one when the block is left, and both
+    in `recording.left_out`. Of a model whose heads are divided among processes (tensor parallelism), the recording of
+    the first process has the heads of all when the block is left; all processes must leave it.
 
     Args:
         model: a model of Telescope, or a Hugging Face model that uses transformers' attention interface.
@@ -142,6 +144,8 @@ def record_calls(
         finally:
             recording.wait()
         recording.flush()
+    if observer.bypasses:
+        warnings.warn(f"{recording.model}: {describe_bypasses([*observer.bypasses.values()])}", stacklevel=5)
 
 
 def _keep_options(

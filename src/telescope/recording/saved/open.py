@@ -87,6 +87,11 @@ def open_recording(path: str | os.PathLike[str]) -> Recording:
     recording.edits = edits_from_json(manifest.get("edits", []), where)  # recordings without edits have no such key
     for name, own in calls.items():
         recording[name].calls.extend(own)
+    left_out = manifest.get("left_out", {})  # recordings of every attention have no such key
+    if not isinstance(left_out, dict) or not all(isinstance(reason, str) for reason in left_out.values()):
+        raise LoadError(f'{where}: "left_out" is not a reason for each attention that was not watched')
+    for name, reason in left_out.items():
+        recording.leave_out(name, reason)
     return recording
 
 

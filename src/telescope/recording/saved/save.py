@@ -30,11 +30,13 @@ def save_recording(
     token_name: Callable[[int], str | None] | None = None,
     *,
     edits: tuple[Any, ...] = (),
+    left_out: Mapping[str, str] | None = None,
     replace: bool = False,
 ) -> None:
     """Write recording.json and a safetensors file for each call; see `Recording.save`.
 
-    `decode` and `token_name` are called once for each token that occurs, since a tokenizer cannot be saved.
+    `decode` and `token_name` are called once for each token that occurs, since a tokenizer cannot be saved. `left_out`
+    has the reason for each attention that was not watched.
     """
     with atomic_folder(path, lambda place: check_can_save(place, replace=replace)) as folder:
         attentions: list[dict[str, Any]] = []
@@ -58,7 +60,8 @@ def save_recording(
         named = {token: token_name(int(token)) for token, text in texts.items() if not text} if token_name else {}
         special = {token: label for token, label in named.items() if label}
         changed = {"edits": edits_to_json(edits)} if edits else {}
-        manifest = {**head, "tokens": texts, "special": special, **changed, "attentions": attentions}
+        missing = {"left_out": dict(left_out)} if left_out else {}
+        manifest = {**head, "tokens": texts, "special": special, **changed, **missing, "attentions": attentions}
         write_json(folder / FILE, {**manifest, "crc32": safetensors.manifest_checksum(manifest)})
 
 

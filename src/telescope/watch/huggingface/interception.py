@@ -26,6 +26,7 @@ from ...recording.names import Modules, attentions_inside
 from ...survey.exact_rows import masked_rows
 from ...words import format_bytes
 from ..module_hook import ModuleHook, uncompiled
+from ..run_tracker import Bypass, Route, RunTracker
 from ..running_text import RunningText
 from .definition import DefinitionReader
 from .lazy import LazyMask
@@ -50,6 +51,11 @@ OTHER_SEQUENCES = (  # the parameters by which an attention module is passed the
     "context_hidden_states",
 )
 MAX_WEIGHT_BYTES = 2**30  # of the weights of one attention, for output_attentions=True
+INTERFACE = Route(
+    missing="made no call through transformers' attention interface",
+    remedy="restore the forward of transformers' own class, let the forward call ALL_ATTENTION_FUNCTIONS with the "
+    'module itself, try model.set_attn_implementation("sdpa"), or read the model by ts.load',
+)
 Result = tuple[Tensor, Tensor | None]
 """What an attention function returns: the context, (batch, query, heads, d_v), and the weights or None."""
 
@@ -147,6 +153,7 @@ class Interceptor(ABC):
         self.configs: Sequence[Any] = ()
         self.names = {id(module): name for name, module in attentions.items()}
         self.reader = DefinitionReader()
+        self.runs = RunTracker(attentions, INTERFACE)
         self.passes: dict[int, int] = {}  # through each attention, by id, since the model around it was called
         self.cross = {  # whether the running call of an attention, by id, is cross-attention
             id(module): _is_cross_attention(module, {}) for module in attentions.values()
@@ -159,6 +166,10 @@ class Interceptor(ABC):
     @abstractmethod
     def run(self, call: ModelCall, following: Callable[[ModelCall], Result]) -> Result:
         """Return the result of a call; `following` runs a call through the interceptors that follow."""
+
+    @abstractmethod
+    def report_bypass(self, bypass: Bypass) -> None:
+        """Report an attention that has just run without a call through the interface."""
 
     def before_model(self, inside: Iterable[int], model: PreTrainedModel, args: Any, kwargs: Any) -> None:
         """Before a model or a part of it runs: adopt a changed implementation, and count passes anew."""
@@ -209,7 +220,10 @@ def _attention_function(
     The parameters have the names of transformers' own attention functions, since models pass some by keyword.
     """
     call = ModelCall(implementation, module, (query, key, value), attention_mask, options)
-    return _pass_on([one for one in _interceptors.get(id(module), ()) if one.is_active()], call)
+    active = [one for one in _interceptors.get(id(module), ()) if one.is_active()]
+    for one in active:
+        one.runs.note_call(one.names[id(module)])
+    return _pass_on(active, call)
 
 
 def _pass_on(interceptors: Sequence[Interceptor], call: ModelCall) -> Result:
@@ -351,8 +365,9 @@ def _remove(interceptor: Interceptor) -> None:
 
 @contextmanager
 def _hooks(modules: Modules, interceptor: Interceptor) -> Iterator[None]:
-    """Register the hooks that run before each model and before each attention."""
+    """Register the hooks that run before each model, and before and after each attention."""
     with ExitStack() as hooks:
+        hooks.enter_context(interceptor.runs.tracking(interceptor.is_active, interceptor.report_bypass))
         for path, module in modules.items():
             if isinstance(module, PreTrainedModel):
                 names = attentions_inside(interceptor.attentions, path) if path else interceptor.attentions

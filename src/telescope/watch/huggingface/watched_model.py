@@ -13,6 +13,7 @@ from ...engines import torch_modes
 from ...recording.names import Modules
 from ...recording.summaries_call import SummariesCall
 from ..observer import Observer
+from ..run_tracker import Bypass
 from ..sdpa_lse import SdpaWithLse
 from .cache_tracker import CacheTracker
 from .call_template import CallTemplate
@@ -40,6 +41,10 @@ class WatchedModel(Interceptor):
 
     def is_active(self) -> bool:
         return self.observer.is_recording()
+
+    def report_bypass(self, bypass: Bypass) -> None:
+        if id(self.attentions[bypass.name]) in self.recorded:
+            self.observer.note_bypass(bypass)
 
     def run(self, call: ModelCall, following: Callable[[ModelCall], Result]) -> Result:
         """Run the model's own attention function, record the call, and return the function's result.
