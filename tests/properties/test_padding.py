@@ -486,3 +486,51 @@ def test_selected_queries_count_own_tokens(side):
     runs = Runs("llama", side)
     with pytest.raises(ValueError, match="queries= selects different columns in the sequences"):
         runs.watch(runs.batch(), queries=[2] if side != "right" else [-1])
+
+
+# ------------------------------------------------------------------------------------------------------------ sources
+
+
+SOURCES = [(name, side) for name, side in CASES if KINDS[name].has_logits]
+
+
+@pytest.mark.parametrize(("name", "side"), SOURCES)
+def test_sources(name, side):
+    """The sources of a span of a padded sentence, by every `how`, are those of the sentence alone."""
+    runs = Runs(name, side)
+    kind = runs.kind
+    is_recurrent = name == "LuongTranslator"
+    # A recurrent decoder has no W_O, and attends once for each token, so that a key has several gradients.
+    options = {"keep": "queries-keys", "also": () if is_recurrent else ("norms", "gradients")}
+    hows = ["weights", "hidden", *([] if is_recurrent else ["carried", "rollout", "gradient"])]
+    for i in range(len(LENGTHS)):
+        written = runs.target if kind.translates else runs.source
+        span = range(3, 5)
+        found = []
+        for inputs, row, first in ((runs.batch(), i, written.column(i)), (runs.alone(i), 0, 0)):
+            args, named = inputs
+            with ts.watch(runs.model, **options) as recording:
+                output = runs.model(*args, **named)
+                logits = (output if torch.is_tensor(output) else output.logits).log_softmax(-1)
+                tokens = written.sentence(i)[0, list(span)]
+                rows = [first + token - 1 for token in span]
+                logits[row, rows].gather(-1, tokens[:, None]).sum().backward()
+            sources = {}
+            for how in hows:
+                more = {"model": runs.model} if how == "hidden" else {}
+                sources[how] = recording.sources(span, how, sequence=row, **more)
+            count = int((runs.source if kind.translates else written).keep[i].sum()) if kind.translates else 3
+            segments = {"a": (0, 2), "b": [2]}
+            sources["segments"] = recording.sources(span, "weights", sequence=row, segments=segments)
+            assert len(sources["weights"].context) == count
+            found.append(sources)
+        for how in found[0]:
+            assert found[0][how].shares.keys() == found[1][how].shares.keys()
+            numbers = [torch.tensor([one.score for one in by_place(sources[how])]) for sources in found]
+            close(*numbers, how=how, sequence=i)
+        with pytest.raises(ValueError, match="is not in the text"):
+            recording.sources(range(3, int(written.keep[i].sum()) + 2), "weights", sequence=row)
+
+
+def by_place(sources):
+    return sorted(sources.rows, key=lambda one: one.start)

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..attention.padding_queries import find_padding
 from ..recording.find_sources import Calls, Question, head_places, source_kind, stack_of
 from ..watch import huggingface
 from .edits import Edit, hide
@@ -23,7 +22,8 @@ def by_hiding(question: Question, model: Any) -> list[float]:
     if not isinstance(model, nn.Module):
         raise ValueError('sources(how="hidden") runs the model again: give the model that was recorded, model=...')
     read, written = _ids(question)
-    rows, tokens = torch.tensor(question.rows), written[0, list(question.span)]
+    rows = torch.tensor([token - 1 for token in question.span])
+    tokens = written[0, list(question.span)]
 
     def log_probability(output: Any) -> float:
         logits = output if isinstance(output, Tensor) else output.logits
@@ -40,24 +40,21 @@ def by_hiding(question: Question, model: Any) -> list[float]:
 
 
 def _ids(question: Question) -> tuple[Tensor | None, Tensor]:
-    """Return the token ids of the source, if there is one, and of the text, (1, token) each, on the model's device."""
-    reader, one = question.reader, slice(question.sequence, question.sequence + 1)
-    ids = reader.query_ids
-    if ids is None or (question.across and reader.key_ids is None):
+    """Return the token ids of the source, if there is one, and of the text, (1, token) each, on the model's device.
+
+    Padding is left out: the model runs on the sequence alone.
+    """
+    read, ids = question.own_ids()
+    if ids is None or (question.across and read is None):
         raise ValueError('sources(how="hidden") needs the token ids, and the model was given none')
-    if question.span.stop > ids.shape[1]:
+    if question.span.stop > len(ids):
         raise ValueError(
-            f'sources(how="hidden") knows the tokens 0 to {ids.shape[1] - 1}; end the span at {ids.shape[1]}, since '
+            f'sources(how="hidden") knows the tokens 0 to {len(ids) - 1}; end the span at {len(ids)}, since '
             "the model did not read the last token that it wrote"
         )
-    heads, device = len(reader.heads), reader.facts.device
-    padding = find_padding(
-        reader.attention, batch=reader.facts.shape[0], heads=heads, size=reader.size, device=torch.device("cpu")
-    )
-    if padding is not None:
-        raise ValueError('sources(how="hidden") takes a text without padding; record the text by itself')
-    read = reader.key_ids[one].to(device) if question.across and reader.key_ids is not None else None
-    return read, ids[one].to(device)
+    device = question.reader.facts.device
+    source = torch.tensor([read], device=device) if question.across else None
+    return source, torch.tensor([ids], device=device)
 
 
 def hiding_edits(question: Question, segment: list[int], count: int) -> list[Edit]:

@@ -1,6 +1,7 @@
 """Compute where an answer comes from: the score of every token of the context, by each `how`.
 
-A token is written by the query before it: the rows of a span are those of its tokens less one.
+A token is written by the query before it: the rows of a span are those of its tokens less one. A user counts the tokens
+of one sequence from 0; tensors have a column for each token of the batch, padding included. `Question` converts.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from ..survey.device import StreamEvent, record_event, side_stream
 from ..survey.dispatch import choose, weigh
 from ..words import check_index, hint
 from .names import HeadNumbers, Layers, numbers_of_heads, select_layers, stack_and_number
-from .recorded_call import RecordedCall
+from .recorded_call import RecordedCall, TextColumns
 from .segments import OTHER, Segments, read_segments, span_positions
 from .sources import ANSWER, KINDS, Sources, token_texts
 
@@ -38,7 +39,10 @@ class Question:
     readers: Calls
     """Those that read the context: cross-attentions, or else all."""
     span: range
+    """The positions of the tokens that were written, counted in the sequence."""
     sequence: int
+    columns: TextColumns
+    """Of the sequence's own tokens, in the tensors of the readers."""
     layers: Layers
     heads: tuple[int, ...] | None
     segments: Segments
@@ -54,6 +58,15 @@ class Question:
         """Return those of the calls that `layers` selects; raise a ValueError if there is none."""
         return {name: calls[name] for name in select_layers(list(calls), self.layers)}
 
+    def own_ids(self) -> tuple[list[int] | None, list[int] | None]:
+        """Return the token ids of the sequence that is read and of the one that is written, where they are known."""
+        read, written = self.reader.key_ids, self.reader.query_ids
+        columns = self.columns
+        return (
+            None if read is None else read[self.sequence, columns.keys.start : columns.keys.stop].tolist(),
+            None if written is None else written[self.sequence, columns.queries.start : columns.queries.stop].tolist(),
+        )
+
     @property
     def across(self) -> bool:
         """Whether the context is another sequence than the answer."""
@@ -62,12 +75,13 @@ class Question:
     @property
     def context(self) -> int:
         """How many tokens the context has: all of another sequence, or those before the span."""
-        return self.reader.size[1] if self.across else self.span.start
+        return len(self.columns.keys) if self.across else self.span.start
 
     @property
     def rows(self) -> list[int]:
-        """The queries that wrote the span."""
-        return [token - 1 for token in self.span]
+        """The columns of the queries that wrote the span."""
+        first = self.columns.queries.start if self.across else self.columns.keys.start
+        return [first + token - 1 for token in self.span]
 
 
 How = Callable[[Question, Any], "Float[Tensor, ' token'] | list[float]"]
@@ -113,8 +127,8 @@ def sources_of_scores(
     question: Question, how: str, found: Tensor | list[float], decode: Any, token_name: Any
 ) -> Sources:
     """Return the ranked table of scores that were found: one for every key, or a list of one for every segment."""
-    count, reader = question.context, question.reader
-    read, written = (None if ids is None else ids[question.sequence].tolist() for ids in (reader.key_ids, _ids(reader)))
+    count = question.context
+    read, written = question.own_ids()
     context = token_texts(None if read is None else read[:count], count, decode, token_name)
     own = None if written is None else [written[token] for token in question.span if token < len(written)]
     answer = token_texts(own, len(question.span), decode, token_name)
@@ -122,15 +136,12 @@ def sources_of_scores(
     if isinstance(found, list):
         by_segment = torch.tensor(found, dtype=torch.float64)
         return Sources(how, question.span, segments, by_segment, None, tuple(context), tuple(answer))
-    scores = found.double().cpu()
+    keys = question.columns.keys
+    scores = found.double().cpu()[keys.start : keys.stop]
     if not question.across and len(scores) > count:
         segments = segments.with_rest(ANSWER, len(scores))
     by_segment = torch.zeros(len(segments.names), dtype=torch.float64).index_add_(0, segments.ids, scores)
     return Sources(how, question.span, segments, by_segment, scores[:count], tuple(context), tuple(answer))
-
-
-def _ids(call: RecordedCall) -> Tensor | None:
-    return call.query_ids
 
 
 # ------------------------------------------------------------------------------------------------------- what is asked
@@ -153,16 +164,19 @@ def ask(
     crossing = {name: call for name, call in calls.items() if call.across}
     readers = crossing or calls
     reader = next(iter(readers.values()))
-    checked = check_span(span, reader)
     sequence = check_index("sequence", sequence, reader.facts.shape[0])
-    count = reader.size[1] if reader.across else checked.start
+    columns = reader.text_columns(sequence)
+    checked = check_span(span, reader, columns)
+    count = len(columns.keys) if reader.across else checked.start
     ids = reader.key_ids
     texts = None
     if segments is None and ids is not None and decode is not None:
-        read = token_texts(ids[sequence].tolist()[:count], count, decode, token_name)
+        own = ids[sequence, columns.keys.start : columns.keys.start + count].tolist()
+        read = token_texts(own, count, decode, token_name)
         texts = [f"{text.strip() or repr(text)}" for text in read]
     numbers = None if heads is None else numbers_of_heads(heads)
-    return Question(calls, readers, checked, sequence, layers, numbers, _read_segments(segments, count, texts))
+    named = _read_segments(segments, count, texts)
+    return Question(calls, readers, checked, sequence, columns, layers, numbers, named)
 
 
 def _read_segments(given: Any, count: int, texts: Sequence[str] | None) -> Segments:
@@ -177,13 +191,17 @@ def _only(name: str, recorded: Sequence[RecordedCall]) -> RecordedCall:
     return recorded[0]
 
 
-def check_span(span: Any, call: RecordedCall) -> range:
+def check_span(span: Any, call: RecordedCall, columns: TextColumns) -> range:
     """Return the positions of the tokens that were written; raise a ValueError if they are not in the answer.
 
-    The last query wrote the token after it, so that a span may end one position after the last query.
+    Positions count the sequence's own tokens, which have these columns. The last query wrote the token after it, so
+    that a span may end one position after the last query.
     """
-    first = call.size[1] - call.size[0] if not call.across else 0
-    end, prompt = first + call.size[0] + 1, call.facts.prompt
+    first = 0
+    if not call.across:  # the first query may be a later token than the first key
+        first = columns.queries.start + call.size[1] - call.size[0] - columns.keys.start
+    end = first + len(columns.queries) + 1
+    prompt = call.facts.prompt
     positions = span_positions("span", span, end)
     if not positions:
         raise ValueError(f"span={span!r} holds no token; it takes the positions of the tokens that were written")
@@ -191,12 +209,12 @@ def check_span(span: Any, call: RecordedCall) -> range:
         raise ValueError(f"span={span!r} has gaps; ask for one stretch of tokens at a time, such as range(10, 20)")
     if positions[0] < 0 or positions[-1] >= end:
         raise ValueError(f"span={span!r} is not in the text, whose tokens are numbered 0 to {end - 1}")
-    generated = prompt is not None and prompt < call.size[0]
-    if generated and prompt is not None and positions[0] < first + prompt:
-        raise ValueError(
-            f"span={span!r} begins in the prompt, which is tokens 0 to {first + prompt - 1}; the answer begins at "
-            f"{first + prompt}"
-        )
+    if prompt is not None and prompt < call.size[0]:
+        begins = first + prompt - columns.queries.start
+        if positions[0] < begins:
+            raise ValueError(
+                f"span={span!r} begins in the prompt, which is tokens 0 to {begins - 1}; the answer begins at {begins}"
+            )
     if positions[0] < first + 1:
         raise ValueError(f"span={span!r} begins at the first token, which no token comes before")
     return range(positions[0], positions[-1] + 1)
@@ -337,7 +355,7 @@ def by_rollout(question: Question, model: Any) -> Float[Tensor, " token"]:
     device = question.reader.facts.device
     answer = torch.zeros(_length(question.reader), dtype=torch.float64, device=device)
     answer[question.rows] = 1.0 / len(question.rows)
-    context = torch.zeros(question.context if question.across else 0, dtype=torch.float64, device=device)
+    context = torch.zeros(question.reader.size[1] if question.across else 0, dtype=torch.float64, device=device)
     for name, call, fetched in _fetched_ahead([*reversed([*calls.items()])]):
         if call.size[0] != call.size[1] and not call.across:
             raise ValueError(f'sources(how="rollout") needs every query of "{name}"; record the text from its start')
