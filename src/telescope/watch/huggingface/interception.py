@@ -22,7 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from ...recording.attention_call import AttentionCall
-from ...recording.names import Modules, attentions_inside
+from ...recording.names import Modules, attentions_inside, unwatched_attentions
 from ...survey.exact_rows import masked_rows
 from ...words import format_bytes
 from ..module_hook import ModuleHook, uncompiled
@@ -59,6 +59,11 @@ def attentions(modules: Modules) -> dict[str, nn.Module]:
     using = {kind for kind in kinds if uses_attention_interface(kind)}
     found: dict[str, Any] = {path: module for path, module in modules.items() if type(module) in using}
     kind = type(modules[""]).__name__
+    if not found and not unwatched_attentions(modules, ()):
+        raise ValueError(
+            f"{kind} has no attention to watch or edit: no part of it is an attention, by the names of their classes; "
+            "take a model that attends, such as a Llama or a BERT"
+        )
     if not found:
         raise ValueError(
             f"{kind} does not go through transformers' attention interface: no part of it uses "
