@@ -21,7 +21,7 @@ from ..watch.find_attentions import FoundAttentions, find_attentions
 from ..words import hint
 from . import telescope_models
 from .edits import Edit, Frozen, Redefine, from_json
-from .session import EditSession, first_pass
+from .session import EditSession
 
 
 @contextmanager
@@ -33,7 +33,8 @@ def edit(model: nn.Module, *edits: Edit, tokenizer: Any = None) -> Iterator[None
     When the block is left, also by an exception, the model is as it was. Only the thread that enters the block runs the
     model edited. Inside `ts.watch`, or around it, the recording holds the calls as edited, and `recording.edits`. Edits
     name heads of the whole model, also where these are divided among processes (tensor parallelism): all processes
-    enter the block, and each edits the heads it has.
+    enter the block, and each edits the heads it has. A layer that a model runs several times in one forward pass, as
+    ALBERT does, is edited in every pass by its name; by name.2 in the second pass alone, by name.1 in the first.
 
     Args:
         model: a model of Telescope, or a Hugging Face model that can be watched.
@@ -43,7 +44,8 @@ def edit(model: nn.Module, *edits: Edit, tokenizer: Any = None) -> Iterator[None
     Raises:
         TypeError: `model` is no torch.nn.Module, or an edit is of another type.
         ValueError: The model cannot be edited (compiled, without a known attention); a layer, head, text or position
-            does not exist, for texts and positions when the block is left; or two edits contradict each other.
+            does not exist, for texts, positions and passes when the block is left; or two edits contradict each other.
+        RuntimeError: Gradient checkpointing runs passes again that are edited differently.
 
     Example:
         >>> import torch, telescope as ts
@@ -69,7 +71,7 @@ def editing(
     given = [_checked_edit(one) for one in edits]
     found = find_attentions(model, "edit")
     session = EditSession(found, given, tokenizer or getattr(model, "tokenizer", None), sequences)
-    edited = {first_pass(name, found.attentions) for name in session.layers}
+    edited = session.edited_attentions()
     attentions = {
         name: module for name, module in found.attentions.items() if session.needs_positions or name in edited
     }

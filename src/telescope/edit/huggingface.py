@@ -40,7 +40,7 @@ class EditedModel(Interceptor):
     def run(self, call: ModelCall, following: Callable[[ModelCall], Result]) -> Result:
         """Run the edited call, and multiply the context of muted heads."""
         name = self.name(call.module)
-        edits = self.session.of(name)
+        edits = self.session.begin(name)
         if not edits and not self.session.needs_positions:
             return following(call)
         call = call._replace(edits=(*call.edits, *(one.edit for one in edits)))
