@@ -43,16 +43,17 @@ class EditedModel(Interceptor):
         edits = self.session.begin(name)
         if not edits and not self.session.needs_positions:
             return following(call)
+        value_set = self.count_values(call)
         call = call._replace(edits=(*call.edits, *(one.edit for one in edits)))
         described: AttentionCall | None = None
         if not edits or not all(isinstance(one.edit, Mute) and one.edit.by == "zero" for one in edits):
             described = call.describe(self.reader, None)._replace(across=self.cross[id(call.module)])
-            changed = self.session.change(name, described)
+            changed = self.session.change(name, described, value_set)
             if changed is not described:
                 self._compare(name, call, described)
                 call = self._edited(name, call, described, changed)
         output, weights = following(call)
-        context = self.session.finish(name, described, output.transpose(1, 2))
+        context = self.session.finish(name, described, output.transpose(1, 2), value_set)
         return context.transpose(1, 2), weights
 
     def _edited(self, name: str, call: ModelCall, described: AttentionCall, changed: AttentionCall) -> ModelCall:

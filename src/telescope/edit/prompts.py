@@ -31,8 +31,8 @@ class Prompt:
     """The position of the first key of each sequence that is no padding; None if there is no padding in front."""
     signature: Float[Tensor, "batch features"] | None
     """Sums of the keys, by which a sequence is found again among the rows of a later call."""
-    means: dict[int, Tensor] = field(default_factory=dict)
-    """The mean context of each head, by the id of the edit that asked for it."""
+    means: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    """The mean context of each head, by the id of the edit that asked for it and the set of values."""
     ranges: dict[Any, Any] = field(default_factory=dict)
     """The spans that were found, by the edit that asked for them."""
 

@@ -118,26 +118,30 @@ class EditSession:
             self._local[name, count] = [one for one in parts if one is not None]
         return self._local[name, count]
 
-    def change(self, name: str, call: AttentionCall) -> AttentionCall:
-        """Return the call with its definition, queries or keys changed; the same object if nothing changes."""
-        if self.needs_positions:
+    def change(self, name: str, call: AttentionCall, value_set: int = 0) -> AttentionCall:
+        """Return the call with its definition, queries or keys changed; the same object if nothing changes.
+
+        A call that has the weights of the call before, and other values, has a `value_set` above 0.
+        """
+        if self.needs_positions and value_set == 0:
             self.tracker.note(call)
         edits = self.of_call(name, call.queries.shape[1])
         for one in edits:
             _check_heads(name, one.edit, call.queries.shape[1])
-        if any(isinstance(one.edit, Hide | Boost) or _needs_positions(one.edit) for one in edits):
+        needs_place = any(isinstance(one.edit, Hide | Boost) or _needs_positions(one.edit) for one in edits)
+        if needs_place and value_set == 0:
             self.places[name] = self.tracker.place(name, call, with_positions=self.needs_positions)
         if all(isinstance(one.edit, Mute) for one in edits):
             return call
         return self.editor.change(name, call, self.places.get(name), edits)
 
-    def finish(self, name: str, call: AttentionCall | None, context: Tensor) -> Tensor:
+    def finish(self, name: str, call: AttentionCall | None, context: Tensor, value_set: int = 0) -> Tensor:
         """Return the context (batch, heads, query, d_v) with the muted heads multiplied, in place where possible.
 
         `call` may be left out where no head is muted by its mean.
         """
         mutes = [one for one in self.of_call(name, context.shape[1]) if isinstance(one.edit, Mute)]
-        return finish_context(name, call, context, mutes, self.places.get(name)) if mutes else context
+        return finish_context(name, call, context, mutes, self.places.get(name), value_set) if mutes else context
 
     def check_found(self) -> None:
         """Raise a ValueError if the model ran, and an edited pass did not, or a span was in nothing that it read."""

@@ -44,6 +44,9 @@ class WatchedModel(Interceptor):
         """
         module, (queries, keys, _), recording = call.module, call.tensors, self.observer.recording
         name, across, edited = self.name(module), self.cross[id(module)], call.described is not None
+        value_set = self.count_values(call)
+        if value_set:
+            return self._run_with_other_values(name, call, following, value_set)
         follows, keys_stay = self.caches.after_update(name, module, keys, across)
         if call.edits:
             recording.add_edits(call.edits)
@@ -69,6 +72,17 @@ class WatchedModel(Interceptor):
                 before = before if recorded is last else None
                 self.template = CallTemplate.of(call, prepared, recorded, before, check)
             return output, weights_of(name, described) if requested and weights is None else weights
+
+    def _run_with_other_values(
+        self, name: str, call: ModelCall, following: Callable[[ModelCall], Result], value_set: int
+    ) -> Result:
+        """Run a call whose weights were recorded with other values just before, and record its values with these."""
+        output, weights, _ = _run_following(call, following, False)
+        with torch.no_grad():
+            described = call.describe(self.reader, None)
+            self.observer.record_values(name, described, value_set)
+            needs_weights = weights_are_requested(call.options) and weights is None
+            return output, weights_of(name, described) if needs_weights else weights
 
     def _template_of(self, name: str, call: ModelCall, follows: bool) -> CallTemplate | None:
         """Return the template of the running forward pass if this call can be recorded by it."""
