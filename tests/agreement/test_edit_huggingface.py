@@ -236,26 +236,6 @@ def test_gradients_of_a_learned_bias():
     assert any("relative_attention_bias" in name for name, one in models[0].named_parameters() if one.grad is not None)
 
 
-def test_layers_that_share_one_module():
-    """ALBERT runs one attention several times: an edit holds for each pass, and a frozen pass is that pass."""
-    from huggingface import BERT, numbered
-
-    config = transformers.AlbertConfig(**{**BERT, "num_hidden_layers": 3}, embedding_size=12)
-    model = numbered(transformers.AlbertModel(config))
-    eager = numbered(transformers.AlbertModel(config)).double()
-    eager.set_attn_implementation("eager")
-    expected = model(IDS).last_hidden_state
-    with eager_by_hand(eager, names_of(eager), Hidden(keys=range(1, 3))):
-        truth = eager(IDS).last_hidden_state
-    with ts.edit(model, ts.hide(range(1, 3))):
-        assert_equal(model(IDS).last_hidden_state, truth)
-    with ts.watch(model, keep="queries-keys") as recording:
-        model(IDS)
-    assert len(recording) == 3
-    with ts.edit(model, ts.frozen(recording)):
-        assert torch.equal(model(IDS).last_hidden_state, expected)
-
-
 def test_output_attentions_are_the_edited_weights():
     model = FAMILIES["llama"].model("eager")
     with ts.edit(model, ts.hide(range(2, 4))):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import telescope as ts
 from telescope.models import GPT, GPTConfig, Transformer, TransformerConfig
@@ -130,6 +131,59 @@ def test_a_compiled_model_is_refused_by_name(model):
         ValueError, match="is compiled, and compiled code runs past every hook; edit the model as it was"
     ):
         edited(torch.compile(model), ts.mute(), run=False)
+
+
+SHARED = "encoder.albert_layer_groups.0.albert_layers.0.attention"
+
+
+@pytest.fixture
+def albert():
+    """A model that runs one attention three times."""
+    from huggingface import BERT, numbered, transformers
+
+    return numbered(transformers.AlbertModel(transformers.AlbertConfig(**{**BERT, "num_hidden_layers": 3})))
+
+
+def test_a_pass_that_never_ran(albert):
+    """Known when the block is left; a block in which nothing ran has nothing to say."""
+    with pytest.raises(ValueError, match=r"no pass 4 through .*; passes count from 1, the last was 3") as found:
+        edited(albert, ts.mute(f"{SHARED}.4"))
+    assert f'layers="{SHARED}.4"' in str(found.value)
+    assert "\n" not in str(found.value)
+    edited(albert, ts.mute(f"{SHARED}.4"), run=False)
+    with torch.no_grad(), ts.watch(albert, keep="queries-keys") as recording:
+        albert(IDS)
+    for edit in (ts.mute(f"{SHARED}.0"), ts.mute(f"{SHARED}.02"), ts.frozen(recording, layers=f"{SHARED}.4")):
+        with pytest.raises(ValueError, match=r"is no attention of this model"):
+            edited(albert, edit, run=False)
+
+
+def test_passes_through_telescopes_own_layers_have_no_names(model):
+    with pytest.raises(ValueError, match=r'layers="blocks.0.self.2" is no attention of this model'):
+        edited(model, ts.mute("blocks.0.self.2"), run=False)
+
+
+def test_contradictions_in_one_pass(albert):
+    with torch.no_grad(), ts.watch(albert, keep="queries-keys") as recording:
+        albert(IDS)
+    frozen = ts.frozen(recording, layers=f"{SHARED}.2")
+    with pytest.raises(ValueError, match=r'contradict each other in ".*attention\.2"'):
+        edited(albert, frozen, ts.hide(1), run=False)
+    edited(albert, frozen, ts.hide(1, layers=f"{SHARED}.3"))
+
+
+def test_checkpointed_passes_that_are_edited_differently(albert):
+    """A backward pass runs the three passes again, and does not say which; edits of all passes hold for each."""
+    group = albert.encoder.albert_layer_groups[0]
+    own = group.forward
+    group.forward = lambda *args, **options: checkpoint(own, *args, use_reentrant=False, **options)
+    albert.train()
+    with ts.edit(albert, ts.mute(SHARED, heads=1)):
+        albert(IDS).last_hidden_state.sum().backward()
+    with ts.edit(albert, ts.mute(f"{SHARED}.2", heads=1)):
+        loss = albert(IDS).last_hidden_state.sum()
+        with pytest.raises(RuntimeError, match=r"gradient checkpointing runs the passes .* again"):
+            loss.backward()
 
 
 def test_a_block_that_fails_reports_its_own_error(model):

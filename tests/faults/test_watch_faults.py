@@ -29,6 +29,14 @@ def compiled_in_place():
     return nn.Sequential(layer)
 
 
+def compiled_forward(of=""):
+    """Return a model in which the forward of one module is a compiled function."""
+    layer = nn.Sequential(MultiHeadAttention(D, 2))
+    module = layer.get_submodule(of)
+    module.forward = torch.compile(module.forward, backend="eager")
+    return layer
+
+
 REFUSED = {
     "no module": (lambda: "model", {}, TypeError, "a torch.nn.Module, not str"),
     "no attention": (lambda: nn.Linear(2, 2), {}, ValueError, "Linear holds no attention that watch can record"),
@@ -40,6 +48,8 @@ REFUSED = {
     ),
     "compiled": (lambda: torch.compile(model, backend="eager"), {}, ValueError, "is compiled", "before torch.compile"),
     "a compiled part": (compiled_in_place, {}, ValueError, 'its part "0" is compiled'),
+    "a compiled forward": (compiled_forward, {}, ValueError, "Sequential is compiled", "before torch.compile"),
+    "a part's compiled forward": (lambda: compiled_forward("0"), {}, ValueError, 'its part "0" is compiled'),
     "keep": (lambda: model, {"keep": "step"}, ValueError, 'there is no keep="step"', 'did you mean "steps"?'),
     "a misspelt layer": (lambda: model, {"layers": "decoder.0.cros"}, ValueError, 'did you mean "decoder.0.cross"?'),
     "a pattern of nothing": (lambda: model, {"layers": ["encoder.*", "blocks.*"]}, ValueError, 'layers="blocks.*"'),

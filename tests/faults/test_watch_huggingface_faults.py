@@ -21,12 +21,44 @@ def without_gradients():
 
 
 def test_a_model_that_bypasses_the_interface_is_refused_by_name():
-    config = transformers.MambaConfig(vocab_size=61, hidden_size=16, num_hidden_layers=1, state_size=4)
-    model = transformers.MambaForCausalLM(config)
-    with pytest.raises(ValueError, match="MambaForCausalLM does not go through") as problem, ts.watch(model):
+    """XLNet computes its relative attention by code of its own."""
+    model = transformers.XLNetModel(transformers.XLNetConfig(vocab_size=61, d_model=16, n_layer=1, n_head=2, d_inner=8))
+    with pytest.raises(ValueError, match="XLNetModel does not go through") as problem, ts.watch(model):
         pytest.fail("the block was entered")
     assert "ALL_ATTENTION_FUNCTIONS" in str(problem.value)
     assert "\n" not in str(problem.value)
+
+
+@pytest.mark.parametrize("block", [ts.watch, ts.edit], ids=["watch", "edit"])
+def test_a_model_without_attention_is_refused_as_such(block):
+    """Mamba is a state-space model: nothing in it attends, so the refusal speaks of no attention calls."""
+    config = transformers.MambaConfig(vocab_size=61, hidden_size=16, num_hidden_layers=1, state_size=4)
+    model = transformers.MambaForCausalLM(config)
+    with pytest.raises(ValueError, match="MambaForCausalLM has no attention to watch or edit") as problem, block(model):
+        pytest.fail("the block was entered")
+    assert "its attention calls" not in str(problem.value)
+    assert "\n" not in str(problem.value)
+
+
+@pytest.mark.parametrize("part", ["", "model.layers.1.self_attn"])
+@pytest.mark.parametrize("block", [ts.watch, ts.edit], ids=["watch", "edit"])
+def test_a_compiled_forward_is_refused(part, block):
+    """model.forward = torch.compile(model.forward) compiles as torch.compile(model) does."""
+    model = FAMILIES["llama"].model()
+    module = model.get_submodule(part)
+    module.forward = torch.compile(module.forward, backend="eager")
+    named = f'its part "{part}"' if part else "LlamaForCausalLM"
+    with pytest.raises(ValueError, match=f"{escape(named)} is compiled, and compiled code runs past"), block(model):
+        pytest.fail("the block was entered")
+
+
+def test_a_forward_that_is_kept_from_compilation_is_watched():
+    """torch.compiler.disable wraps a function too, and the wrapped function is not compiled."""
+    model = FAMILIES["llama"].model()
+    model.forward = torch.compiler.disable(model.forward)
+    with ts.watch(model) as recording:
+        model(IDS)
+    assert [len(watched.calls) for watched in recording.values()] == [1, 1]
 
 
 def test_an_unknown_implementation_is_refused():

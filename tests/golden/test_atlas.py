@@ -1,6 +1,6 @@
 """An atlas of heads whose habits were built by hand, and of a model whose recordings can be added up by hand."""
 
-from math import isnan
+from math import isnan, log
 
 import pytest
 import torch
@@ -80,6 +80,37 @@ def test_built_habits_are_found_with_their_evidence():
     assert position.shares[position.labels.index("2")] > 0.95
     assert atlas.statistic("previous", 0, "logit").high == pytest.approx(60.0)
     assert "previous" in repr(atlas)
+
+
+class RestsOnTheFirst(nn.Module):
+    """One head made of its scores, for a text of 30 letters of which the last 5 repeat the letters 1 to 5.
+
+    Queries that repeat give 60 % to the letter after the earlier one. All other weight goes to the first letter.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(V, 2)
+        self.attend = ts.layers.Attend()
+        self.scores = torch.zeros(1, 1, 30, 30)
+        self.scores[..., 0] = 40.0
+        for i in range(25, 30):
+            self.scores[..., i, 0] = 40.0 + log(0.4)
+            self.scores[..., i, i - 23] = 40.0 + log(0.6)
+
+    def forward(self, ids):
+        self.embedding(ids)
+        keys = torch.eye(30)[None, None]
+        return self.attend(self.scores, keys, keys, ts.Attention(scale=1.0, mask=ts.causal))
+
+
+@torch.no_grad()
+def test_a_head_that_rests_on_the_first_token_is_named_by_what_it_matches():
+    atlas = ts.atlas(RestsOnTheFirst(), [LETTERS[:25] + LETTERS[1:6]], tokenizer=Letters(), length=30)
+    (head,) = atlas.heads()
+    assert head.first == pytest.approx((24 + 5 * 0.4) / 29, rel=1e-5)
+    assert head.induction == pytest.approx(0.6, rel=1e-5)
+    assert head.kind == "induction"
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """Habits of heads: attentions made by hand, whose every weight is known."""
 
 import sys
-from math import isnan
+from math import isnan, log
 
 import pytest
 import torch
@@ -119,6 +119,65 @@ def test_induction_counts_queries_whose_token_occurred_before():
     assert head.induction == pytest.approx(1.0)
     assert head.first == pytest.approx(0.5)
     assert head.kind == "induction"
+
+
+SELDOM = torch.cat([torch.arange(41), torch.arange(1, 11)])[None]  # of the 50 queries after the first token, 10 repeat
+
+
+def shared_with_the_first(part, back, n=51):
+    """Return the scores of a head: from the 10 repeated queries, `part` goes `back` and the rest to the first token.
+
+    All other queries give everything to the first token.
+    """
+    scores = looks_at(lambda i: 0, n)
+    for i in range(41, n):
+        scores[i, 0] = STRONG + log(1 - part)
+        scores[i, i - back] = STRONG + log(part)
+    return scores
+
+
+@pytest.mark.parametrize("keep", ["summaries", "queries-keys"])
+@pytest.mark.parametrize(("kind", "back"), [("induction", 39), ("same", 40)])
+def test_a_head_that_rests_on_the_first_token_is_named_by_what_it_matches(kind, back, keep):
+    """The first token gets most of all queries, 88 %, and less than the match of those that have a match."""
+    model = Made(shared_with_the_first(0.6, back), vocabulary=60)
+    with ts.watch(model, keep=keep) as recording:
+        model(SELDOM)
+    (head,) = recording.heads()
+    assert head.first == pytest.approx((40 + 10 * 0.4) / 50)
+    assert getattr(head, kind) == pytest.approx(0.6)
+    assert head.kind == kind
+
+
+@pytest.mark.parametrize("back", [39, 40])
+def test_a_head_that_prefers_the_first_token_to_a_match_is_named_first(back):
+    """On the queries that have a match, 55 % goes to the first token and 45 % to the match."""
+    model = Made(shared_with_the_first(0.45, back), vocabulary=60)
+    with ts.watch(model) as recording:
+        model(SELDOM)
+    (head,) = recording.heads()
+    assert max(head.same, head.induction) == pytest.approx(0.45)
+    assert head.kind == "first"
+
+
+def test_the_first_token_may_be_what_repeats():
+    """In 1 2 1 3 1 4 1 5 the first token is the earlier occurrence of every repeated one."""
+    model = Made(looks_at(lambda i: 0, 8))
+    with ts.watch(model) as recording:
+        model(torch.tensor([[1, 2, 1, 3, 1, 4, 1, 5]]))
+    (head,) = recording.heads()
+    assert (head.first, head.same) == pytest.approx((1.0, 1.0))
+    assert head.kind == "first"
+
+
+def test_a_position_is_not_mistaken_for_a_match():
+    """In 1 1 2 2 3 3 the token before is the earlier occurrence of every repeated one."""
+    model = Made(looks_at(lambda i: max(i - 1, 0), 6))
+    with ts.watch(model) as recording:
+        model(torch.tensor([[1, 1, 2, 2, 3, 3]]))
+    (head,) = recording.heads()
+    assert (head.previous, head.same) == pytest.approx((1.0, 1.0))
+    assert head.kind == "previous"
 
 
 def test_a_sink_besides_the_first_token():

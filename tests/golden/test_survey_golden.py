@@ -65,6 +65,23 @@ def test_a_map_of_three_tokens(engine):
     close(seen.map(1, 3)[0, 0], [[(1 + 1 / 3 + 1 / 8) / 3, (2 / 3 + 2 / 8) / 3, 5 / 8 / 3]])
 
 
+def test_borders_of_seven_queries():
+    """Query i of 7 is in row i · 3 // 7: 0, 0, 0, 1, 1, 2, 2. Key j of 5 is in column j · 4 // 5: 0, 0, 1, 2, 3."""
+    seen = ts.survey(torch.zeros(1, 1, 7, 2), torch.zeros(1, 1, 5, 2))
+    assert seen.borders(3, 4) == ([0, 3, 5], [0, 2, 3, 4])
+    assert seen.borders(7, 1) == ([0, 1, 2, 3, 4, 5, 6], [0])
+    with pytest.raises(ValueError, match=r"map\(rows=8\) does not fit 7 queries; it takes 1 to 7"):
+        seen.borders(8, 1)
+
+
+def test_borders_of_a_recorded_map():
+    """A recording of summaries has no queries and keys, and still tells what its map pools."""
+    layer = ts.layers.MultiHeadAttention(8, 2)
+    with ts.watch(layer, map=(3, 2)) as recording:
+        layer(torch.randn(1, 7, 8))
+    assert recording["attention"].survey().borders(3, 2) == ([0, 3, 5], [0, 4])
+
+
 @on_every_engine
 def test_segments_of_three_tokens(engine):
     """The first and the last token are one paragraph, the middle one another; there is no third."""

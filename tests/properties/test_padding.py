@@ -500,9 +500,9 @@ def test_sources(name, side):
     runs = Runs(name, side)
     kind = runs.kind
     is_recurrent = name == "LuongTranslator"
-    # A recurrent decoder has no W_O, and attends once for each token, so that a key has several gradients.
+    # A recurrent decoder has no W_O, and attends once for each token: keys have several gradients, ids are not known.
     options = {"keep": "queries-keys", "also": () if is_recurrent else ("norms", "gradients")}
-    hows = ["weights", "hidden", *([] if is_recurrent else ["carried", "rollout", "gradient"])]
+    hows = ["weights", *([] if is_recurrent else ["carried", "rollout", "gradient", "hidden"])]
     for i in range(len(LENGTHS)):
         written = runs.target if kind.translates else runs.source
         span = range(3, 5)

@@ -1,5 +1,7 @@
 """Properties of every survey, whatever the numbers."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -63,6 +65,18 @@ def test_a_map_is_the_pooled_matrix(drawn, data):
             assert_close(largest[:, :, r, c], cell.amax((-2, -1)), **EXACT)
             assert (largest[:, :, r, c] >= share[:, :, r, c] / cell.shape[-1] - 1e-12).all()
     assert_close(share.sum(-1), seen.map(rows, 1)[..., 0], **EXACT)
+
+
+@settings(max_examples=40)
+@given(surveys(), st.data())
+def test_borders_tell_which_queries_and_keys_a_cell_pools(drawn, data):
+    seen, weights, shape = drawn
+    rows, cols = data.draw(st.integers(1, shape.queries)), data.draw(st.integers(1, shape.keys))
+    first_queries, first_keys = seen.borders(rows, cols)
+    share = seen.map(rows, cols)
+    for r, (top, bottom) in enumerate(pairwise([*first_queries, shape.queries])):
+        for c, (left, right) in enumerate(pairwise([*first_keys, shape.keys])):
+            assert_close(share[:, :, r, c], weights[:, :, top:bottom, left:right].sum(-1).mean(-1), **EXACT)
 
 
 @settings(max_examples=40)

@@ -119,11 +119,13 @@ class Atlas:
 
     def heads(self) -> Heads:
         """Return the table of all heads with their kinds, each share a mean over all queries of the corpus."""
-        shares = (self.sums.numerator.value / _positive(self.sums.denominator.value)).T.tolist()
+        queries = _positive(self.sums.denominator.value)
+        shares = (self.sums.numerator.value / queries).T.tolist()
+        repeated = (queries[MEASURES.index("induction")] / queries[MEASURES.index("first")]).tolist()
         found = []
-        for (layer, number), values in zip(self.places, shares, strict=True):
+        for (layer, number), values, own_repeated in zip(self.places, shares, repeated, strict=True):
             measures = dict(zip(MEASURES, values, strict=True))
-            found.append(Head(layer, number, kind_of(measures), **measures))
+            found.append(Head(layer, number, kind_of(measures, own_repeated), **measures))
         return Heads(found, self.layers, left_out=self.left_out).sort()
 
     def statistic(self, layer: str, head: int, name: str) -> Statistic:

@@ -195,8 +195,12 @@ def finish_context(
     context: Float[Tensor, "batch heads query d_v"],
     mutes: Sequence[LayerEdit],
     place: Place | None,
+    value_set: int = 0,
 ) -> Float[Tensor, "batch heads query d_v"]:
-    """Return the context with the muted heads multiplied; in place unless gradients are needed."""
+    """Return the context with the muted heads multiplied; in place unless gradients are needed.
+
+    `value_set` tells calls apart that multiply the same weights by several sets of values: each set has its own mean.
+    """
     count = context.shape[1]
     for one in mutes:
         edit = one.edit
@@ -206,13 +210,13 @@ def finish_context(
         if not context.requires_grad or not torch.is_grad_enabled():
             part = context[rows]
             if edit.by == "mean":
-                part[:, heads] = _muted(part[:, heads], one, edit, call, place, rows)
+                part[:, heads] = _muted(part[:, heads], one, edit, call, place, rows, value_set)
             else:
                 _mute_in_place(part, heads, edit.times)
             continue
         chosen = torch.zeros(len(context), count, 1, 1, dtype=torch.bool, device=context.device)
         chosen[rows, heads] = True
-        muted = _muted(context[rows][:, heads], one, edit, call, place, rows)
+        muted = _muted(context[rows][:, heads], one, edit, call, place, rows, value_set)
         whole = torch.zeros_like(context)
         whole[rows, heads] = muted
         context = torch.where(chosen, whole, context)
@@ -236,19 +240,20 @@ def _muted(
     call: AttentionCall | None,
     place: Place | None,
     rows: slice,
+    value_set: int,
 ) -> Tensor:
     """Return the context of the muted heads after the edit."""
     if edit.by == "mean":
         assert place is not None
         assert call is not None
-        mean = _mean(part, one, call, place, rows)
+        mean = _mean(part, one, call, place, rows, value_set)
         return mean + edit.times * (part - mean)
     if edit.times:
         return part * edit.times
     return part.masked_fill(torch.ones((), dtype=torch.bool, device=part.device), 0.0)  # 0 · NaN would be NaN
 
 
-def _mean(part: Tensor, one: LayerEdit, call: AttentionCall, place: Place, rows: slice) -> Tensor:
+def _mean(part: Tensor, one: LayerEdit, call: AttentionCall, place: Place, rows: slice, value_set: int) -> Tensor:
     """Return the mean of each head over the queries of the prompt, (some, chosen, 1, d_v)."""
     if place.reads_prompt:
         if not place.reads_all:
@@ -262,7 +267,7 @@ def _mean(part: Tensor, one: LayerEdit, call: AttentionCall, place: Place, rows:
         else:
             weights = real[rows].to(part.dtype)
             mean = (part * weights).sum(2, keepdim=True) / weights.sum(2, keepdim=True).clamp(min=1.0)
-        place.prompt.means[id(one)] = mean.detach()
+        place.prompt.means[id(one), value_set] = mean.detach()
         return mean
-    known, sequences = place.prompt.means[id(one)], place.rows(call)
+    known, sequences = place.prompt.means[id(one), value_set], place.rows(call)
     return known if sequences is None else known[sequences]

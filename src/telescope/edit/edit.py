@@ -23,7 +23,7 @@ from ..watch.find_attentions import FoundAttentions, find_attentions
 from ..words import hint
 from . import telescope_models
 from .edits import Edit, Frozen, Redefine, from_json
-from .session import EditSession, first_pass
+from .session import EditSession
 
 
 @contextmanager
@@ -35,7 +35,8 @@ def edit(model: nn.Module, *edits: Edit, tokenizer: Any = None) -> Iterator[None
     When the block is left, also by an exception, the model is as it was. Only the thread that enters the block runs the
     model edited. Inside `ts.watch`, or around it, the recording holds the calls as edited, and `recording.edits`. Edits
     name heads of the whole model, also where these are divided among processes (tensor parallelism): all processes
-    enter the block, and each edits the heads it has.
+    enter the block, and each edits the heads it has. A layer that a model runs several times in one forward pass, as
+    ALBERT does, is edited in every pass by its name; by name.2 in the second pass alone, by name.1 in the first.
 
     Args:
         model: a model of Telescope, or a Hugging Face model that can be watched.
@@ -45,8 +46,9 @@ def edit(model: nn.Module, *edits: Edit, tokenizer: Any = None) -> Iterator[None
     Raises:
         TypeError: `model` is no torch.nn.Module, or an edit is of another type.
         ValueError: The model cannot be edited (compiled, without a known attention); a layer, head, text or position
-            does not exist, for texts and positions when the block is left; two edits contradict each other; or an
-            attention that is edited has run past the edit, by a forward that computes its weights elsewhere.
+            does not exist, for texts, positions and passes when the block is left; two edits contradict each other; or
+            an attention that is edited has run past the edit, by a forward that computes its weights elsewhere.
+        RuntimeError: Gradient checkpointing runs passes again that are edited differently.
 
     Example:
         >>> import torch, telescope as ts
@@ -81,7 +83,7 @@ def editing(
         warnings.warn(f"{type(model).__name__}: {describe_unwatched(found.unwatched, 'edit')}", stacklevel=5)
     session = EditSession(found, given, tokenizer or getattr(model, "tokenizer", None), sequences)
     session.needs_positions |= notes_tokens
-    edited = {first_pass(name, found.attentions) for name in session.layers}
+    edited = session.edited_attentions()
     attentions = {
         name: module for name, module in found.attentions.items() if session.needs_positions or name in edited
     }

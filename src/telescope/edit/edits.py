@@ -35,7 +35,7 @@ class Edit:
 
     kind: ClassVar[str]
     layers: tuple[str | int, ...] | None
-    """Names, patterns such as "decoder.*.cross" and numbers of layers, as in `ts.watch`; None is all."""
+    """Names, patterns such as "decoder.*.cross" and numbers of layers, as in `ts.watch`, and of passes; None is all."""
     heads: tuple[int, ...] | None
     """The numbers of the heads; None is all."""
 
@@ -192,7 +192,9 @@ class MuteEdits:
         """Return the edit that multiplies the context of some heads by `times`, before W_O.
 
         Args:
-            layers: names, patterns or numbers of attentions, as in `ts.watch`; None is all.
+            layers: names, patterns or numbers of attentions, as in `ts.watch`; None is all. Of a layer that a model
+                runs several times in one forward pass, these edit every pass; "name.2" edits the second pass alone,
+                as it is named in a recording, and "name.1" the first.
             heads: the numbers of the heads, -1 for the last; None is all.
             times: the factor; 0 switches the heads off.
             by: what remains at times=0: "zero", or "mean", the mean of the head's context over the queries of the
@@ -214,7 +216,8 @@ class MuteEdits:
     def each(self, model: nn.Module, layers: Layers = None, *, times: float = 0.0, by: str = "zero") -> list[Mute]:
         """Return one edit for each head of the attentions of a model, for `ts.effect`.
 
-        Raise a ValueError if the number of heads of an attention cannot be told before the model runs.
+        A head of a layer that runs several times has one edit, of all passes. Raise a ValueError if the number of heads
+        of an attention cannot be told before the model runs.
         """
         from .targets import count_heads
 
@@ -237,7 +240,7 @@ class HideEdits:
                 is found in the prompt through the tokenizer, wherever it occurs as whole words. In cross-attention,
                 keys are tokens of the source.
             queries: the same; None is every query.
-            layers, heads: the attentions and heads, as in `ts.watch`; None is all.
+            layers, heads: the attentions and heads, as in `ts.mute`; None is all.
             new: whether queries and keys may be tokens that the model generates. A span without an end, and
                 queries=None, then include them.
 
@@ -316,7 +319,8 @@ def frozen(recording: Recording, layers: Layers = None, heads: Heads = None) -> 
 
     Args:
         recording: of the same model and a text of the same length, with keep="queries-keys" or "steps".
-        layers: the attentions to freeze, by their names in the recording; None is all that were recorded.
+        layers: the attentions to freeze, by their names in the recording; None is all that were recorded. The name of a
+            layer that ran several times freezes every pass, each by its own pattern; see `ts.mute`.
         heads: the heads to freeze; None is all that were recorded.
 
     Raises:
@@ -341,7 +345,7 @@ def redefine(layers: Layers, function: Callable[[Attention], Attention]) -> Rede
     """Return the edit that replaces the definition of some attentions by function(definition).
 
     Args:
-        layers: names, patterns or numbers of attentions, as in `ts.watch`; None is all.
+        layers: names, patterns or numbers of attentions, as in `ts.mute`; None is all.
         function: from Attention to Attention, such as `lambda attention: replace(attention, scale=1.0)`, with
             `replace` of the module dataclasses.
 

@@ -44,20 +44,20 @@ class EditedModel(Interceptor):
     def run(self, call: ModelCall, following: Callable[[ModelCall], Result]) -> Result:
         """Run the edited call, and multiply the context of muted heads."""
         name = self.name(call.module)
-        self.session.called.add(name)
-        edits = self.session.of(name)
+        edits = self.session.begin(name)
         if not edits and not self.session.needs_positions:
             return following(call)
+        value_set = self.count_values(call)
         call = call._replace(edits=(*call.edits, *(one.edit for one in edits)))
         described: AttentionCall | None = None
         if not edits or not all(isinstance(one.edit, Mute) and one.edit.by == "zero" for one in edits):
             described = call.describe(self.reader, None)._replace(across=self.cross[id(call.module)])
-            changed = self.session.change(name, described)
+            changed = self.session.change(name, described, value_set)
             if changed is not described:
                 self._compare(name, call, described)
                 call = self._edited(name, call, described, changed)
         output, weights = following(call)
-        context = self.session.finish(name, described, output.transpose(1, 2))
+        context = self.session.finish(name, described, output.transpose(1, 2), value_set)
         return context.transpose(1, 2), weights
 
     def _edited(self, name: str, call: ModelCall, described: AttentionCall, changed: AttentionCall) -> ModelCall:

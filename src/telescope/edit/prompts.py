@@ -41,8 +41,8 @@ class Prompt:
     """Sums of the first keys, by which a sequence is found again among the rows of a later call."""
     signed: int
     """Of how many keys `signature` is."""
-    means: dict[int, Tensor] = field(default_factory=dict)
-    """The mean context of each head, by the id of the edit that asked for it."""
+    means: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    """The mean context of each head, by the id of the edit that asked for it and the set of values."""
     ranges: dict[Any, Any] = field(default_factory=dict)
     """The spans that were found, by the edit that asked for them."""
 

@@ -12,7 +12,7 @@ from ..files.frames import Columns, Names, frame
 from ..trace.render import FirstThatFits, render_text
 from ..words import hint, index_range, whole_number
 from .head_measures import Decode, Measures, measure, punctuation_test
-from .head_shares import FAR, STREAMING_FIRST, STREAMING_LAST
+from .head_shares import FAR, REPEATED, STREAMING_FIRST, STREAMING_LAST
 from .names import Layers, list_names, select_layers
 from .recorded_call import RecordedCall
 from .segments import Segments
@@ -50,7 +50,9 @@ class Head:
     layer: str
     number: int
     kind: str
-    """The habit with the largest share, if that is at least 0.4, else "mixed"; "far" only if no other is."""
+    """The habit with the largest share, if that is at least 0.4, else "mixed"; "far" only if no other is. `same` and
+    `induction` are compared with `first` on the queries whose token occurred before: a head that rests on the first
+    token wherever it has nothing to match is named by what it matches."""
     itself: float
     """To the query's own position."""
     previous: float
@@ -306,17 +308,31 @@ def _head(layer: str, number: int, place: int, parts: list[Measures], segments: 
         name: sum(float(part.segments[i, place]) for part in parts) / given if given else nan
         for i, name in enumerate(segments)
     }
-    return Head(layer, number, kind_of(measures), **measures, largest_logit=logit, segments=shares)
+    queries = sum(float(part.counts["first"][place]) for part in parts)
+    counts = [float(part.counts["induction"][place]) for part in parts]
+    repeated = sum(count for count in counts if not isnan(count)) / queries if queries else nan
+    return Head(layer, number, kind_of(measures, repeated), **measures, largest_logit=logit, segments=shares)
 
 
-def kind_of(shares: dict[str, float]) -> str:
-    """Return the habit with the largest share, if at least CLEAR, else "mixed"; "far" only if no other is clear."""
-    habits = {name: shares[name] for name in HABITS if not isnan(shares[name])}
-    near = {name: share for name, share in habits.items() if name != "far"}
-    best = max(near, key=lambda name: near[name], default=None)
-    if best is not None and near[best] >= CLEAR:
+def kind_of(shares: Mapping[str, float], repeated: float) -> str:
+    """Return the habit with the largest share, if at least CLEAR, else "mixed"; "far" only if no other is clear.
+
+    `same` and `induction` are means over the queries whose token occurred before; `repeated` is the part of all queries
+    that these are. A head that has nothing to match rests on the first token, so `first` is compared with these two on
+    the repeated queries alone.
+    """
+    clear = {name: shares[name] for name in HABITS if shares[name] >= CLEAR}  # NaN is not clear
+    is_far = clear.pop("far", None) is not None
+    if not clear:
+        return "far" if is_far else "mixed"
+
+    # How much the first token gets from the repeated queries is not stored. The least it can be: all other queries
+    # give it everything.
+    besides = {name: share for name, share in clear.items() if name != "first"}
+    best = max(besides, key=lambda name: besides[name], default="first")
+    if best in REPEATED and besides[best] > 1 - (1 - shares["first"]) / repeated:
         return best
-    return "far" if habits.get("far", 0.0) >= CLEAR else "mixed"
+    return max(clear, key=lambda name: clear[name])
 
 
 def _clearest(head: Head) -> float:

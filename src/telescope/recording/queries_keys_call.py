@@ -4,11 +4,13 @@ Surveys, rows and maps are computed from them on request; `one_head` selects one
 """
 
 from collections.abc import Iterator
+from math import nan
 from typing import SupportsIndex
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..attention.padding_queries import include_padding_queries
 from ..attention.restrict import key_heads_of, restrict_to_heads, restrict_to_sequences
@@ -22,6 +24,7 @@ from ..words import check_index
 from .attention_call import AttentionCall
 from .head_shares import Places, shares, streaming_share
 from .recorded_call import TOP, KeepOptions, MapSize, RecordedCall
+from .storage import GrowingTensor
 from .survey_queue import SurveyQueue
 
 
@@ -119,6 +122,8 @@ class StepsCall(QueriesKeysCall):
     """Keep queries, keys and values, from which every step is computed on request, and the residual stream."""
 
     keep = "steps"
+    _widths: tuple[int, ...] = ()
+    """The features of each set of values, where "values" joins several that are multiplied by the same weights."""
 
     def _store_first(self, call: AttentionCall, queue: SurveyQueue) -> None:
         super()._store_first(call, queue)
@@ -126,7 +131,40 @@ class StepsCall(QueriesKeysCall):
 
     def _store_more(self, call: AttentionCall, known: int) -> None:
         super()._store_more(call, known)
+        self._split_values()
         self._parts.grow("values", call.values[:, :, known:])
+
+    def add_values(self, call: AttentionCall, number: int) -> None:
+        """Append the values of the keys that this set does not have yet."""
+        super().add_values(call, number)
+        self._split_values()
+        name = f"values.{number + 1}"
+        stored = self._parts.get(name)
+        if stored is None:
+            self._parts.grow(name, call.with_evicted_keys().values)
+        else:
+            self._parts.grow(name, call.values[:, :, stored.shape[2] - call.evicted :])
+
+    def _wait(self) -> None:
+        """Join the sets of values along the features, as if the attention had been called once."""
+        names = [name for name in self._parts if name.startswith("values.")]
+        if not names:
+            return
+        sets = [self._parts["values"].tensor, *(self._parts.pop(name).tensor for name in names)]
+        # A run that was interrupted between two sets leaves the later one without its last keys.
+        missing = [sets[0].shape[2] - each.shape[2] for each in sets]
+        whole = [pad(each, (0, 0, 0, count), value=nan) for each, count in zip(sets, missing, strict=True)]
+        self._widths = tuple(each.shape[-1] for each in sets)
+        self._parts["values"] = GrowingTensor(torch.cat(whole, -1), 2, self.options.store, owned=True)
+
+    def _split_values(self) -> None:
+        """Undo `_wait`, so that each set can grow."""
+        if not self._widths:
+            return
+        for number, each in enumerate(torch.split(self._parts["values"].tensor, [*self._widths], -1)):
+            name = f"values.{number + 1}" if number else "values"
+            self._parts[name] = GrowingTensor(each, 2, self.options.store)
+        self._widths = ()
 
     @classmethod
     def expected_bytes(cls, call: AttentionCall, options: KeepOptions) -> int:

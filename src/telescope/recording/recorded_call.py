@@ -279,6 +279,17 @@ class RecordedCall(ABC):
         if call.carrier is not None:
             self._parts.grow("norms", call.carrier.norms(call.values[:, :, known:], call.heads), owned=True)
 
+    def add_values(self, call: AttentionCall, number: int) -> None:
+        """Store one more set of values that the weights of the latest queries are multiplied by; the first is set 0.
+
+        Raise a ValueError if norms are kept: which rows of W_O belong to a set is not known.
+        """
+        if call.carrier is not None:
+            raise ValueError(
+                f'also="norms": "{self.name}" multiplies its weights by {number + 1} sets of values, and which part of '
+                "the output projection belongs to which is not known; leave it out"
+            )
+
     def keep_gradient(self, call: AttentionCall, context: Float[Tensor, "..."], head_axis: int) -> None:
         """Store weight times gradient of each key when a backward pass reaches a call, given with all its heads.
 

@@ -66,11 +66,7 @@ class Cells:
 def grid(rows: int, columns: int, how: str, *, of: tuple[int, int], device: torch.device) -> Cells:
     """Return cells as even as possible, for a matrix `of` (queries, keys): query i is in row i · rows // queries."""
     _check_how(how)
-    for name, count, size, what in (("rows", rows, of[0], "queries"), ("cols", columns, of[1], "keys")):
-        if not isinstance(count, int) or isinstance(count, bool):
-            raise TypeError(f"map({name}=...) is a whole number, not {type(count).__name__}")
-        if not 1 <= count <= size:
-            raise ValueError(f"map({name}={count}) does not fit {size} {what}; it takes 1 to {size}")
+    _check_counts(rows, columns, of)
 
     def numbers() -> tuple[Tensor, Tensor]:
         row, column = (torch.arange(size, device=device) for size in of)
@@ -80,6 +76,28 @@ def grid(rows: int, columns: int, how: str, *, of: tuple[int, int], device: torc
         size // count if size % count == 0 else 1 for count, size in zip((rows, columns), of, strict=True)
     )
     return Cells(numbers, rows, columns, how, row_size, key_size)
+
+
+def borders(rows: int, columns: int, *, of: tuple[int, int]) -> tuple[list[int], list[int]]:
+    """Return the first query of each row and the first key of each column of `grid`.
+
+    Query i is in row i · rows // queries, so row r begins with the least i for which i · rows >= r · queries.
+    """
+    _check_counts(rows, columns, of)
+    queries, keys = of
+    # -(-a // b) is a / b, rounded up.
+    first_queries = [-(-row * queries // rows) for row in range(rows)]
+    first_keys = [-(-column * keys // columns) for column in range(columns)]
+    return first_queries, first_keys
+
+
+def _check_counts(rows: int, columns: int, of: tuple[int, int]) -> None:
+    """Raise where a matrix `of` (queries, keys) cannot be pooled to so many rows and columns."""
+    for name, count, size, what in (("rows", rows, of[0], "queries"), ("cols", columns, of[1], "keys")):
+        if not isinstance(count, int) or isinstance(count, bool):
+            raise TypeError(f"map({name}=...) is a whole number, not {type(count).__name__}")
+        if not 1 <= count <= size:
+            raise ValueError(f"map({name}={count}) does not fit {size} {what}; it takes 1 to {size}")
 
 
 def segments(ids: Any, how: str, *, of: tuple[int, int], batch: int, device: torch.device) -> Cells:

@@ -15,7 +15,7 @@ from ..engines import attend, torch_modes
 from ..engines.check_inputs import check, check_without_values
 from ..files.frames import frame
 from ..words import check_index, whole_number
-from .cells import Cells, grid, segments
+from .cells import Cells, borders, grid, segments
 from .device import side_stream
 from .dispatch import ENGINES, choose, pool, weigh
 from .exact_rows import check_lse, check_sums, masked_rows
@@ -54,7 +54,8 @@ class Survey:
 
     .lse .received .entropy .peak .top are computed already, and so are .weighted .carried .largest .within .lost
     .shares where `survey` was asked for them. .map, .rows, .cell and .weigh compute parts of the matrix from queries
-    and keys; .head returns the survey of one head; .extend adds queries and keys.
+    and keys; .borders tells which queries and keys each cell of .map pools; .head returns the survey of one head;
+    .extend adds queries and keys.
 
     In a recording that kept only summaries, queries and keys are on the meta device: they have shapes but no numbers,
     and .map, .rows, .cell and .extend raise a ValueError.
@@ -70,6 +71,8 @@ class Survey:
         >>> seen.map(2, 2)[0, 0]
         tensor([[1.0000, 0.0000],
                 [0.5833, 0.4167]])
+        >>> seen.borders(3, 2)  # rows pool the queries 0 and 1, 2, 3; columns the keys 0 and 1, 2 and 3
+        ([0, 2, 3], [0, 2])
         >>> seen.cell(3, 0).tolist(), seen.head(1).received.shape
         ([[0.25, 0.25]], torch.Size([1, 1, 4]))
     """
@@ -181,6 +184,10 @@ class Survey:
     ) -> Float[Tensor, "batch heads rows cols"]:
         """Return the matrix, pooled to rows x cols cells, or to a row and a column for each of the `segments`.
 
+        Query i of n falls into row i · rows // n, and key j of m into column j · cols // m, counted from 0 among the
+        queries and keys of this survey. Where n is not a multiple of rows, rows differ by one query; `borders` lists
+        where each begins.
+
         how        "share" sums over the keys of a cell and averages over its queries, so that rows still sum to one;
                    "max" is the largest weight in a cell
         segments   ids from 0 on, (token,) or (batch, token), or a pair (query ids, key ids)
@@ -194,6 +201,13 @@ class Survey:
         cells = _cells(self.queries, self.keys, rows, cols, how, segments)
         with torch_modes.without_autocast(self.queries.device):
             return pool(self.engine, self.queries, self.keys, self.attention, self.lse, cells)
+
+    def borders(self, rows: int, cols: int) -> tuple[list[int], list[int]]:
+        """Return the first query of each row, and the first key of each column, of `map(rows, cols)`.
+
+        Row r of the map pools the queries from its border up to the border of row r + 1.
+        """
+        return borders(rows, cols, of=(self.queries.shape[-2], self.keys.shape[-2]))
 
     @torch.no_grad()
     def rows(self, i: int | slice | range | Sequence[int] | Tensor) -> Float[Tensor, "batch heads row key"]:

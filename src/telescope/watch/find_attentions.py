@@ -42,9 +42,19 @@ def find_attentions(model: nn.Module, verb: str) -> FoundAttentions:
 def check_not_compiled(modules: Modules, verb: str) -> None:
     """Raise a ValueError that names the first compiled module."""
     for path, module in modules.items():
-        if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
+        if _is_compiled(module):
             what = f'its part "{path}"' if path else type(module).__name__
             raise ValueError(
                 f"{what} is compiled, and compiled code runs past every hook; {verb} the model as it was before "
                 "torch.compile, and call that one"
             )
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Return whether a module is compiled: torch.compile(module), module.compile() or torch.compile(module.forward).
+
+    Of functions, only those that torch.compile returns have `get_compiler_config`, so torch._dynamo is not imported.
+    """
+    is_wrapped = "_orig_mod" in module._modules
+    is_compiled_in_place = module._compiled_call_impl is not None
+    return is_wrapped or is_compiled_in_place or hasattr(module.forward, "get_compiler_config")

@@ -72,8 +72,7 @@ class Observer:
         with torch_modes.recording_mode(call.queries.device):
             call = self._with_token_ids(name, call).without_unwritten_keys()
             call = self._without_padding_queries(call)
-            if self.carriers:  # a further pass through a shared layer has the name of the first and a number
-                call = call._replace(carrier=self.carriers.get(name, self.carriers.get(name.rpartition(".")[0])))
+            call = self._with_carrier(name, call)
             if self.keeps_gradients and heads is not None:
                 check_dropout(name, heads, call)
             part = call if heads is None else call.select_heads(heads)
@@ -86,6 +85,24 @@ class Observer:
         """Note the tokens of a self-attention that is not recorded: a cross-attention after it has the same queries."""
         if not call.is_cross_attention:
             self.text.real_tokens(call.without_unwritten_keys())
+
+    def record_values(self, name: str, call: AttentionCall, number: int, context: Tensor, head_axis: int) -> None:
+        """Record one more set of values of the call that was recorded last, whose queries and keys are the same."""
+        heads = self._selected_heads(name, call.queries.shape[1])
+        recorded = self.recording.last_call(name)
+        assert recorded is not None
+        with torch_modes.recording_mode(call.queries.device):
+            call = self._with_carrier(name, call.without_unwritten_keys())
+            recorded.add_values(call if heads is None else call.select_heads(heads), number)
+        if self.keeps_gradients:
+            recorded.keep_gradient(call, context, head_axis)
+
+    def _with_carrier(self, name: str, call: AttentionCall) -> AttentionCall:
+        """Return the call with its output projection, if norms are kept."""
+        if not self.carriers:
+            return call
+        # A further pass through a shared layer has the name of the first and a number.
+        return call._replace(carrier=self.carriers.get(name, self.carriers.get(name.rpartition(".")[0])))
 
     def _selected_heads(self, name: str, count: int) -> tuple[int, ...] | None:
         """Return the numbers of the selected heads of an attention with `count` heads; None is all."""

@@ -15,6 +15,7 @@ from functools import cache, partial
 from inspect import signature
 from threading import Lock
 from typing import Any, ClassVar, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from ...recording.attention_call import AttentionCall
-from ...recording.names import Modules, attentions_inside
+from ...recording.names import Modules, attentions_inside, unwatched_attentions
 from ...survey.exact_rows import masked_rows
 from ...words import format_bytes
 from ..module_hook import ModuleHook, uncompiled
@@ -68,6 +69,11 @@ def attentions(modules: Modules) -> dict[str, nn.Module]:
     using = {kind for kind in kinds if uses_attention_interface(kind)}
     found: dict[str, Any] = {path: module for path, module in modules.items() if type(module) in using}
     kind = type(modules[""]).__name__
+    if not found and not unwatched_attentions(modules, ()):
+        raise ValueError(
+            f"{kind} has no attention to watch or edit: no part of it is an attention, by the names of their classes; "
+            "take a model that attends, such as a Llama or a BERT"
+        )
     if not found:
         raise ValueError(
             f"{kind} does not go through transformers' attention interface: no part of it uses "
@@ -126,6 +132,8 @@ class ModelCall(NamedTuple):
     """Whether the call attends to the model's own keys."""
     run_edited: Callable[[], Result] | None = None
     """Computes `described`; None if the model's own function does, with `tensors`."""
+    passed: tuple[Tensor, ...] = ()
+    """Queries and keys as the model passed them, before any edit."""
 
     def run(self) -> Result:
         """Run the call: by the model's own attention function, or as an edit says."""
@@ -139,6 +147,48 @@ class ModelCall(NamedTuple):
         if self.described is not None:
             return self.described._replace(lse=lse)
         return reader.read_call(self.implementation, self.module, self.tensors, self.mask, self.options, lse)
+
+
+class SoftmaxInputs(NamedTuple):
+    """Everything that the weights of a call depend on. Tensors are referred to weakly, so that none is kept alive."""
+
+    module: nn.Module
+    passed: tuple["ref[Tensor]", ...]
+    versions: tuple[int | None, ...]
+    """How often queries and keys had been written to; None for tensors of inference mode, which do not count."""
+    mask: Any
+    options: dict[str, Any]
+
+    @classmethod
+    def of(cls, call: ModelCall) -> "SoftmaxInputs":
+        options = {name: _weak(value) for name, value in call.options.items()}
+        return cls(call.module, tuple(map(ref, call.passed)), _versions(call.passed), _weak(call.mask), options)
+
+    def are_those_of(self, call: ModelCall) -> bool:
+        """Return whether another call has the same weights: the same tensors, mask and options, whatever its values."""
+        return (
+            call.module is self.module
+            and all(known() is now for known, now in zip(self.passed, call.passed, strict=True))
+            and self.versions == _versions(call.passed)
+            and _is_same(self.mask, call.mask)
+            and self.options.keys() == call.options.keys()
+            and all(_is_same(known, call.options[name]) for name, known in self.options.items())
+        )
+
+
+def _versions(tensors: Iterable[Tensor]) -> tuple[int | None, ...]:
+    return tuple(None if tensor.is_inference() else tensor._version for tensor in tensors)
+
+
+def _weak(value: Any) -> Any:
+    return ref(value) if isinstance(value, Tensor) else value
+
+
+def _is_same(known: Any, value: Any) -> bool:
+    """Return whether a value is the one that `_weak` was given; numbers need only be equal."""
+    if isinstance(known, ref):
+        return known() is value
+    return known is value or (isinstance(known, int | float) and isinstance(value, int | float) and known == value)
 
 
 class Interceptor(ABC):
@@ -155,6 +205,8 @@ class Interceptor(ABC):
         self.reader = DefinitionReader()
         self.runs = RunTracker(attentions, INTERFACE)
         self.passes: dict[int, int] = {}  # through each attention, by id, since the model around it was called
+        self.softmax: SoftmaxInputs | None = None  # of the latest call
+        self.value_sets = 0
         self.cross = {  # whether the running call of an attention, by id, is cross-attention
             id(module): _is_cross_attention(module, {}) for module in attentions.values()
         }
@@ -196,6 +248,18 @@ class Interceptor(ABC):
         with self.text.reading_prompt(prompt.ids, prompt.ends):
             yield
 
+    def count_values(self, call: ModelCall) -> int:
+        """Return how many calls just before this one had the same weights, and other values; to be asked once a call.
+
+        DiffLlama multiplies each softmax by two halves of its values, in two calls.
+        """
+        if self.softmax is not None and self.softmax.are_those_of(call):
+            self.value_sets += 1
+        else:
+            self.softmax = SoftmaxInputs.of(call)
+            self.value_sets = 0
+        return self.value_sets
+
     def name(self, module: nn.Module) -> str:
         """Return the name of the running pass through an attention.
 
@@ -219,7 +283,7 @@ def _attention_function(
 
     The parameters have the names of transformers' own attention functions, since models pass some by keyword.
     """
-    call = ModelCall(implementation, module, (query, key, value), attention_mask, options)
+    call = ModelCall(implementation, module, (query, key, value), attention_mask, options, passed=(query, key))
     active = [one for one in _interceptors.get(id(module), ()) if one.is_active()]
     for one in active:
         one.runs.note_call(one.names[id(module)])

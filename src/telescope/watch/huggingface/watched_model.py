@@ -57,6 +57,9 @@ class WatchedModel(Interceptor):
             return following(call)
         module, (queries, keys, _), recording = call.module, call.tensors, self.observer.recording
         name, across, edited = self.name(module), self.cross[id(module)], call.described is not None
+        value_set = self.count_values(call)
+        if value_set:
+            return self._run_with_other_values(name, call, following, value_set)
         follows, keys_stay = self.caches.after_update(name, module, keys, across)
         if call.edits:
             recording.add_edits(call.edits)
@@ -88,6 +91,17 @@ class WatchedModel(Interceptor):
         """Note the tokens of an attention that is not recorded."""
         if not self.cross[id(call.module)]:
             self.observer.note(call.describe(self.reader, None)._replace(across=False))
+
+    def _run_with_other_values(
+        self, name: str, call: ModelCall, following: Callable[[ModelCall], Result], value_set: int
+    ) -> Result:
+        """Run a call whose weights were recorded with other values just before, and record its values with these."""
+        output, weights, _ = _run_following(call, following, False)
+        with torch.no_grad():
+            described = call.describe(self.reader, None)
+            self.observer.record_values(name, described, value_set, output, head_axis=2)
+            needs_weights = weights_are_requested(call.options) and weights is None
+            return output, weights_of(name, described) if needs_weights else weights
 
     def _template_of(self, name: str, call: ModelCall, follows: bool) -> CallTemplate | None:
         """Return the template of the running forward pass if this call can be recorded by it."""
