@@ -310,6 +310,27 @@ def test_gradients_of_a_head_with_a_sink_a_bias_and_padding():
     assert_close(recording["attention"].call.parts["gradients"].tensor, expected, rtol=1e-9, atol=1e-12)
 
 
+def test_gradients_of_a_head_where_autocast_is_on_in_the_backward_pass():
+    """The loss is a product with the context, so that its gradient is exact: only the recorded numbers could round."""
+    torch.manual_seed(4)
+    layer = ts.layers.MultiHeadAttention(16, 4, key_heads=2)
+    x = torch.randn(1, 30, 16)
+    target = torch.randn(1, 4, 30, 4)
+    contexts = []
+    layer.attend.register_forward_hook(lambda module, inputs, context: contexts.append(context))
+    with ts.watch(layer, heads=[3], also="gradients") as recording:
+        layer(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            (contexts[0] * target).sum().backward()
+    with ts.watch(layer, keep="steps") as whole:
+        layer(x)
+    weights = whole["attention"].trace().weights[0, 3].double()
+    values = whole["attention"].call.values[0, 1].double()
+    expected = (weights * (target[0, 3].double() @ values.mT)).sum(0)
+    found = recording["attention"].call.parts["gradients"].tensor[0, 0].double()
+    assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_gradients_of_some_heads_of_a_hugging_face_model():
     transformers = pytest.importorskip("transformers")
     from huggingface import LLAMA

@@ -16,6 +16,7 @@ from ..attention import Attention, Pairs, everyone
 from ..attention.padding_queries import include_padding_queries, real_query_masks, real_tokens
 from ..attention.restrict import key_heads_of, restrict_to_queries
 from ..attention.values import tensors
+from ..engines import torch_modes
 from ..survey import Survey
 from ..survey.extend import Size
 from ..trace.trace import Tokens, Trace
@@ -308,11 +309,14 @@ class RecordedCall(ABC):
         def store_all(gradient: Tensor) -> None:
             """Store v · dv, which is summed over all heads that share the value."""
             dtype = torch.promote_types(values.dtype, torch.float32)
-            self._add_gradient((values.to(dtype) * gradient.to(dtype)).sum(-1)[:, key_heads])
+            with torch_modes.recording_mode(gradient.device):
+                self._add_gradient((values.to(dtype) * gradient.to(dtype)).sum(-1)[:, key_heads])
 
         def store_some(gradient: Tensor) -> None:
-            part = whole.select_heads(self.heads)._replace(attention=attention)
-            self._add_gradient(weight_times_gradient(part, gradient.movedim(head_axis, 1)[:, self.heads]))
+            """Store the part of the recorded heads, from the gradient of the context."""
+            with torch_modes.recording_mode(gradient.device):
+                part = whole.select_heads(self.heads)._replace(attention=attention)
+                self._add_gradient(weight_times_gradient(part, gradient.movedim(head_axis, 1)[:, self.heads]))
 
         if shares_with_unrecorded(self.heads, call):
             attention = include_padding_queries(self.attention)  # a copy, to which the model does not write
@@ -322,7 +326,6 @@ class RecordedCall(ABC):
             key_heads = key_heads_of(torch.tensor(self.heads), call.queries.shape[1], values.shape[1]).tolist()
             call.values.register_hook(store_all)  # type: ignore[no-untyped-call]
 
-    @torch.no_grad()
     def _add_gradient(self, product: Float[Tensor, "batch key_heads key"]) -> None:
         """Add weight times gradient of one backward pass to that of the passes before."""
         held = self._parts.get("gradients")
