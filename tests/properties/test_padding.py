@@ -376,18 +376,15 @@ def test_texts_that_end_early(name, keep, tmp_path):
 def test_own_texts_that_end_early(make):
     model = make()
     prompts = [[5, 6, 7, 8, 9], [3, 4, 5]]
-    plain = (
-        [line.ids for line in generate(model, prompts, max_new_tokens=9, temperature=0.0, end=[])] if False else None
-    )
-    assert plain is None
-    model.special = ts.models.Special(start=1, end=(2,))
-    texts = [generate(model, [prompt], max_new_tokens=9, temperature=0.0)[0].ids for prompt in prompts]
+    model.special = ts.models.Special(start=1, end=())
+    sampled = {"max_new_tokens": 9, "temperature": 1.0}  # prompt i is sampled with seed + i
+    texts = [generate(model, [prompt], seed=i, **sampled)[0].ids for i, prompt in enumerate(prompts)]
     ends = [token for token in texts[1][2:-3] if token not in texts[0] and texts[1].index(token) >= 2]
     assert ends, texts
     with ts.watch(model) as recorded:
-        together = generate(model, prompts, max_new_tokens=9, temperature=0.0, end=ends[:1])
+        together = generate(model, prompts, end=ends[:1], **sampled)
     with ts.watch(model) as single:
-        alone = generate(model, prompts[1:], max_new_tokens=9, temperature=0.0, end=ends[:1])
+        alone = generate(model, prompts[1:], seed=1, end=ends[:1], **sampled)
     assert together[1].ids == alone[0].ids
     assert len(alone[0].ids) < len(together[0].ids)
     for layer in single:
