@@ -51,8 +51,8 @@ class EditSession:
             for name in _select(edit, found):
                 self.layers.setdefault(name, []).append(LayerEdit(edit, own))
         self.needs_positions = any(map(_needs_positions, edits))
-        model = found.modules[""]
-        self.parts, self.part = tensor_parallel_size(model), tensor_parallel_rank(model)
+        self.model = found.modules[""]
+        self.parts, self.part = tensor_parallel_size(self.model), tensor_parallel_rank(self.model)
         self.heads: dict[str, int | None] = {}  # of the whole model, by layer
         self._local: dict[tuple[str, int], list[LayerEdit]] = {}
         for name, own_edits in self.layers.items():
