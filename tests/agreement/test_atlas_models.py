@@ -8,6 +8,7 @@ import telescope as ts
 from huggingface import BERT, GPT2, LLAMA, MARIAN, transformers
 from telescope.atlas import reading
 from telescope.atlas.batches import TokenBatch
+from telescope.atlas.fingerprint import differences, fingerprint, tokenizer_checksum, weights_checksum
 from telescope.atlas.measure import MEASURES
 from telescope.atlas.reading import ModelReader
 
@@ -97,3 +98,82 @@ def test_an_encoder_decoder_is_mapped_in_all_of_its_attentions():
     cross = atlas.profile("decoder.0.cross", 0, "distance")
     assert all(share != share for share in cross.shares)  # queries and keys are two sequences
     assert atlas.profile("decoder.0.cross", 0, "position").shares[0] > 0
+
+
+def fingerprint_of(model, tokenizer=None):
+    """Return what tells the runs of two models apart."""
+    return fingerprint(model, tokenizer or Words()) | dict.fromkeys(("layers", "texts"))
+
+
+def test_settings_of_transformers_that_change_numbers_are_told_apart():
+    """And a model that was loaded anew, run or edited before is the same."""
+    llama = lambda **more: model_of("Llama", LLAMA | more, "LlamaForCausalLM")  # noqa: E731
+    first = llama()
+    known = fingerprint_of(first)
+    with torch.no_grad():
+        first(torch.tensor([[1, 2, 3]]))
+    with ts.edit(first, ts.mute(0)):
+        assert differences(known, fingerprint_of(first)) == ["other edits"]
+    first.config.name_or_path = "elsewhere"
+    assert differences(known, fingerprint_of(first)) == []
+    assert differences(known, fingerprint_of(llama())) == []
+
+    attentive = llama()
+    attentive.set_attn_implementation("eager")
+    assert differences(known, fingerprint_of(attentive)) == ["another model config"]
+    assert differences(known, fingerprint_of(llama(rms_norm_eps=1e-3))) == ["another model config"]
+    turning = llama(rope_parameters={"rope_type": "default", "rope_theta": 500.0})
+    assert differences(known, fingerprint_of(turning)) == ["other model weights", "another model config"]
+    written = llama()
+    written.model.rotary_emb.inv_freq[0] = 0.5  # a buffer that is not saved with the model
+    assert differences(known, fingerprint_of(written)) == ["other model weights"]
+    rounded = fingerprint_of(llama().to(torch.bfloat16))
+    assert differences(known, rounded) == ["other model weights"]
+    definition = ts.models.GPTConfig(vocabulary=9, d_model=8, heads=2, blocks=1)
+    masks = (ts.causal, ts.causal & ts.window(4))
+    one, other = (ts.models.GPT(definition, attention=ts.Attention(mask=mask)) for mask in masks)
+    other.load_state_dict(one.state_dict())
+    assert differences(fingerprint_of(one), fingerprint_of(other)) == ["another model config"]
+
+
+class Quantised(torch.nn.Parameter):
+    """A parameter with its scales as an attribute, as bitsandbytes has it."""
+
+
+def test_scales_of_quantised_weights_are_part_of_them():
+    layer = torch.nn.Linear(4, 4)
+    layer.weight = Quantised(layer.weight.detach().clone())
+    layer.weight.scales = torch.ones(4)
+    first = weights_checksum(layer)
+    assert weights_checksum(layer) == first
+    layer.weight.scales[3] = 2.0
+    assert weights_checksum(layer) != first
+
+
+def test_tokenizers_are_told_apart_by_what_they_do():
+    """By vocabulary, rules and options; not by where they were loaded from, or what they have read."""
+    tokenizers = pytest.importorskip("tokenizers")
+
+    def fast(words, **options):
+        vocabulary = {word: i for i, word in enumerate(("<unk>", *words))}
+        own = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+        own.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+        return own, transformers.PreTrainedTokenizerFast(tokenizer_object=own, unk_token="<unk>", **options)
+
+    own, wrapped = fast(["a", "b"])
+    before = tokenizer_checksum(own), tokenizer_checksum(wrapped)
+    wrapped(["a b", "a"], padding=False, truncation=True, max_length=1)  # leaves its truncation behind
+    wrapped.name_or_path = "elsewhere"
+    again, wrapped_again = fast(["a", "b"])
+    assert (tokenizer_checksum(again), tokenizer_checksum(wrapped)) == before
+    assert tokenizer_checksum(wrapped_again) == before[1]
+    swapped, wrapped_swapped = fast(["b", "a"])
+    assert tokenizer_checksum(swapped) != before[0]
+    assert tokenizer_checksum(wrapped_swapped) != before[1]
+    again.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    assert tokenizer_checksum(again) != before[0]
+    assert tokenizer_checksum(fast(["a", "b"], split_special_tokens=True)[1]) != before[1]
+    mine, other = mapping.Letters(), mapping.Letters()
+    assert tokenizer_checksum(mine) == tokenizer_checksum(other)
+    other.lower = True
+    assert tokenizer_checksum(mine) != tokenizer_checksum(other)

@@ -11,6 +11,7 @@ import traceback
 import warnings
 from dataclasses import replace
 
+import pytest
 import torch
 import transformers
 from torch import distributed
@@ -61,7 +62,17 @@ def run(model, out, name, whole):
     if distributed.get_rank() == 0:
         recording.save(f"{out}/{name}.telescope")
         torch.save(found, f"{out}/{name}.pt")
-    ts.atlas(model, mapping.corpus(8), tokenizer=mapping.Letters(), shard=300, save_every=0.0, out=f"{out}/{name}")
+    options = {"tokenizer": mapping.Letters(), "shard": 300, "save_every": 0.0, "out": f"{out}/{name}"}
+    ts.atlas(model, mapping.corpus(8), **options)
+    assert ts.atlas(model, mapping.corpus(8), **options).texts == 8  # all processes open what is finished
+
+    # One number changes that the second process alone has: both must see it.
+    weight = model.model.layers[-1].self_attn.q_proj.weight
+    own = (weight.to_local() if hasattr(weight, "to_local") else weight).detach()
+    own[-1, -1] += distributed.get_rank()
+    with pytest.raises(ValueError, match="with other model weights;"):
+        ts.atlas(model, mapping.corpus(8), **options)
+    own[-1, -1] -= distributed.get_rank()
 
 
 def clip(wrap):

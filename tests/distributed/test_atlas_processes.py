@@ -14,11 +14,11 @@ import mapping
 import telescope as ts
 
 SCRIPT = Path(mapping.__file__)
+SOURCE = os.pathsep.join([str(Path(ts.__file__).parents[1]), str(SCRIPT.parent)])
 
 
 def start(*jobs, launcher=(), **environment):
-    source = os.pathsep.join([str(Path(ts.__file__).parents[1]), str(SCRIPT.parent)])
-    settled = {"OMP_NUM_THREADS": "1", "PYTHONPATH": source, "PYTHONWARNINGS": "ignore"} | environment
+    settled = {"OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCE, "PYTHONWARNINGS": "ignore"} | environment
     command = [sys.executable, *launcher, str(SCRIPT), json.dumps(jobs)]
     done = subprocess.run(command, env=os.environ | settled, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
@@ -60,3 +60,23 @@ def test_processes_and_kills_leave_no_trace(tmp_path):
         assert_same(ts.open(tmp_path / name), whole)
     torch.set_num_threads(1)
     assert_same(mapping.make(mapping.corpus()), whole)  # and in memory, in this process
+
+
+def test_a_fingerprint_does_not_depend_on_the_process():
+    """Sets and dicts of strings have another order in each process."""
+    script = (
+        "import json, mapping, telescope as ts; from telescope.atlas.fingerprint import fingerprint; "
+        "letters = mapping.Letters(); letters.known = set(mapping.LETTERS); model = mapping.tiny_gpt(); "
+        "by = lambda attention: attention if str(attention) in {'a', 'b', 'c', 'd'} else attention\n"
+        "with ts.edit(model, ts.redefine(None, by)): print(json.dumps(fingerprint(model, letters)))"
+    )
+    found = []
+    for seed in ("1", "2"):
+        settled = {"PYTHONHASHSEED": seed, "PYTHONPATH": SOURCE, "PYTHONWARNINGS": "ignore"}
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(
+            command, env=os.environ | settled, capture_output=True, text=True, timeout=300, check=True
+        )
+        found.append(json.loads(done.stdout))
+    assert found[0] == found[1]
+    assert len(found[0]["edits"]) == 2

@@ -13,6 +13,7 @@ from torch.testing import assert_close
 import mapping
 import telescope as ts
 from huggingface import LLAMA, transformers
+from telescope.atlas.fingerprint import weights_checksum
 
 SCRIPT = Path(divided.__file__)
 pytestmark = pytest.mark.filterwarnings("ignore:the Parquet tables")
@@ -82,6 +83,8 @@ def test_a_model_spread_by_a_device_map_is_watched_mapped_and_edited(folder, tmp
     with torch.no_grad(), ts.watch(model, also="norms") as recording:
         model(divided.IDS)
     atlas = ts.atlas(model, mapping.corpus(8), tokenizer=mapping.Letters(), shard=300)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    assert weights_checksum(model) == weights_checksum(loaded)  # on disk, too
     assert_alike((recording, atlas, divided.edited(model)), whole(folder))
 
 

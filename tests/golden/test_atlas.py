@@ -1,6 +1,7 @@
 """An atlas of heads whose habits were built by hand, and of a model whose recordings can be added up by hand."""
 
-from math import isnan, log
+import random
+from math import isnan, log, sqrt
 
 import pytest
 import torch
@@ -10,9 +11,13 @@ from torch.testing import assert_close
 import mapping
 import telescope as ts
 from mapping import LETTERS, Letters
+from telescope.atlas import Atlas
 from telescope.atlas.exact import BINS, Distribution, ExactSum, edges_table, linear_edges
-from telescope.atlas.measure import MEASURES
+from telescope.atlas.measure import MEASURES, POSITION_BUCKETS, QUERY_STATISTICS, BatchMeasures, LayerHeads
+from telescope.atlas.sums import CLASSES, AtlasSums, group_of
 from telescope.layers import MultiHeadAttention
+from telescope.recording.heads import HABITS
+from telescope.recording.row_sample import BUCKETS, ROWS
 
 V, P = len(LETTERS), 160
 
@@ -206,6 +211,144 @@ def test_compare_ranks_what_changed():
     assert changes[1].change == 0.0
     assert ts.compare(before, before)[0].change == 0.0
     assert "blocks.1.self" in repr(changes)
+
+
+def measures_of(weight, queries):
+    """Return the measures of texts with one head: the weight of habit "previous", and how many queries count."""
+    texts = len(weight)
+    numerator = torch.zeros(texts, len(MEASURES), 1, dtype=torch.float64)
+    numerator[:, MEASURES.index("previous"), 0] = torch.tensor(weight, dtype=torch.float64)
+    denominator = torch.tensor(queries, dtype=torch.float64)[:, None, None].expand(-1, len(MEASURES), 1)
+    empty = torch.zeros(texts, 1, 1)
+    return BatchMeasures(
+        heads=slice(0, 1),
+        numerator=numerator,
+        denominator=denominator,
+        known=denominator > 0,
+        queries=dict.fromkeys(QUERY_STATISTICS, empty),
+        counted=empty > 0,
+        distances=torch.zeros(texts, 1, BUCKETS),
+        sampled=torch.zeros(texts),
+        positions=torch.zeros(texts, 1, POSITION_BUCKETS),
+        classes=torch.zeros(texts, 1, len(CLASSES)),
+        map=torch.zeros(texts, 1, ROWS, ROWS),
+        finite=torch.ones(texts, dtype=torch.bool),
+    )
+
+
+def atlas_of(weight, queries, about=None, numbers=None):
+    """Return the atlas of one head over texts with these numbers."""
+    sums = AtlasSums([LayerHeads("attention", (0,), False)])
+    numbers = range(len(weight)) if numbers is None else numbers
+    places = torch.tensor([[number, 0] for number in numbers])
+    sums.add([measures_of(weight, queries)], places, [8] * len(weight), torch.zeros(len(CLASSES), dtype=torch.int64))
+    rest = {"skipped": {"count": 0, "texts": []}, "read_texts": len(weight), "evidence": []}
+    return Atlas(sums, about or {}, rest)
+
+
+def test_errors_of_shares_are_those_of_ratios():
+    """Three texts of 10, 10 and 20 queries that give 1, 3 and 8 to the token before: the share is 12 / 40 = 0.3.
+
+    Their residuals are 1 - 3, 3 - 3 and 8 - 6, so that the error is √(3/2 · (4 + 0 + 4)) / 40.
+    """
+    one = atlas_of([1.0, 3.0, 8.0], [10, 10, 20])
+    assert one.standard_error("previous").item() == pytest.approx(sqrt(12) / 40, rel=1e-9)
+    other = atlas_of([2.0, 3.0, 10.0], [10, 10, 20])  # residuals -1.75, -0.75 and 2.5
+    (change,) = ts.compare(one, other)
+    assert (change.habit, change.before, change.after) == ("previous", 0.3, 0.375)
+    assert change.errors == pytest.approx(3.0 / sqrt(12 + 14.8125), rel=1e-9)
+    # Two sequences of one text are one observation; a text without a query that counts is none.
+    cut = atlas_of([1.0, 3.0, 5.0, 3.0, 0.0], [10, 10, 12, 8, 0], numbers=[0, 1, 2, 2, 3])
+    assert cut.standard_error("previous").item() == pytest.approx(sqrt(12) / 40, rel=1e-9)
+    assert isnan(atlas_of([1.0], [10]).standard_error("previous").item())
+    with pytest.raises(ValueError, match='there is no standard error of "entropy"'):
+        one.standard_error("entropy")
+
+
+@pytest.mark.parametrize("corpus", [["3 texts", "aa"], [["a.txt", 9, "aa"]]])
+def test_errors_over_the_same_texts_are_those_of_the_difference(corpus):
+    """The residuals of the test above differ by 0.25, -0.75 and 0.5: the error is √(3/2 · 0.875) / 40.
+
+    By the names of their files, or by another list, the texts are not known to be the same.
+    """
+    same = [corpus, corpus if corpus[0] == "3 texts" else [["elsewhere.txt", 9, "aa"]]]
+    one, other = (
+        atlas_of(weight, [10, 10, 20], {"texts": texts})
+        for weight, texts in zip(([1.0, 3.0, 8.0], [2.0, 3.0, 10.0]), same, strict=True)
+    )
+    (change,) = ts.compare(one, other)
+    assert change.errors == pytest.approx(0.075 / (sqrt(1.5 * 0.875) / 40), rel=1e-9)
+    other.about["texts"] = ["3 texts", "bb"] if corpus[0] == "3 texts" else [["a.txt", 9, "bb"]]
+    (change,) = ts.compare(one, other)
+    assert change.errors == pytest.approx(3.0 / sqrt(12 + 14.8125), rel=1e-9)
+
+
+def test_groups_of_texts_give_the_errors_of_texts():
+    """With more texts than groups, and kinds of texts that alternate: close to the error from every text."""
+    draw = torch.Generator().manual_seed(3)
+    queries = torch.randint(4, 400, (6400,), generator=draw).double()
+    kind = torch.arange(6400) % 2 * 0.2 + 0.3
+    weight = queries * (kind + 0.1 * torch.rand(6400, generator=draw))
+    atlas = atlas_of(weight.tolist(), queries.tolist())
+    residuals = weight - weight.sum() / queries.sum() * queries
+    expected = float((6400 / 6399 * residuals.square().sum()).sqrt() / queries.sum())
+    assert atlas.standard_error("previous").item() == pytest.approx(expected, rel=0.25)  # of 64 groups: about 9 %
+
+
+@torch.no_grad()
+def test_two_draws_of_texts_differ_by_chance():
+    """One model over two draws of texts of 8 to 300 letters: changes in standard errors behave as a normal variable."""
+    draw = random.Random(4)
+    texts = []
+    known = mapping.corpus(1, seed=2, least=140)[0].split()
+    for i in range(64):  # short texts are alike; long ones repeat one word, or draw from several
+        size = draw.randint(100, 300) if i % 6 == 0 else draw.randint(8, 12)
+        words = draw.sample(known, draw.choice([1, 6])) if i % 6 == 0 else known[:1]
+        texts.append(" ".join(draw.choices(words, k=size))[:size])
+
+    # Of 64 texts each is a group of its own, so that one atlas has the numbers of each text: any draw can be added up.
+    model = mapping.tiny_gpt(blocks=3, heads=4, d_model=32)
+    whole = ts.atlas(model, texts, tokenizer=Letters()).sums
+    weight, queries = whole.group_numerator.value, whole.group_denominator.value
+
+    def drawn():
+        chosen = torch.tensor(draw.choices(range(64), k=50))
+        sums = AtlasSums(whole.layers)
+        sums.group_numerator.add_to_rows(group_of(torch.arange(50)), weight[chosen])
+        sums.group_denominator.add_to_rows(group_of(torch.arange(50)), queries[chosen])
+        shares = weight[chosen] / queries[chosen]
+        unweighted = (shares.nanmean(0) - shares).square().nansum(0).sqrt() / (~shares.isnan()).sum(0)
+        sums.numerator.whole[: len(HABITS)] = sums.group_numerator.whole.sum(0)
+        sums.numerator.fraction[: len(HABITS)] = sums.group_numerator.fraction.sum(0)
+        sums.denominator.whole[: len(HABITS)] = sums.group_denominator.whole.sum(0)
+        return Atlas(sums, {}, {"skipped": {"count": 0, "texts": []}, "read_texts": 50, "evidence": []}), unweighted
+
+    scores, unweighted_scores, errors = [], [], []
+    for _ in range(100):
+        (one, wrong), (other, also_wrong) = drawn(), drawn()
+        ratios = [atlas.sums.numerator.value / atlas.sums.denominator.value for atlas in (one, other)]
+        change = (ratios[1] - ratios[0])[: len(HABITS)]
+        error = torch.stack([one.standard_error(name) ** 2 + other.standard_error(name) ** 2 for name in HABITS]).sqrt()
+        scores.append(change / error)
+        unweighted_scores.append(change / (wrong**2 + also_wrong**2).sqrt())
+        errors += [head.errors for head in ts.compare(one, other)]
+    found = torch.stack(scores)
+    found = found[:, found.isfinite().all(0)]
+    assert found.shape[1] >= 7 * 12  # of 8 habits of 12 heads
+    unweighted = torch.stack(unweighted_scores)
+    unweighted = unweighted[unweighted.isfinite()]
+    assert 0.8 < rms(found) < 1.25
+    assert beyond(found) < 0.02
+    assert sum(error > 3 for error in errors) < 0.05 * len(errors)
+    assert beyond(unweighted) > 0.1  # so that the draws tell a wrong error from a right one
+
+
+def rms(numbers):
+    return float(numbers.square().mean().sqrt())
+
+
+def beyond(numbers):
+    return float((numbers.abs() > 3).double().mean())
 
 
 def test_progress_is_reported_and_memory_does_not_grow_with_the_corpus():

@@ -12,6 +12,7 @@ import mapping
 import telescope as ts
 from mapping import Letters, tiny_gpt
 from telescope.atlas import folder
+from telescope.atlas.checksums import joined, tensor_checksums
 from telescope.cli import main
 
 pytestmark = pytest.mark.filterwarnings("ignore:the Parquet tables")
@@ -152,3 +153,31 @@ def test_the_commands_make_and_compare_atlases(tmp_path, command):
     assert code == 2
     assert errors.startswith("telescope: none.txt does not exist")
     assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.complex64, torch.bool])
+def test_a_checksum_covers_every_bit_of_a_tensor(dtype):
+    """In rows of 4,096 words and in the rest behind them, at any offset of memory, and the order counts."""
+    draw = torch.Generator().manual_seed(0)
+    size = torch.empty(0, dtype=dtype).element_size()
+    data = torch.randint(0, 2, (3 * 4096 * 4 + size * 5,), generator=draw, dtype=torch.uint8)
+    (expected,) = tensor_checksums([data.view(dtype)])
+    for byte in (0, 1, 4096 * 4 - 1, 4096 * 4, 3 * 4096 * 4, len(data) - 1):
+        for bit in (0, 7) if dtype is not torch.bool else (0,):
+            other = data.clone()
+            other[byte] ^= 1 << bit
+            assert tensor_checksums([other.view(dtype)]) != [expected], (byte, bit)
+    moved = torch.cat([torch.zeros(size, dtype=torch.uint8), data])[size:].view(dtype)
+    assert tensor_checksums([moved, data.view(dtype)]) == [expected, expected]
+    assert tensor_checksums([data.view(dtype).view(-1, 1)]) != [expected]
+    assert tensor_checksums([data.view(dtype).flip(0)]) != [expected]
+    pair = data.view(dtype)[: 2 * (len(data) // size // 2)].view(2, -1)
+    assert tensor_checksums([pair.t().contiguous().t()]) == tensor_checksums([pair])
+
+
+def test_the_checksum_of_a_tensor_is_its_formula():
+    """One row of three words, 1, 0 and -2: the first factor minus twice the third."""
+    factors = torch.randint(-(2**62), 2**62, (4096,), generator=torch.Generator().manual_seed(0)) * 2 + 1
+    total = (int(factors[0]) - 2 * int(factors[2])) % 2**64
+    (found,) = tensor_checksums([torch.tensor([1, 0, -2], dtype=torch.int32)])
+    assert found == joined(b"torch.int32 [3]", total.to_bytes(8, "little"))

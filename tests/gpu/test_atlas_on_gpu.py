@@ -10,6 +10,8 @@ from torch.testing import assert_close
 import mapping
 import telescope as ts
 from huggingface import LLAMA, numbered, transformers
+from telescope.atlas.checksums import tensor_checksums
+from telescope.atlas.fingerprint import weights_checksum
 
 pytestmark = [
     pytest.mark.gpu,
@@ -59,3 +61,24 @@ def test_a_batch_more_is_no_wait_more():
     waits(model, 1)  # compiles kernels, and compares the definition with the model's output
     few, many = waits(model, 2), waits(model, 6)
     assert len(many) == len(few), sorted({*many} - {*few})
+
+
+def test_weights_have_the_checksum_of_a_cpu():
+    """In every precision and at odd sizes; and a GPU is waited for once, not for every tensor."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        model = made(num_hidden_layers=4).to(dtype)
+        expected = weights_checksum(model)
+        assert weights_checksum(model.cuda()) == expected
+    numbers = torch.randint(-128, 127, (5_000_003,), dtype=torch.int8)
+    assert tensor_checksums([numbers.cuda(), numbers.cuda()[1:]]) == tensor_checksums([numbers, numbers[1:]])
+    changed = numbers.cuda()
+    changed[4_999_999] ^= 64
+    assert tensor_checksums([changed]) != tensor_checksums([numbers])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            weights_checksum(model)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert len([each for each in caught if "synchronizing" in str(each.message)]) <= 1

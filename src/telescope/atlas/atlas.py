@@ -25,7 +25,7 @@ from .exact import ExactSum
 from .folder import read_folder, write_folder
 from .hub import download, upload
 from .measure import MEASURES
-from .sums import CLASSES, MAP_BITS, STATISTICS, AtlasSums
+from .sums import CLASSES, MAP_BITS, STATISTICS, AtlasSums, error_of_sum
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -312,10 +312,13 @@ class Atlas:
         return self._table
 
     def standard_error(self, name: str) -> Float[Tensor, " heads"]:
-        """Return the standard error of each head's share, from its spread over the texts."""
-        i = STATISTICS.index(name)
-        count = self.sums.distribution.count[i].clamp(min=1).double()
-        return self._numbers()["std"][i] / count.sqrt()
+        """Return the standard error of each head's share of a habit, from how much groups of texts differ.
+
+        NaN where fewer than two groups have queries that count, and in an atlas of an earlier version.
+        """
+        if name not in HABITS:
+            raise ValueError(f'there is no standard error of "{name}"; {hint(str(name), HABITS)}')
+        return error_of_sum(self.sums.influences(name))
 
     def _profiles(self, by: str) -> tuple[tuple[str, ...], ExactSum]:
         ranges = tuple(f"{low}" if low == high else f"{low} to {high}" for low, high in bucket_limits()[:-1])

@@ -1,18 +1,22 @@
 """`compare`: pair the heads of two atlases, and rank what changed between two checkpoints or models of one shape."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from math import nan
+from math import inf, isnan, nan
 from typing import Any, overload
 
 import torch
+from jaxtyping import Float
 from rich.table import Table
+from torch import Tensor
 
 from ..files.optional import import_optional
 from ..recording.heads import HABITS, Head
 from ..trace.render import render_text
 from .atlas import Atlas
+from .sums import error_of_sum
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,9 @@ class HeadChange:
     before: float
     after: float
     errors: float
-    """The change in units of its standard error, from the spread of both over their texts; below 3 it may be chance."""
+    """The change in units of its standard error, from how much texts differ; below 3 it may be chance.
+
+    NaN where the error is unknown: with fewer than two texts, or an atlas of an earlier version."""
     moved: float
     """Half the sum of the differences of the distance profiles: the share of the weight that went to other distances;
     NaN in cross-attention."""
@@ -83,9 +89,10 @@ class Comparison(Sequence[HeadChange]):
         for head in self:
             same = head.kind_before == head.kind_after
             kind = head.kind_before if same else f"{head.kind_before} → {head.kind_after}"
-            numbers = (f"{head.before:.0%}", f"{head.after:.0%}", f"{head.change:+.0%}", f"{head.errors:.1f}")
-            moved = "" if head.moved != head.moved else f"{head.moved:.0%}"
-            table.add_row(head.layer, str(head.number), kind, head.habit, *numbers, moved)
+            numbers = (f"{head.before:.0%}", f"{head.after:.0%}", f"{head.change:+.0%}")
+            errors = "" if isnan(head.errors) else f"{head.errors:.1f}"
+            moved = "" if isnan(head.moved) else f"{head.moved:.0%}"
+            table.add_row(head.layer, str(head.number), kind, head.habit, *numbers, errors, moved)
         return table
 
     def __repr__(self) -> str:
@@ -95,7 +102,8 @@ class Comparison(Sequence[HeadChange]):
 def compare(before: Atlas, after: Atlas) -> Comparison:
     """Pair the heads of two atlases by layer and number, and rank them by how much their strongest change is.
 
-    The two may be of two checkpoints, of two models of one shape, or of one model over two corpora.
+    The two may be of two checkpoints, of two models of one shape, or of one model over two corpora. If both have read
+    the same texts, `errors` are those of the difference text by text: what texts have in common cancels.
 
     Raises:
         ValueError: if the two have other layers or other numbers of heads.
@@ -111,9 +119,8 @@ def compare(before: Atlas, after: Atlas) -> Comparison:
     _check_same_shape(before, after)
     other = {(head.layer, head.number): head for head in after.heads()}
     profiles = [_distances(atlas) for atlas in (before, after)]
-    errors = {
-        name: (before.standard_error(name) ** 2 + after.standard_error(name) ** 2).sqrt().tolist() for name in HABITS
-    }
+    errors = {name: error_of_change(before, after, name).tolist() for name in HABITS}
+    _warn_of_earlier_versions(before, after)
     places = {place: i for i, place in enumerate(before.places)}
     changes = []
     for head in before.heads():
@@ -121,11 +128,54 @@ def compare(before: Atlas, after: Atlas) -> Comparison:
         habit = max(HABITS, key=partial(_difference, head, twin))
         moved = float((profiles[0][i] - profiles[1][i]).abs().sum() / 2)
         old, new = getattr(head, habit), getattr(twin, habit)
-        scale = errors[habit][i]
-        in_errors = abs(new - old) / scale if scale > 0 else (0.0 if new == old else float("inf"))
+        in_errors = _in_errors(new - old, errors[habit][i])
         changes.append(HeadChange(head.layer, head.number, head.kind, twin.kind, habit, old, new, in_errors, moved))
     changes.sort(key=lambda head: (-abs(head.change), places[head.layer, head.number]))
     return Comparison(changes)
+
+
+def error_of_change(before: Atlas, after: Atlas, name: str) -> Float[Tensor, " heads"]:
+    """Return the standard error of the change of each head's share of a habit."""
+    if not have_same_texts(before, after):
+        return (before.standard_error(name) ** 2 + after.standard_error(name) ** 2).sqrt()
+    first, second = before.sums.influences(name), after.sums.influences(name)
+    either = ~(first.isnan() & second.isnan())  # a text may count in one of the two alone
+    return error_of_sum(torch.where(either, second.nan_to_num() - first.nan_to_num(), nan))
+
+
+def have_same_texts(before: Atlas, after: Atlas) -> bool:
+    """Return whether two atlases are of the same texts in the same order, by the checksums of their contents."""
+    corpora = [_contents(atlas.about.get("texts")) for atlas in (before, after)]
+    same_column = before.about.get("column") == after.about.get("column")
+    return corpora[0] == corpora[1] and bool(corpora[0]) and same_column
+
+
+def _contents(texts: Any) -> list[object]:
+    """Return the checksums of a corpus as `Corpus.describe` tells them; none of those of an earlier version."""
+    match texts:
+        case [str(count), str(checksum)]:
+            return [count, checksum]
+        case [*files]:
+            found = [file[2] if isinstance(file, list) and len(file) == 3 else None for file in files]
+            return [] if None in found else found
+    return []
+
+
+def _in_errors(change: float, error: float) -> float:
+    """Return a change in units of its standard error; NaN where the error is unknown."""
+    if change == 0.0:
+        return 0.0
+    return abs(change) / error if error != 0.0 else inf
+
+
+def _warn_of_earlier_versions(before: Atlas, after: Atlas) -> None:
+    for which, atlas in (("first", before), ("second", after)):
+        if atlas.sums.group_numerator is None:
+            warnings.warn(
+                f"the standard errors are unknown (NaN), since the {which} atlas was made by an earlier version, which "
+                "kept no sums of groups of texts; make it again with ts.atlas",
+                stacklevel=3,
+            )
 
 
 def _difference(one: Head, other: Head, habit: str) -> float:

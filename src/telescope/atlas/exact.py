@@ -45,6 +45,16 @@ class ExactSum:
         fraction = ((numbers - floor) * 2**BITS).round().long()
         self._add(floor.long().sum(0), fraction.sum(0))
 
+    def add_to_rows(self, rows: Int[Tensor, " text"], numbers: Float[Tensor, "text ..."]) -> None:
+        """Add the numbers of each text to a row of the sums; several texts may have the same row."""
+        floor = numbers.floor()
+        fraction = ((numbers - floor) * 2**BITS).round().long()
+        self.whole.index_add_(0, rows, floor.long())
+        self.fraction.index_add_(0, rows, fraction)
+        carry = self.fraction >> BITS
+        self.whole += carry
+        self.fraction -= carry << BITS
+
     def merge(self, other: "ExactSum") -> None:
         """Add the sums of another corpus."""
         self._add(other.whole.to(self.whole.device), other.fraction.to(self.whole.device))
@@ -104,7 +114,7 @@ class Distribution:
             part.add(summand.sum(3).transpose(0, 1))
         self.low[own] = torch.minimum(self.low[own], torch.where(known, numbers, torch.inf).amin((1, 3)))
         self.high[own] = torch.maximum(self.high[own], torch.where(known, numbers, -torch.inf).amax((1, 3)))
-        by_head = zero.transpose(1, 2).flatten(2)
+        by_head = zero.transpose(1, 2).flatten(2).contiguous()
         bin_of = torch.searchsorted(self.edges[own[0]], by_head.flatten(1), right=True).view(by_head.shape)
         self.bins[own].scatter_add_(2, bin_of, known.transpose(1, 2).flatten(2).long())
 

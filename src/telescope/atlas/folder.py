@@ -21,6 +21,7 @@ from .sums import AtlasSums
 FILE, SUMS, CARD = "atlas.json", "sums.safetensors", "README.md"
 KIND, VERSION = "telescope atlas", 1
 TABLES = ("heads.parquet", "evidence.parquet", "maps.parquet")
+REPLACE = "replace=True, or --replace, replaces it"
 Rows = Iterable[Mapping[str, Any]]
 
 
@@ -33,7 +34,7 @@ def check_can_save(path: str | os.PathLike[str], *, replace: bool) -> None:
         if unknown:
             raise ValueError(f"{place} holds {unknown[0]}, which would be lost; write the atlas to a new folder")
         if names and not replace:
-            raise ValueError(f"{place} holds an atlas already; replace=True, or --replace, replaces it")
+            raise ValueError(f"{place} holds an atlas already; {REPLACE}")
     elif place.exists():
         raise ValueError(f"{place} is a file; an atlas is a folder")
 

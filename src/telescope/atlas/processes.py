@@ -8,6 +8,7 @@ from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
 from ..watch.tensor_parallel import tensor_parallel_size
+from .checksums import checksum
 from .measure import LayerHeads
 from .sums import AtlasSums
 
@@ -50,6 +51,19 @@ class Share:
         values = [value]
         distributed.broadcast_object_list(values, 0)
         return values[0]
+
+    def agree(self, fingerprint: dict[str, Any]) -> dict[str, Any]:
+        """Return the fingerprint of a model that several processes run together, the same in all of them.
+
+        Each may hold other parts of the weights: their checksums are joined.
+        """
+        if not self.together:
+            return fingerprint
+        gathered: list[dict[str, Any]] = [{}] * self.count
+        distributed.all_gather_object(gathered, fingerprint)
+        if all(each == gathered[0] for each in gathered):
+            return fingerprint
+        return gathered[0] | {name: checksum([each[name] for each in gathered]) for name in ("weights", "config")}
 
     def barrier(self) -> None:
         """Wait for the other processes, if all run the model together."""
@@ -102,4 +116,6 @@ def join_heads(parts: list[AtlasSums]) -> AtlasSums:
 
 def _heads_axis(name: str) -> int:
     """Return the axis of the heads in a tensor of AtlasSums."""
+    if name.startswith("group_"):
+        return 2
     return 1 if name.startswith(("distribution.", "numerator.", "denominator.", "evidence.")) else 0

@@ -1,5 +1,6 @@
 """`atlas`: read a corpus with a model, and add up every head's statistics.
 
+fingerprint.py    fingerprint           tell whether a folder holds the atlas of this very call
 texts.py          Corpus, shards        read texts, and cut the corpus into shards
 batches.py        sequences_of, ...     cut a shard into sequences of tokens, and pad them into batches
 reading.py        ModelReader           run the model on a batch, while it is recorded
@@ -16,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import torch
 from jaxtyping import Int
@@ -28,7 +28,8 @@ from ..watch.watch import record_calls
 from .atlas import Atlas
 from .batches import TokenBatch, batches_of, default_length, encoder_of, longest_input, sequences_of
 from .evidence import EvidenceTexts, Skipped, places_of
-from .folder import check_can_save, is_atlas
+from .fingerprint import check_same_run, fingerprint
+from .folder import REPLACE, check_can_save, is_atlas
 from .measure import layers_of, measure_batch
 from .processes import Share
 from .reading import ModelReader
@@ -36,7 +37,7 @@ from .shared_work import Heartbeat, Progress
 from .sums import CLASSES, AtlasSums
 from .texts import Corpus, Text, Texts, shards
 from .token_classes import TokenClasses
-from .transfers import send, to_host
+from .transfers import send
 
 SHARD = 1 << 16  # characters of the texts that are one shard
 PENDING = 16  # shards whose evidence is looked up together: a GPU waits for each look
@@ -80,8 +81,9 @@ def atlas(
 
     Under `torchrun` or `accelerate launch` the processes share the texts and write one atlas, which is the same for any
     number of processes: `out` is then a folder that all of them see. A run that was stopped, even by kill -9, goes on
-    when it is called again with the same settings; one that is finished is opened. A text that cannot be read, or
-    breaks the model, is named in `atlas.skipped` and counted, and left out.
+    when it is called again with the same model, tokenizer, texts, settings and edits; one that is finished is opened.
+    If anything differs, down to one bit of a weight, an error names what. A text that cannot be read, or breaks the
+    model, is named in `atlas.skipped` and counted, and left out.
 
     Args:
         model: a model of Telescope, or of transformers. An encoder-decoder reads each text and writes its own.
@@ -102,7 +104,8 @@ def atlas(
         The `Atlas`.
 
     Raises:
-        ValueError: if an argument does not fit, the corpus is empty, every text breaks, or the disk is full.
+        ValueError: if an argument does not fit, `out` holds an atlas of something else, the corpus is empty, every text
+            breaks, or the disk is full.
         RuntimeError: if another process of the run has died.
 
     Example:
@@ -119,8 +122,9 @@ def atlas(
     share = Share.of(model)
     if out is None and share.count > 1 and not share.together:
         raise ValueError("several processes join their results in a folder that all of them see; pass it as out=")
-    settings = {
-        "model": fingerprint(model),
+    settings = fingerprint(model, tokenizer)
+    settings |= {
+        "model": share.agree(settings["model"]),
         "texts": corpus.describe(),
         "layers": repr(layers),
         "length": length,
@@ -130,7 +134,9 @@ def atlas(
         "shard": shard,
     }
     if out is not None:
-        if not replace and is_atlas(out) and (finished := Atlas.open(out)).about == _about(settings):
+        if not replace and is_atlas(out):
+            finished = Atlas.open(out)
+            check_same_run(f"{out} holds an atlas already", finished.about, _about(settings), REPLACE)
             return finished  # the same command again; perhaps it was killed at its very end
         check_can_save(out, replace=replace)
     work = Work(model, tokenizer, layers, length, batch, packed, encode)
@@ -382,21 +388,6 @@ def _check_length(model: nn.Module, length: int | None) -> int:
         limit = "2 or more" if longest is None else f"2 to {longest:,}"
         raise ValueError(f"length={length:,} does not fit the model, which reads {limit} tokens at once; texts are cut")
     return length
-
-
-def fingerprint(model: nn.Module) -> dict[str, Any]:
-    """Return the class of a model, its number of parameters, and a checksum of some of its weights."""
-    checksum, count = 0, 0
-    some: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
-        count += parameter.numel()
-        local: Any = parameter.detach()
-        while hasattr(local, "__tensor_flatten__"):  # sharded or quantised: the first of its tensors
-            local = getattr(local, local.__tensor_flatten__()[0][0])
-        some[name] = local.reshape(-1)[:64].float() if not local.is_meta else torch.zeros(0)
-    for name, part in zip(some, to_host([*some.values()]), strict=True):
-        checksum = crc32(name.encode() + part.numpy().tobytes(), checksum)
-    return {"class": type(model).__name__, "parameters": count, "checksum": checksum}
 
 
 def _input_device(model: nn.Module) -> torch.device:

@@ -23,6 +23,7 @@ from torch import Tensor
 from ..files.atomic import resolve_path, sync_file
 from ..files.errors import LoadError
 from ..files.locks import lock_file
+from .fingerprint import check_same_run
 from .sums import AtlasSums
 
 TIMEOUT = 30.0  # seconds without a sign of life, after which a process is taken to be dead
@@ -86,17 +87,17 @@ class Progress:
         if not file.exists():
             beside = self.folder / f".settings-{self.rank}-{token_hex(4)}"
             beside.write_text(json.dumps(settings), encoding="utf-8")
-            beside.replace(file)
+            with suppress(OSError):  # another process was first: its settings count
+                os.link(beside, file)
+            if not file.exists():  # a file system without hard links
+                beside.replace(file)
+            beside.unlink(missing_ok=True)
         try:
             known = json.loads(file.read_text(encoding="utf-8"))
         except ValueError:
-            known = {}
-        for name, value in settings.items():
-            if known.get(name) != value:
-                raise ValueError(
-                    f"{self.folder} holds an unfinished atlas with another {name}: {_short(known.get(name))} "
-                    f"instead of {_short(value)}; go on with the same settings, or delete that folder"
-                )
+            raise ValueError(f"{file} is damaged; delete {self.folder}, and run the same command again") from None
+        way_out = "delete that folder to begin anew"
+        check_same_run(f"{self.folder} holds an unfinished atlas", known, settings, way_out)
 
     def parts(self) -> dict[Path, dict[str, Any]]:
         """Return the description of each file of sums; a LoadError where one is damaged."""
@@ -146,11 +147,6 @@ class Progress:
         for file in [*self.folder.iterdir()]:
             file.unlink(missing_ok=True)
         self.folder.rmdir()
-
-
-def _short(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) < 80 else f"{text[:80]} …"
 
 
 def _read_header(file: Path) -> dict[str, Any]:

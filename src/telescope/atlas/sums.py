@@ -18,8 +18,10 @@ STATISTICS = (*MEASURES, *QUERY_STATISTICS)
 EVIDENCE = 5  # texts that are kept for each head and habit
 LEAST_QUERIES = {"same": 4, "induction": 4}  # that must count in a text, for it to be evidence
 LEAST = 8  # of all other habits
+GROUPS = 64  # of texts, whose sums tell how much a share varies from text to text
 MAP_BITS = 32  # of the fraction of a map's cell
 CLASSES = ("word", "part of a word", "number", "punctuation", "space", "special", "other")
+GROUPED = ("group_numerator", "group_denominator")
 EDGES = edges_table(
     [
         *[linear_edges(0.0, 1.0)] * len(HABITS),
@@ -40,6 +42,9 @@ class AtlasSums:
         self.distribution = Distribution(EDGES, heads)
         self.numerator = ExactSum.zeros(len(MEASURES), heads)
         self.denominator = ExactSum.zeros(len(MEASURES), heads)
+        self.group_numerator: ExactSum | None = ExactSum.zeros(GROUPS, len(HABITS), heads)
+        self.group_denominator: ExactSum | None = ExactSum.zeros(GROUPS, len(HABITS), heads)
+        """Of the habits, by group of texts, see `group_of`; None in a file of an earlier version, which has none."""
         self.distances, self.sampled = ExactSum.zeros(heads, BUCKETS), ExactSum.zeros(heads)
         self.positions = ExactSum.zeros(heads, POSITION_BUCKETS)
         self.classes = ExactSum.zeros(heads, len(CLASSES))
@@ -61,10 +66,11 @@ class AtlasSums:
     ) -> None:
         """Add a batch: its measures, the place of each text in the corpus, its tokens, and how many of each class."""
         device = self.evidence_share.device
+        groups = send(group_of(places[:, 0]), device)
         places = send(places, device)
         for part in measures:
             own = part.heads
-            self._add_measures(part)
+            self._add_measures(part, groups)
             for i, name in enumerate(QUERY_STATISTICS):
                 numbers, counted = part.queries[name].to(device), part.counted.to(device)
                 self.distribution.add(len(MEASURES) + i, own, numbers[None], counted)
@@ -86,7 +92,7 @@ class AtlasSums:
         self.tokens -= tokens
         self.class_tokens -= class_tokens.to(self.class_tokens.device)
 
-    def _add_measures(self, part: BatchMeasures) -> None:
+    def _add_measures(self, part: BatchMeasures, groups: Int[Tensor, " text"]) -> None:
         device, own = self.evidence_share.device, part.heads
         numerator, denominator, known = (
             numbers.to(device) for numbers in (part.numerator, part.denominator, part.known)
@@ -94,6 +100,10 @@ class AtlasSums:
         for sums, numbers in ((self.numerator, numerator), (self.denominator, denominator)):
             view = ExactSum(sums.whole[:, own], sums.fraction[:, own])
             view.add(numbers)
+        for by_group, numbers in ((self.group_numerator, numerator), (self.group_denominator, denominator)):
+            if by_group is not None:
+                of_heads = ExactSum(by_group.whole[..., own], by_group.fraction[..., own])
+                of_heads.add_to_rows(groups, numbers[:, : len(HABITS)])
         share = torch.where(known, numerator / denominator, torch.nan)
         self.distribution.add(0, own, share.transpose(0, 1)[..., None])
 
@@ -125,8 +135,11 @@ class AtlasSums:
         if self.layers != other.layers:
             raise ValueError("these sums are of models with other attentions, and cannot be merged")
         self.distribution.merge(other.distribution)
-        for mine, its in zip(self._sums().values(), other._sums().values(), strict=True):
-            mine.merge(its)
+        if self.group_numerator is None or other.group_numerator is None:
+            self.group_numerator = self.group_denominator = None
+        its = other._sums()
+        for name, mine in self._sums().items():
+            mine.merge(its[name])
         for k, cells in other.maps.items():
             self.maps[k] = self.maps[k] + cells if k in self.maps else cells.clone()
             more = other.map_texts[k]
@@ -139,9 +152,25 @@ class AtlasSums:
         self.texts += other.texts
         self.tokens += other.tokens
 
+    def influences(self, habit: str) -> Float[Tensor, "group heads"]:
+        """Return by how much each group of texts moves each head's share of a habit; the influences sum to zero.
+
+        A share is a ratio R = Y / X of two sums over texts: of the weight, and of the queries that count. To first
+        order, a group with the sums y and x contributes (y - R x) / X to the deviation of R. NaN for a group without
+        queries that count, and for all groups where a file of an earlier version has none.
+        """
+        if self.group_numerator is None or self.group_denominator is None:
+            return torch.full((GROUPS, self.evidence_share.shape[1]), torch.nan, dtype=torch.float64)
+        i = HABITS.index(habit)
+        weight = self.group_numerator.value[:, i]
+        queries = self.group_denominator.value[:, i]
+        total = queries.sum(0)
+        deviation = weight - weight.sum(0) / total * queries
+        return torch.where(queries > 0, deviation / total, torch.nan)
+
     def _sums(self) -> dict[str, ExactSum]:
-        names = ("numerator", "denominator", "distances", "sampled", "positions", "classes")
-        return {name: getattr(self, name) for name in names}
+        names = ("numerator", "denominator", "distances", "sampled", "positions", "classes", *GROUPED)
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def to(self, device: torch.device | str) -> "AtlasSums":
         """Return the sums on a device; ints are copied as they are."""
@@ -178,6 +207,8 @@ class AtlasSums:
         """Return the sums of a file; a KeyError, ValueError or RuntimeError where tensors do not fit."""
         sums = cls([LayerHeads(layer, tuple(heads), across) for layer, heads, across in description["layers"]])
         sums.distribution.load({name[13:]: part for name, part in tensors.items() if name.startswith("distribution.")})
+        if f"{GROUPED[0]}.whole" not in tensors:  # of an earlier version
+            sums.group_numerator = sums.group_denominator = None
         for name, own in sums._sums().items():
             own.whole.copy_(tensors[f"{name}.whole"])
             own.fraction.copy_(tensors[f"{name}.fraction"])
@@ -188,6 +219,28 @@ class AtlasSums:
         sums.class_tokens.copy_(tensors["class_tokens"])
         sums.texts, sums.tokens = int(description["texts"]), int(description["tokens"])
         return sums
+
+
+def error_of_sum(influences: Float[Tensor, "group heads"]) -> Float[Tensor, " heads"]:
+    """Return the standard error of a share, or of a difference of shares, from the influences of n groups of texts.
+
+    It is √(n / (n - 1) · Σ influence²); NaN for fewer than two groups. Influences that are NaN are left out.
+    """
+    count = (~influences.isnan()).sum(0)
+    squares = influences.square().nansum(0)
+    return torch.where(count > 1, (squares * count / (count - 1).clamp(min=1)).sqrt(), torch.nan)
+
+
+def group_of(texts: Int[Tensor, " text"]) -> Int[Tensor, " text"]:
+    """Return the group of each text, from its number in the corpus.
+
+    Of each 64 texts in a row, every group gets one. The first 64 texts are in the groups 0 to 63; later ones are
+    permuted anew each time, so that a corpus whose kinds of text alternate has all kinds in every group.
+    """
+    mixed = texts // GROUPS * 2654435761 % 2**32  # the golden ratio, so that the high bits of neighbours differ
+    factor = 2 * (mixed >> 26 & 31) + 1
+    shift = mixed >> 20 & 63
+    return (texts * factor + shift) % GROUPS
 
 
 def _part(sums: ExactSum, heads: slice) -> ExactSum:

@@ -9,9 +9,9 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
-from zlib import crc32
 
 from ..files.optional import import_optional
+from .checksums import checksum, file_checksum
 
 SUFFIXES = (".txt", ".jsonl", ".parquet")
 PART = 1 << 16  # characters of a .txt file that are one text, and the rest of the line
@@ -63,13 +63,10 @@ class Corpus:
                 raise ValueError(f'texts=["{text}"] is a text of these letters; Path("{text}") is the file')
 
     def describe(self) -> list[object]:
-        """Return what identifies the corpus, for JSON: the names and sizes of files, or a checksum of a list."""
+        """Return what identifies the corpus, for JSON: names, sizes and checksums of files, or that of a list."""
         if self.listed is not None:
-            checksum = 0
-            for text in self.listed:
-                checksum = crc32(text.encode("utf-8", "surrogatepass") + b"\0", checksum)
-            return [f"{len(self.listed)} texts", checksum]
-        return [[str(file), file.stat().st_size] for file in self.files]
+            return [f"{len(self.listed)} texts", checksum(self.listed)]
+        return [[str(file), file.stat().st_size, file_checksum(file)] for file in self.files]
 
     def __iter__(self) -> Iterator[Text]:
         for number, (source, line, text, broken) in enumerate(self._read()):

@@ -12,6 +12,7 @@ One call of an attention takes this way:
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from threading import get_ident
 from typing import Any
 
 from torch import nn
@@ -23,6 +24,7 @@ from ..watch.find_attentions import FoundAttentions, find_attentions
 from ..words import hint
 from . import telescope_models
 from .edits import Edit, Frozen, Redefine, from_json
+from .regions import LayerEdit
 from .session import EditSession
 
 
@@ -89,8 +91,30 @@ def editing(
     }
     listening = session.tokens.listening(found.backend.embeddings(found.modules), session.is_active)
     with listening, _intercepting(found, attentions, session):
-        yield session
+        _running.append(session)
+        try:
+            yield session
+        finally:
+            _running.remove(session)
     session.check_found()
+
+
+_running: list[EditSession] = []  # of all blocks that are running, in every thread; an outer block before an inner one
+
+
+def running_edits(model: nn.Module) -> list[tuple[str, LayerEdit]]:
+    """Return the edits of all blocks around this call that concern a model, each with the attention that it changes.
+
+    A block may also have been entered with a part of the model, or with a model that this one is a part of.
+    """
+    paths = {id(module): path for path, module in model.named_modules()}
+    found = []
+    for session in [*_running]:
+        parts = {id(module) for module in session.model.modules()}
+        if session.thread == get_ident() and not parts.isdisjoint(paths):
+            path = paths.get(id(session.model), "a part of the edited model")
+            found += [(f"{path}: {name}", one) for one, names in session.selected for name in names]
+    return found
 
 
 def _intercepting(

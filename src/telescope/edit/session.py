@@ -59,8 +59,8 @@ class EditSession:
         self._edits: dict[str, list[LayerEdit]] = {}  # by the name of a pass, once it was asked for
         self._passes: dict[str, int] = {}  # the most passes through each attention that ran in one forward pass
         self.needs_positions = any(map(_needs_positions, edits))
-        model = found.modules[""]
-        self.parts, self.part = tensor_parallel_size(model), tensor_parallel_rank(model)
+        self.model = found.modules[""]
+        self.parts, self.part = tensor_parallel_size(self.model), tensor_parallel_rank(self.model)
         self.heads = {name: heads_of(found, name) for name in self.edited_attentions()}  # of the whole model
         self._local: dict[tuple[str, int], list[LayerEdit]] = {}
         for name in dict.fromkeys(name for _, names in self.selected for name in names):

@@ -9,7 +9,7 @@ from ..atlas import Atlas
 from ..atlas.atlas import Evidence
 from ..atlas.batches import encoder_of
 from ..atlas.evidence import EXCERPT
-from ..atlas.run import fingerprint
+from ..atlas.fingerprint import weights_checksum
 from ..atlas.texts import text_at
 from ..models import Model
 from ..recording.heads import HABITS
@@ -44,7 +44,8 @@ def find_model(atlas: Atlas, names: list[str], open_model: Callable[[str], Model
 
     A model of transformers is found by its size: Telescope's own classes give its weights other names.
     """
-    wanted, of_the_size = atlas.about.get("model", {}), []
+    wanted = atlas.about.get("model", {})
+    of_the_size = []
     for name in names:
         try:
             model = open_model(name)
@@ -54,7 +55,9 @@ def find_model(atlas: Atlas, names: list[str], open_model: Callable[[str], Model
             continue
         if type(model).__name__ != wanted.get("class"):
             of_the_size.append(name)
-        elif any(fingerprint(_rounded(model, dtype)) == wanted for dtype in DTYPES):
+        elif "weights" not in wanted:
+            raise not_kept("this atlas was written by an earlier version, so its model cannot be told; make it again")
+        elif any(weights_checksum(model, dtype) == wanted["weights"] for dtype in DTYPES):
             return name
     if len(of_the_size) == 1:
         return of_the_size[0]
@@ -62,12 +65,6 @@ def find_model(atlas: Atlas, names: list[str], open_model: Callable[[str], Model
         f"the model of this atlas, a {wanted.get('class')} with {wanted.get('parameters', 0):,} parameters, is not "
         "here: telescope serve ATLAS --model FOLDER opens it"
     )
-
-
-def _rounded(model: Model, dtype: torch.dtype) -> Any:
-    """Return an object with the class name of a model, and its weights in another precision, one at a time."""
-    named = lambda self: ((name, weight.detach().to(dtype)) for name, weight in model.named_parameters())  # noqa: E731
-    return type(type(model).__name__, (), {"named_parameters": named})()
 
 
 def read_evidence(atlas: Atlas, evidence: Evidence, model: Model) -> tuple[str, bool]:
