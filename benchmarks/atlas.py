@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import telescope as ts
-from telescope.recording.recorded_call import KeepOptions
+from telescope.recording.call_facts import KeepOptions
 from telescope.text.corpus_files import data_folder
 from telescope.watch.watch import record_calls
 

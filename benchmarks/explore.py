@@ -23,7 +23,7 @@ import torch
 
 import telescope as ts
 from telescope.recording.attention_call import AttentionCall
-from telescope.recording.recorded_call import KeepOptions
+from telescope.recording.call_facts import KeepOptions
 from telescope.recording.recording import Recording
 
 from .measure import Row

@@ -11,7 +11,7 @@ import telescope as ts
 from editing import Boosted, ByHand, Hidden, Kept, Muted, Pasted, Rescaled, eager_by_hand
 from huggingface import transformers
 from telescope.recording.names import modules_by_path
-from telescope.watch.huggingface.interception import attentions
+from telescope.watch.huggingface.attention_modules import attentions
 from watched import FAMILIES, IDS, PADDED_LEFT, TRANSLATORS, WRITERS
 
 OTHER = IDS.flip(1)

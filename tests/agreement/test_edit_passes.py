@@ -10,7 +10,7 @@ import telescope as ts
 from editing import ByHand, Hidden, Muted, eager_by_hand
 from huggingface import BERT, numbered, transformers
 from telescope.recording.names import modules_by_path
-from telescope.watch.huggingface.interception import attentions
+from telescope.watch.huggingface.attention_modules import attentions
 from watched import IDS
 
 OTHER = IDS.flip(1)

@@ -261,7 +261,7 @@ def test_where_sentences_and_paragraphs_begin():
     view = Shown(
         "It", " rains", ".", " We", " stay", " in", "!", "\n", "\n", "Mr", " No", " left", ".", "\n", "Why", "?"
     )
-    text = Cuttable(view, "k", 0)
+    text = Cuttable(view, "k", 0, range(view.call.size[1]))
     assert text.starts("sentences", 16) == [0, 3, 9, 14]
     assert text.starts("paragraphs", 16) == [0, 9]
     assert text.starts("words", 7) == [0, 1, 3, 4, 5]

@@ -16,8 +16,8 @@ from torch.testing import assert_close
 import telescope as ts
 from small_blocks import small_blocks
 from strategies import Shape, definitions, normal, seeds, shapes, tensors
+from telescope.recording.call_facts import CallFacts
 from telescope.recording.queries_keys_call import OneHead, QueriesKeysCall, one_head
-from telescope.recording.recorded_call import CallFacts
 from telescope.recording.storage import GrowingTensor
 from telescope.tiles import Pyramid, Tiles
 from telescope.tiles.pyramid import sample_queries

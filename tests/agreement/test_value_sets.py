@@ -11,7 +11,8 @@ import telescope as ts
 from editing import Boosted, ByHand, Hidden, Muted, eager_by_hand
 from huggingface import LLAMA, numbered, transformers
 from telescope.recording.names import modules_by_path
-from telescope.watch.huggingface.interception import ModelCall, SoftmaxInputs, attentions
+from telescope.watch.huggingface.attention_modules import attentions
+from telescope.watch.huggingface.interception import ModelCall, SoftmaxInputs
 from watched import IDS
 
 KEEPS = ("summaries", "queries-keys", "steps")

@@ -10,7 +10,7 @@ import pytest
 import writers
 from browsing import TURN, Page
 from telescope.explorer.library import Library
-from telescope.recording.recorded_call import KeepOptions
+from telescope.recording.call_facts import KeepOptions
 from telescope.recording.recording import Recording
 
 LESSONS = Path(__file__).parents[2] / "web/lessons.js"

@@ -22,8 +22,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from ..recording.call_facts import KeepOptions
 from ..recording.names import Layers, list_names
-from ..recording.recorded_call import KeepOptions
 from ..watch.watch import record_calls
 from .atlas import Atlas
 from .batches import TokenBatch, batches_of, default_length, encoder_of, longest_input, sequences_of

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..recording.find_sources import Calls, Question, head_places, source_kind, stack_of
+from ..recording.find_sources import head_places, source_kind, stack_of
+from ..recording.source_question import Calls, Question
 from ..watch import huggingface
 from .edits import Edit, hide
 from .effect import effect

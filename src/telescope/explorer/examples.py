@@ -12,8 +12,8 @@ from torch import Tensor
 
 from .. import attention as attentions
 from ..recording.attention_call import AttentionCall
+from ..recording.call_facts import KeepOptions
 from ..recording.queries_keys_call import StepsCall
-from ..recording.recorded_call import KeepOptions
 from ..recording.recording import Recording
 from ..tasks.explaining.examples import EXAMPLES, Example, ExampleScene
 from ..trace.trace import Trace

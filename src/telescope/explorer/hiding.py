@@ -12,8 +12,8 @@ from ..decoding import generate
 from ..edit import Edit, edit
 from ..edit.hidden_sources import hiding_edits
 from ..models import Transformer
-from ..recording.find_sources import Question
 from ..recording.recorded_call import RecordedCall
+from ..recording.source_question import Question
 from ..tasks.explaining.sentence_views import translate_whole
 from ..watch.watch import watch
 from .output import EDITING, Output

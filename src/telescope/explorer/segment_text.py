@@ -44,10 +44,10 @@ def _decoded(view: AttentionView, axis: str, b: int, indices: range) -> list[str
 class Cuttable:
     """The tokens of a text as the page shows them, and where its words, sentences and paragraphs begin."""
 
-    def __init__(self, view: AttentionView, axis: str, b: int) -> None:
-        self.texts = display_texts(view, axis, b, range(view.call.size[0 if axis == "q" else 1]))
+    def __init__(self, view: AttentionView, axis: str, b: int, columns: range) -> None:
+        self.texts = display_texts(view, axis, b, columns)
         self._starts = {
-            "words": _word_starts(view, axis, self.texts),
+            "words": _word_starts(view, axis, self.texts, columns),
             "sentences": _breaks(self.texts, "sentences"),
             "paragraphs": _breaks(self.texts, "paragraphs"),
         }
@@ -65,10 +65,10 @@ class Cuttable:
         return {by: len(self.starts(by, count)) for by in BY}
 
 
-def _word_starts(view: AttentionView, axis: str, texts: Sequence[str]) -> list[int]:
+def _word_starts(view: AttentionView, axis: str, texts: Sequence[str], columns: range) -> list[int]:
     words, count = view.words(axis), len(texts)
     if words is not None:
-        ids = words.word_ids
+        ids = words.word_ids[columns.start : columns.stop]
         return [at for at in range(count) if at == 0 or ids[at] != ids[at - 1]]
     return [at for at in range(count) if at == 0 or texts[at][:1].isspace() or texts[at - 1][-1:].isspace()]
 

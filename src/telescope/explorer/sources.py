@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ..attention import Pairs
-from ..recording.find_sources import NotKeptError, Question, ask, find_sources, sources_of_scores, stack_of
+from ..recording.find_sources import find_sources, sources_of_scores, stack_of
 from ..recording.names import stack_and_number
 from ..recording.recorded_call import RecordedCall
+from ..recording.source_question import AnswerPositions, NotKeptError, Question, ask
 from ..recording.sources import ANSWER, KINDS, Sources
 from .hiding import NO_MODEL, calls_with_gradients, falls, hidden_segment, output_of, written_tokens
 from .lru_cache import LruCache
@@ -85,21 +86,19 @@ class SourcesOfRuns:
             return {"why": why}
         view, b = _reader(run), params.number("b", 0)
         call, across = view.call, view.call.across
-        first = 0 if across else call.size[1] - call.size[0]
-        prompt = call.facts.prompt
-        begins = first + (prompt if prompt is not None and prompt < call.size[0] else 1)
-        end = first + call.size[0] + 1
+        columns = call.text_columns(b)
+        first, begins, end, _ = AnswerPositions.of(call, columns)
         if across and call.query_ids is not None and run.output is None:
             end -= 1  # a recording does not hold the last token that was written
         at = min(max(params.number("at", end - 1), begins), end - 1)
         start = max(begins, min(at - MOST_ANSWER * 3 // 4, end - MOST_ANSWER))
         shown = range(start, min(end, start + MOST_ANSWER))
         names = self._names(run, params, shown)
-        words = _words_of(view, shown, names)
+        words = _words_of(view, shown, names, columns.queries.start)
         return {
             "why": None,
             "across": across,
-            "n": call.size[1] if across else None,
+            "n": len(columns.keys) if across else None,
             "begins": begins,
             "ends": end,
             "prompt": begins if begins > first + 1 else None,
@@ -176,17 +175,20 @@ class SourcesOfRuns:
         )
 
     def _text(self, run: Run, view: AttentionView, b: int) -> Cuttable:
-        """Return all tokens of the context's text."""
-        return self.contexts.get_or_make((run.name, run.rev, b), lambda: Cuttable(view, "k", b))
+        """Return all tokens of the context's text, without padding."""
+        columns = view.call.text_columns(b).keys
+        return self.contexts.get_or_make((run.name, run.rev, b), lambda: Cuttable(view, "k", b, columns))
 
     def _names(self, run: Run, params: RequestParams, span: range) -> list[str]:
         """Return the tokens at some positions of the answer's text as the page shows them."""
         view, b = _reader(run), params.number("b", 0)
+        columns = view.call.text_columns(b)
         if view.call.across:
-            return display_texts(view, "q", b, range(span.start - 1, span.stop - 1))
-        inside = range(span.start, min(span.stop, view.call.size[1]))
+            before = columns.queries.start - 1
+            return display_texts(view, "q", b, range(span.start + before, span.stop + before))
+        inside = range(span.start, min(span.stop, len(columns.keys)))
         names = self._text(run, view, b).texts[inside.start : inside.stop]
-        if span.stop > view.call.size[1]:
+        if span.stop > len(columns.keys):
             made = run.output
             last = span.stop - 1
             names.append(
@@ -271,10 +273,10 @@ def _lacks(run: Run, how: str, b: int) -> str | None:
     return None
 
 
-def _words_of(view: AttentionView, shown: range, names: list[str]) -> list[int]:
-    """Return the number of each written token's word, in the order of the text."""
+def _words_of(view: AttentionView, shown: range, names: list[str], padding: int) -> list[int]:
+    """Return the number of each written token's word, in the order of the text; `padding` tokens stand before it."""
     words = view.words("q")
-    ahead = int(view.call.across)
+    ahead = int(view.call.across) - padding
     if words is not None:
         last = len(words.word_ids)
         return [words.word_ids[at - ahead] if at - ahead < last else words.word_ids[-1] + 1 for at in shown]

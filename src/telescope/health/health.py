@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, distributed, nn
 
 from ..attention.padding_queries import real_query_masks
+from ..recording.call_facts import KeepOptions
 from ..recording.names import list_names
-from ..recording.recorded_call import KeepOptions, RecordedCall
+from ..recording.recorded_call import RecordedCall
 from ..recording.recording import Recording
 from ..watch.tensor_parallel import tensor_parallel_size
 from ..watch.watch import record_calls

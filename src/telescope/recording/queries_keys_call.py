@@ -22,8 +22,9 @@ from ..tiles.head_scores import OneHead
 from ..trace.trace import Tokens, Trace, trace
 from ..words import check_index
 from .attention_call import AttentionCall
+from .call_facts import TOP, KeepOptions, MapSize
 from .head_shares import Places, shares, streaming_share
-from .recorded_call import TOP, KeepOptions, MapSize, RecordedCall
+from .recorded_call import RecordedCall
 from .storage import GrowingTensor
 from .survey_queue import SurveyQueue
 

@@ -5,8 +5,7 @@ The subclasses, one for each value of `ts.watch(keep=...)`, are in summaries_cal
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, SupportsIndex
+from typing import ClassVar, SupportsIndex
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,76 +20,15 @@ from ..survey import Survey
 from ..survey.extend import Size
 from ..trace.trace import Tokens, Trace
 from ..words import whole_number
-from .attention_call import AttentionCall, QuerySelection, all_queries, seems_cross_attention
+from .attention_call import AttentionCall, all_queries, seems_cross_attention
+from .call_facts import CallFacts, KeepOptions, MapSize, TextColumns, range_of
 from .continuation import fingerprints, same_bits
 from .head_gradients import shares_with_unrecorded, weight_times_gradient
 from .head_shares import BatchTokens, Places, Written
-from .storage import GrowingTensor, Store, StoredParts, StoredTensor, on_device
+from .storage import GrowingTensor, StoredParts, StoredTensor, on_device
 from .survey_queue import SurveyQueue
 
-TOP = 8
 CROSS = ("cross", "cross_attn", "encoder_attn", "EncDecAttention", "crossattention")  # if a recording has no `across`
-MapSize = tuple[int, int]
-ALSO = ("norms", "gradients", "streaming")
-"""What ts.watch(also=...) keeps besides. norms: ‖W_O v‖ of each key. gradients: weight times gradient of each key,
-once a backward pass has run. streaming: with keep="summaries", the share of each query's weight on the first and the
-last keys."""
-
-
-@dataclass(frozen=True)
-class KeepOptions:
-    """What a recording keeps of each call, and where; see `ts.watch`."""
-
-    top: int = TOP
-    map: MapSize | None = None
-    queries: QuerySelection = all_queries
-    store: Store = on_device
-    also: frozenset[str] = frozenset()
-    """Of ALSO."""
-    sample: bool = False
-    """Whether to keep the pooled rows of a few queries of each sequence, with "summaries"; see row_sample.py."""
-
-
-@dataclass
-class CallFacts:
-    """Everything known about a call besides its tensors."""
-
-    name: str
-    heads: tuple[int, ...]
-    """The number of each head in the model."""
-    dropout: float
-    attention: Attention
-    size: Size
-    """The number of queries and of keys."""
-    rows: list[int] | None
-    """The queries that were kept; None is all."""
-    shape: tuple[int, int, int, int]
-    """batch, key heads, d_q, d_k"""
-    dtype: torch.dtype
-    device: torch.device
-    """The device on which the model ran."""
-    engine: str | None = None
-    recorded: MapSize | None = None
-    """The size of the map that was kept."""
-    across: bool | None = None
-    """Whether queries and keys come from two sequences; None in a recording that does not say."""
-    prompt: int | None = None
-    """How many queries the prompt had; those after it were generated. None in a recording that does not say."""
-    written: Written = Written((), ())
-    """Which queries the model wrote, and what ends a text; empty in a recording that does not say."""
-
-
-class TextColumns(NamedTuple):
-    """The columns of a batch, indices into its tensors, in which one sequence has its own tokens."""
-
-    queries: range
-    keys: range
-
-
-def _range_of(real: Bool[Tensor, " token"]) -> range:
-    """Return the range from the first to the last token that counts."""
-    which = real.nonzero().flatten().tolist()
-    return range(which[0], which[-1] + 1) if which else range(0)
 
 
 class RecordedCall(ABC):
@@ -234,39 +172,11 @@ class RecordedCall(ABC):
         return call.select_queries(torch.tensor(which, dtype=torch.long))
 
     def _selected_rows(self, call: AttentionCall, before: int) -> Sequence[int]:
-        """Return which queries of the call are to be kept, and note them.
-
-        Positions count the tokens of each sequence without its padding. Raise a ValueError where these stand in other
-        columns in one sequence of the batch than in another.
-        """
-        if not real_query_masks(call.attention):
-            which = self.options.queries(call.size[0], before)
-        else:
-            which = self._select_own(call, before)
+        """Return which queries of the call are to be kept, and note them."""
+        which = call.select_rows(self.options.queries, before)
         if self.facts.rows is not None:
             self.facts.rows += [before + row for row in which]
         return which
-
-    def _select_own(self, call: AttentionCall, before: int) -> Sequence[int]:
-        batch, heads, queries = call.queries.shape[:3]
-        device = call.queries.device
-        real, keys = real_tokens(
-            call.attention, batch=batch, heads=heads, size=call.size, across=call.is_cross_attention, device=device
-        )
-        earlier = keys[:, : keys.shape[1] - queries].sum(1).tolist()
-        if call.is_cross_attention:  # whose keys are another sequence
-            earlier = [before] * batch
-        found = {
-            tuple(int(own.nonzero()[row]) for row in self.options.queries(int(own.sum()), past))
-            for own, past in zip(real, earlier, strict=True)
-            if own.any()
-        }
-        if len(found) > 1:
-            raise ValueError(
-                "queries= selects different columns in the sequences of this batch, which are padded differently; "
-                "watch one sequence at a time, or leave queries= out"
-            )
-        return found.pop() if found else ()
 
     def _store_ids(self, ids: Int[Tensor, "batch query"] | None, before: int) -> None:
         """Store the token ids of queries, as long as those of every query are known; `before` queries came earlier."""
@@ -531,7 +441,7 @@ class RecordedCall(ABC):
         if not self._has_padding():
             return TextColumns(range(queries), range(keys))
         rows, columns = self.real_tokens()
-        return TextColumns(_range_of(rows[sequence]), _range_of(columns[sequence]))
+        return TextColumns(range_of(rows[sequence]), range_of(columns[sequence]))
 
     def _has_padding(self) -> bool:
         """Return whether some tokens may not count."""

@@ -14,11 +14,12 @@ from ..survey.extend import Size
 from ..trace.render import render_text
 from ..words import format_bytes, hint
 from .attention_call import AttentionCall
+from .call_facts import KeepOptions
 from .find_sources import find_sources
 from .heads import Heads, heads_of
 from .names import HeadNumbers, Layers, attentions_inside, describe_unwatched
 from .queries_keys_call import QueriesKeysCall, StepsCall
-from .recorded_call import KeepOptions, RecordedCall, nbytes_of
+from .recorded_call import RecordedCall, nbytes_of
 from .saved.save import save_recording
 from .segments import read_segments
 from .sources import Sources

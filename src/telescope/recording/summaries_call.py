@@ -13,8 +13,9 @@ from torch import Tensor
 from ..survey import Summary, Survey
 from ..survey.summary import compute_dtype
 from .attention_call import AttentionCall
+from .call_facts import CallFacts, KeepOptions, MapSize
 from .head_shares import COUNTS, NAMES, BatchTokens, Places
-from .recorded_call import CallFacts, KeepOptions, MapSize, RecordedCall
+from .recorded_call import RecordedCall
 from .storage import GrowingTensor, StoredParts
 from .survey_queue import GrowingCall, SurveyDestination, SurveyInputs, SurveyQueue, SurveyResult
 from .waiting_rows import WaitingRows

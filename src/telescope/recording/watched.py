@@ -9,7 +9,8 @@ from torch import Tensor
 from ..survey import Survey
 from ..survey.survey import Peak, Top
 from ..trace.trace import Tokens, Trace
-from .recorded_call import MapSize, RecordedCall
+from .call_facts import MapSize
+from .recorded_call import RecordedCall
 
 
 class Watched:

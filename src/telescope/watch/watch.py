@@ -24,8 +24,8 @@ from typing import Any
 from torch import nn
 
 from ..recording.attention_call import QuerySelection, query_selection
+from ..recording.call_facts import ALSO, TOP, KeepOptions, MapSize
 from ..recording.names import HeadNumbers, Layers, describe_unwatched, numbers_of_heads, select_layers
-from ..recording.recorded_call import ALSO, TOP, KeepOptions, MapSize
 from ..recording.recording import KEEP, Recording
 from ..recording.storage import store_named
 from ..recording.summaries_call import SummariesCall

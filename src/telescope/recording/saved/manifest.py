@@ -10,8 +10,8 @@ from ...attention.mask import Combination, Opposite
 from ...attention.restrict import Renumbered, RenumberedBias, Restriction, SomeHeads, SomeQueries, SomeSequences
 from ...files.errors import LoadError
 from ...files.safetensors import DTYPES
+from ..call_facts import CallFacts
 from ..head_shares import COUNTS, NAMES, Written
-from ..recorded_call import CallFacts
 
 FILE = "recording.json"
 KIND, VERSION = "telescope recording", 1

@@ -1,8 +1,8 @@
 """Watch models of Hugging Face's transformers through its attention interface.
 
 Imports the observer and the recording room; transformers is imported only if the model to watch needs it. Read
-interception.py first, then watched_model.py and definition.py; transformers_internals.py holds everything that depends
-on transformers' code.
+attention_modules.py and interception.py first, then watched_model.py and definition.py; transformers_internals.py holds
+everything that depends on transformers' code.
 """
 
 import sys
@@ -23,14 +23,14 @@ def owns(modules: Modules) -> bool:
 
 def attentions(modules: Modules) -> dict[str, nn.Module]:
     """Return the model's attentions by path; raise a ValueError that says why if a model cannot be watched."""
-    from .interception import attentions
+    from .attention_modules import attentions
 
     return attentions(modules)
 
 
 def embeddings(modules: Modules) -> Iterable[nn.Module]:
     """Return the modules that are passed the token ids."""
-    from .interception import embeddings
+    from .attention_modules import embeddings
 
     return embeddings(modules)
 

@@ -11,8 +11,7 @@ A call passes the interceptors in the order of their class: edits change it firs
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial
-from inspect import signature
+from functools import partial
 from threading import Lock
 from typing import Any, ClassVar, NamedTuple
 from weakref import ref
@@ -23,12 +22,13 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from ...recording.attention_call import AttentionCall
-from ...recording.names import Modules, attentions_inside, unwatched_attentions
+from ...recording.names import Modules, attentions_inside
 from ...survey.exact_rows import masked_rows
 from ...words import format_bytes
 from ..module_hook import ModuleHook, uncompiled
 from ..run_tracker import Bypass, Route, RunTracker
 from ..running_text import RunningText
+from .attention_modules import check_implementations, cross_attention_by_arguments, is_cross_attention
 from .definition import DefinitionReader
 from .lazy import LazyMask
 from .masks import MaskOffsets
@@ -36,21 +36,10 @@ from .transformers_internals import (
     ImplementationName,
     Prompt,
     announcing_prompts,
-    eager_function_names,
-    implementation_of,
     own_attention,
     set_implementation,
-    uses_attention_interface,
 )
 
-KNOWN = ("sdpa", "eager", "flex_attention")  # and every name with "flash" in it
-OTHER_SEQUENCES = (  # the parameters by which an attention module is passed the sequence of its keys
-    "key_value_states",
-    "encoder_hidden_states",
-    "cross_attention_states",
-    "context",
-    "context_hidden_states",
-)
 MAX_WEIGHT_BYTES = 2**30  # of the weights of one attention, for output_attentions=True
 INTERFACE = Route(
     missing="made no call through transformers' attention interface",
@@ -59,58 +48,6 @@ INTERFACE = Route(
 )
 Result = tuple[Tensor, Tensor | None]
 """What an attention function returns: the context, (batch, query, heads, d_v), and the weights or None."""
-
-# ------------------------------------------------------------------------------------------------- what can be seen
-
-
-def attentions(modules: Modules) -> dict[str, nn.Module]:
-    """Return the modules that use the attention interface, by path; raise a ValueError if the model has none."""
-    kinds: set[Any] = set(map(type, modules.values()))
-    using = {kind for kind in kinds if uses_attention_interface(kind)}
-    found: dict[str, Any] = {path: module for path, module in modules.items() if type(module) in using}
-    kind = type(modules[""]).__name__
-    if not found and not unwatched_attentions(modules, ()):
-        raise ValueError(
-            f"{kind} has no attention to watch or edit: no part of it is an attention, by the names of their classes; "
-            "take a model that attends, such as a Llama or a BERT"
-        )
-    if not found:
-        raise ValueError(
-            f"{kind} does not go through transformers' attention interface: no part of it uses "
-            "ALL_ATTENTION_FUNCTIONS, so its attention calls cannot be seen; what ts.load reads can be watched"
-        )
-    _check_implementations(kind, found)
-    return found
-
-
-def _check_implementations(kind: str, attentions: Mapping[str, Any]) -> None:
-    """Raise a ValueError if an attention uses an implementation whose computation is not known here."""
-    alike = {(id(module.config), type(module)): (path, module) for path, module in reversed([*attentions.items()])}
-    for path, module in reversed(alike.values()):  # the first of each config and class
-        implementation = implementation_of(module)
-        if implementation not in KNOWN and "flash" not in str(implementation):
-            raise ValueError(
-                f'{kind} attends by "{implementation}" in {path}, and what that computes is not known here; '
-                'model.set_attn_implementation("sdpa") is one that can be watched'
-            )
-        if implementation == "eager" and len(eager_function_names(module)) != 1:
-            raise ValueError(
-                f"{kind} has no eager_attention_forward of its own in {path}, so its eager attention cannot be called; "
-                'model.set_attn_implementation("sdpa") is one that can be watched'
-            )
-
-
-def embeddings(modules: Modules) -> Iterable[nn.Module]:
-    """Return the token embeddings of the model and of the models inside it."""
-    found = []
-    for module in modules.values():
-        if isinstance(module, PreTrainedModel):
-            try:
-                found.append(module.get_input_embeddings())
-            except (NotImplementedError, AttributeError):  # a model of pixels or sound
-                continue
-    return {id(embedding): embedding for embedding in found if isinstance(embedding, nn.Embedding)}.values()
-
 
 # ---------------------------------------------------------------------------------------------------- intercepted calls
 
@@ -208,7 +145,7 @@ class Interceptor(ABC):
         self.softmax: SoftmaxInputs | None = None  # of the latest call
         self.value_sets = 0
         self.cross = {  # whether the running call of an attention, by id, is cross-attention
-            id(module): _is_cross_attention(module, {}) for module in attentions.values()
+            id(module): is_cross_attention(module, {}) for module in attentions.values()
         }
 
     @abstractmethod
@@ -233,11 +170,10 @@ class Interceptor(ABC):
     def before_attention(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Before an attention runs: count the pass, and note whether it is cross-attention."""
         if self.is_active():
-            kind: Any = type(module)
             self.passes[id(module)] = self.passes.get(id(module), 0) + 1
-            if _may_be_cross_attention(kind):
-                given = dict(zip(_forward_parameters(kind), args, strict=False)) | kwargs
-                self.cross[id(module)] = _is_cross_attention(module, given)
+            across = cross_attention_by_arguments(module, args, kwargs)
+            if across is not None:
+                self.cross[id(module)] = across
 
     @contextmanager
     def reading_prompt(self, prompt: Prompt) -> Iterator[None]:
@@ -324,36 +260,6 @@ def _mask_function(implementation: str, **arguments: Any) -> Any:
 
 class _MaskIsNeededError(Exception):
     """The model's own mask function began to write a mask."""
-
-
-def _is_cross_attention(module: nn.Module, given: Mapping[str, Any]) -> bool:
-    """Return whether the keys come from another sequence, by the module's class and by the arguments of the call.
-
-    The class comes first: a call that reads its keys from a cache may be passed no other sequence.
-    """
-    kind: Any = type(module)
-    if "Cross" in kind.__name__ or getattr(module, "is_cross_attention", False) is True:
-        return True
-    others = [given[name] for name in OTHER_SEQUENCES if given.get(name) is not None]
-    return any(other is not given.get("hidden_states") for other in others)
-
-
-def may_be_cross_attention(module: nn.Module) -> bool:
-    """Return whether some call of an attention may read its keys from another sequence."""
-    kind: Any = type(module)
-    return _may_be_cross_attention(kind) or _is_cross_attention(module, {})
-
-
-@cache
-def _may_be_cross_attention(kind: type) -> bool:
-    """Return whether a class's forward may be passed the sequence of its keys."""
-    return not {*OTHER_SEQUENCES}.isdisjoint(_forward_parameters(kind))
-
-
-@cache
-def _forward_parameters(kind: type) -> tuple[str, ...]:
-    """Return the names of the parameters of a class's forward, without self."""
-    return tuple(signature(kind.forward).parameters)[1:]  # type: ignore[attr-defined]
 
 
 def weights_of(name: str, call: AttentionCall) -> Tensor:
@@ -482,7 +388,7 @@ def _adopt_implementation(model: PreTrainedModel, configs: Sequence[Any], attent
     names = [config._attn_implementation for config in configs]
     if all(name is None or isinstance(name, ImplementationName) for name in names):
         return
-    _check_implementations(type(model).__name__, attentions)
+    check_implementations(type(model).__name__, attentions)
     with _lock:
         for config in configs:
             _rename_implementation(config)

@@ -15,9 +15,10 @@ from ...recording.summaries_call import SummariesCall
 from ..observer import Observer
 from ..run_tracker import Bypass
 from ..sdpa_lse import SdpaWithLse
+from .attention_modules import may_be_cross_attention
 from .cache_tracker import CacheTracker
 from .call_template import CallTemplate
-from .interception import Interceptor, ModelCall, Result, intercepting, may_be_cross_attention, weights_of
+from .interception import Interceptor, ModelCall, Result, intercepting, weights_of
 from .proof import OutputChecks
 from .transformers_internals import cache_of, weights_are_requested
 
