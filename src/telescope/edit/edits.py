@@ -199,7 +199,8 @@ class MuteEdits:
             times: the factor; 0 switches the heads off.
             by: what remains at times=0: "zero", or "mean", the mean of the head's context over the queries of the
                 prompt, of each sequence by itself and without padding. Generated tokens get the mean of their prompt.
-                With another factor, the distance from the mean is multiplied.
+                With another factor, the distance from the mean is multiplied. A prompt that is read in several
+                forward passes is refused.
 
         Example:
             >>> import telescope as ts
@@ -236,9 +237,10 @@ class HideEdits:
         A query from which every key is hidden that it may see gets zeros as context.
 
         Args:
-            keys: positions (a number, range, slice or list), text such as "the astronomer", or `ts.tokens(...)`. Text
-                is found in the prompt through the tokenizer, wherever it occurs as whole words. In cross-attention,
-                keys are tokens of the source.
+            keys: positions (a number, range, slice or list), text such as "the astronomer", or `ts.tokens(...)`.
+                Positions count the tokens of each sequence from 0, without padding. Text is found in the prompt
+                through the tokenizer, wherever it occurs as whole words. In cross-attention, keys are tokens of the
+                source.
             queries: the same; None is every query.
             layers, heads: the attentions and heads, as in `ts.mute`; None is all.
             new: whether queries and keys may be tokens that the model generates. A span without an end, and

@@ -289,8 +289,8 @@ class Recording(Mapping[str, Watched]):
 
         Args:
             span: the positions of the tokens, a range, a slice or a pair (start, stop), counted from the first token of
-                the text or, in an encoder-decoder, of the decoder's input. It may include the token after the last
-                query, which the last query wrote.
+                the sequence or, in an encoder-decoder, of the decoder's input; padding does not count. It may include
+                the token after the last query, which the last query wrote.
             how: "weights": the mean weight of layers, heads and rows; keep="queries-keys".
                 "carried": weights times ‖W_O v‖; keep="queries-keys", also="norms".
                 "rollout": weights multiplied through all layers, with the residual connection (Abnar and Zuidema,

@@ -54,10 +54,10 @@ def watch(
     """Record every attention call of a model while a `with` block runs.
 
     The model computes the same bits as unwatched, and is as it was when the block is left. What is kept is a copy
-    without gradients. Queries at padding are left out: in the sums over queries and in `heads()`, and their own rows
-    are empty, with entropy 0 and top key -1; only `trace()` shows them as they ran. Generating token by token is one
-    call that grows. Only the thread that enters the block is watched. A layer that a model runs several times in one
-    forward pass is recorded once for each pass: its name, then name.2, name.3; `layers` selects it with all passes, and
+    without gradients. Queries at padding, and after the end of a text that `generate` wrote, are left out: in the sums
+    over queries and in `heads()`, and their own rows are empty, with entropy 0 and top key -1; only `trace()` shows
+    them as they ran. Generating token by token is one call that grows. Only the thread that enters the block is
+    watched. A layer that a model runs several times in one forward pass is recorded once for each pass: its name, then name.2, name.3; `layers` selects it with all passes, and
     `ts.edit` takes these names. A softmax that a model multiplies by several sets of values, in several calls, as
     DiffLlama does, is recorded once, with the values side by side. Attentions that cannot be watched are named in a
     warning when the block is entered, those that ran past the watch in one when the block is left, and both in
@@ -69,8 +69,8 @@ def watch(
         layers: the attentions to record: names, patterns such as "encoder.*", or numbers of layers, -1 for the last;
             None is all.
         heads: the numbers of the heads to record, -1 for the last of each layer; None is all.
-        queries: the positions of the queries to record; -1 is the last token of the prompt, and then every generated
-            token; None is all.
+        queries: the positions of the queries to record, counted without padding; -1 is the last token of the prompt,
+            and then every generated token; None is all.
         keep: what to keep of each call.
             "summaries": the numbers of a survey, computed while the model runs, in memory that grows with n.
             "queries-keys": queries and keys, for rows, maps and any survey afterwards.
