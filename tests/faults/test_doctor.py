@@ -42,6 +42,27 @@ def test_a_healthy_machine(command):
     assert f"torch {torch.__version__}" in out
 
 
+@pytest.mark.parametrize("version", ["2.11.0", "2.13.0+cpu", "2.15.1+cu132", "2.15.0a0+git1234"])
+def test_a_tested_torch_is_not_mentioned(version):
+    assert doctor.untested_torch(version) == ""
+
+
+@pytest.mark.parametrize("version", ["2.10.2", "2.16.0", "2.16.0.dev20300101+cpu", "3.0.0", "2.9.1"])
+def test_an_untested_torch_is_named(version):
+    sentence = f"torch {version} is untested: telescope {ts.__version__} was tested on 2.11 to 2.15"
+    assert doctor.untested_torch(version).startswith(sentence)
+
+
+def test_doctor_prints_that_torch_is_untested(command, monkeypatch):
+    """An untested torch is no error: every engine below is compared with float64 all the same."""
+    tested = command("doctor", "--plain")[1]
+    monkeypatch.setattr(doctor, "TESTED_TORCH", ((1, 0), (1, 9)))
+    code, out, _ = command("doctor", "--plain")
+    assert code == 0
+    assert out.splitlines()[1].startswith(f"torch {torch.__version__} is untested: telescope")
+    assert "untested" not in tested
+
+
 def test_json_holds_every_digit(command):
     code, out, _ = command("doctor", "--json")
     report = json.loads(out)

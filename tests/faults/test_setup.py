@@ -1,16 +1,24 @@
-"""The output of `make explain` during setup: a sign of life, and pip's own output only if pip fails."""
+"""Set-up by make: a sign of life, pip's own output only if pip fails, and the torch that CI tests."""
 
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from installing import PROJECT
+from telescope.tasks.doctor import TESTED_TORCH
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(shutil.which("sh") is None, reason="needs a POSIX shell")
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+FILES = ("Makefile", "quietly.sh", "pyproject.toml", "constraints.txt")
 
 NOISY = "import sys; print('chatter'); print('WARNING: Location', file=sys.stderr); sys.exit({code})"
 
@@ -44,12 +52,11 @@ def test_a_terminal_shows_the_seconds():
     assert shown.startswith("installing\rinstalling: 1 s")
 
 
+@needs_make
 @pytest.mark.parametrize("code", [0, 3])
 def test_make_stops_where_pip_fails(tmp_path, code):
     """With a pip that fails, and an environment that exists."""
-    if shutil.which("make") is None:
-        pytest.skip("needs make")
-    for name in ("Makefile", "quietly.sh", "pyproject.toml"):
+    for name in FILES:
         shutil.copy(ROOT / name, tmp_path)
     tools = tmp_path / ".venv/bin"
     tools.mkdir(parents=True)
@@ -65,3 +72,58 @@ def test_make_stops_where_pip_fails(tmp_path, code):
     assert ("WARNING" in done.stdout + done.stderr) == (code != 0)
     assert ("explained" in done.stdout) == (tmp_path / ".venv/ready").exists() == (code == 0)
     assert "usually" in done.stdout
+
+
+def installs(target, folder):
+    """Return the lines with which make would install packages for a target, from nothing."""
+    for name in FILES:
+        shutil.copy(ROOT / name, folder)
+    command = ["make", "--dry-run", "--always-make", target]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=True)
+    return re.findall(r"bin/pip install .+", done.stdout.replace("\\\n", " "))
+
+
+@needs_make
+@pytest.mark.parametrize(
+    "target",
+    ["explain", "test-fast", "test-oldest", "lessons", "docs", "wheel", "test-python3.13"],
+)
+def test_every_install_takes_the_torch_that_ci_tests(target, tmp_path):
+    """Any newer torch brings gigabytes of CUDA."""
+    lines = installs(target, tmp_path)
+    assert lines
+    assert all("--constraint constraints.txt" in line for line in lines), lines
+
+
+@needs_make
+def test_the_newest_torch_is_not_constrained(tmp_path):
+    packages, weights = installs("test-newest", tmp_path)
+    assert "--constraint" not in packages
+    assert '--upgrade "torch" --editable ".[test]"' in packages
+    assert "--no-deps" in weights
+
+
+@needs_make
+def test_a_python_that_is_missing_is_named(tmp_path):
+    """A command that is found and does not start is missing as well, such as a shim of pyenv."""
+    for name in FILES:
+        shutil.copy(ROOT / name, tmp_path)
+    shim = tmp_path / "python3.12"
+    shim.write_text("#!/bin/sh\nexit 127\n")
+    shim.chmod(0o755)
+    command = ["make", "test-pythons", f"PYTHONS={shim} python3.99"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert done.stdout == f"{shim} is missing: not tested\npython3.99 is missing: not tested\n"
+
+
+def test_the_torch_of_ci_is_one_that_the_package_asks_for():
+    """And the package asks for no torch that is older than those that are tested."""
+    (wanted,) = (line for line in map(Requirement, PROJECT["dependencies"]) if line.name == "torch")
+    (constraint,) = re.findall(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), flags=re.M)
+    oldest, newest = (Version(f"{major}.{minor}") for major, minor in TESTED_TORCH)
+    assert oldest <= Version(constraint)
+    assert Version(constraint).release[:2] <= newest.release
+    assert Version(constraint) in wanted.specifier
+    assert {part.version for part in wanted.specifier if part.operator == ">="} == {str(oldest)}
+    assert newest in wanted.specifier

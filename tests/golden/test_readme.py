@@ -2,12 +2,14 @@
 
 import re
 import runpy
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
 
 import telescope as ts
+from installing import PROJECT, distributions_of, run_with_only
 from telescope import layers
 from telescope.attention import masks
 
@@ -18,15 +20,65 @@ HOUSE = (HOME / "docs" / "explanation" / "house.md").read_text(encoding="utf-8")
 LINES = re.findall(r"^\|[^|]+\| `(.+)` \|$", MECHANISMS, flags=re.M)
 
 
-def test_python_of_the_readme_runs(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    blocks, names = re.findall(r"```python\n(.+?)```", README, flags=re.S), {}
+# Runs the commands and the blocks of the README. A page is not served: the server would run until Ctrl-C.
+RUN_README = """
+import webbrowser
+from telescope.cli import main
+
+def serve_nothing(server, sockets):
+    print("a page is served")
+
+def run(*arguments):
+    sys.argv = ["telescope", *arguments]
+    if "serve" in arguments or "--open" in arguments:
+        import uvicorn
+        uvicorn.Server.run = serve_nothing
+    try:
+        main()
+    except SystemExit as end:
+        assert end.code == 0, arguments
+
+webbrowser.open = print
+for arguments in {commands!r}:
+    run(*arguments)
+names = {{}}
+for block in {blocks!r}:
+    exec(compile(block, "README.md", "exec"), names)
+"""
+
+
+def test_the_install_line_of_the_readme_brings_all_that_the_readme_shows(tmp_path):
+    """With the packages of the install line, and no other, every command and every block runs."""
+    for package in ("matplotlib", "starlette", "uvicorn"):
+        pytest.importorskip(package, reason="an extra is not installed")
+    (install,) = re.findall(r"^\$ pip install (.+)$", README, flags=re.M)
+    (requirement,) = shlex.split(install, comments=True)
+    shown = re.findall(r"^\$ telescope (.+)$", README, flags=re.M) + re.findall(r"`telescope (.+?)`", README)
+    commands = [shlex.split(line, comments=True) for line in shown]
+    blocks = re.findall(r"```python\n(.+?)```", README, flags=re.S)
+    assert len(commands) == 4
     assert len(blocks) == 2
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), names)
-    printed = capsys.readouterr().out
-    assert "softmax(mask(q·k / √d_k)) v, mask = causal & window(4)" in printed
-    assert "blocks." in printed
+
+    done = run_with_only(requirement, RUN_README.format(commands=commands, blocks=blocks), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("a page is served") == 2
+    assert "softmax(mask(q·k / √d_k)) v, mask = causal & window(4)" in done.stdout
+    assert "blocks." in done.stdout
+
+
+def test_the_readme_names_the_pythons_of_the_package():
+    versions = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if ":: Python :: 3." in line]
+    assert f"# Python {versions[0]} to {versions[-1]}, Linux" in README
+    assert PROJECT["requires-python"] == f">={versions[0]}"
+
+
+def test_all_has_every_extra_that_a_user_can_use():
+    """Jupyter is left out, and what builds and tests the package itself."""
+    optional = PROJECT["optional-dependencies"]
+    wanted = {name for name in optional if name not in ("all", "lessons", "docs", "test")}
+    reached = distributions_of("telescope-attention[all]")
+    for name in wanted:
+        assert distributions_of(f"telescope-attention[{name}]") <= reached, name
 
 
 @pytest.mark.parametrize("line", LINES)

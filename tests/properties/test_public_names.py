@@ -50,6 +50,23 @@ def test_help_and_completion_import_no_torch():
     assert fresh(code) == ["False", "False"]
 
 
+def test_the_version_is_printed_without_torch():
+    code = (
+        "import sys\n"
+        "from telescope.cli import main\n"
+        "sys.argv = ['telescope', '--version']\n"
+        "try:\n    main()\n"
+        "except SystemExit as end:\n    print(end.code, {'torch', 'numpy', 'pydantic'} & {*sys.modules})\n"
+    )
+    assert fresh(code) == ["telescope", ts.__version__, "0", "set()"]
+
+
+def test_the_version_is_an_option_of_the_command_line(command):
+    """It is listed by --help, and a command after it is not run."""
+    assert "--version" in command("--help")[1]
+    assert command("--version", "explain") == (0, f"telescope {ts.__version__}\n", "")
+
+
 def test_an_unknown_name_is_an_attribute_error():
     assert not hasattr(ts, "atend")
     assert {"attend", "survey", "open", "plot", "lessons"} <= set(dir(ts))

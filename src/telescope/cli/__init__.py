@@ -7,14 +7,18 @@ first: `app` lists the commands, `main` runs one.
 import os
 import sys
 from io import TextIOWrapper
+from typing import Annotated
 
 import typer
 
+from .. import __version__
 from .atlas import atlas, compare
 from .examples import EXAMPLES
 from .learning import evaluate, recipe, train
 from .looking import doctor, explain, serve, watch
 from .writing import generate, recall, summarize, translate
+
+VERSION = f"telescope {__version__}"
 
 app = typer.Typer(rich_markup_mode=None)
 for command in (explain, translate, summarize, generate, recall, train, evaluate, watch, atlas, compare, serve, doctor):
@@ -32,8 +36,14 @@ def new_file(context: typer.Context) -> None:
 
 
 @app.callback(invoke_without_command=True)
-def telescope(context: typer.Context) -> None:
+def telescope(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
     """Look inside attention while it runs at full speed."""
+    if version:
+        print(VERSION)
+        raise typer.Exit
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -42,6 +52,9 @@ def main() -> None:
     """Run the command of `sys.argv`, and exit. An error prints one sentence on standard error; the exit code is 2."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show √ shows ? instead
+    if sys.argv[1:] == ["--version"]:  # answered here: typer imports pydantic to read a flag, which takes 0.2 s
+        print(VERSION)
+        raise SystemExit(0)
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()

@@ -30,6 +30,10 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # The largest error allowed, in roundings (eps of the dtype) of the largest number of the result.
 ROUNDINGS = {torch.float32: 100, torch.bfloat16: 4, torch.float16: 4}
 
+# The oldest and the newest torch that the tests have passed on. The package also takes newer versions of torch 2:
+# docs/decisions/torch-versions.md says why.
+TESTED_TORCH = ((2, 11), (2, 15))
+
 PLAIN = Attention(mask=causal)
 RICH = Attention(mask=causal & window(100), softcap=5.0)
 
@@ -77,14 +81,16 @@ class Finding:
 class Report:
     """The findings of all engines; `machine` names versions and the GPU, `timed` the size that was timed.
 
-    looking  the engine that surveys a causal attention of that size, its time beside a forward pass, and what would
-             make it faster
+    looking   the engine that surveys a causal attention of that size, its time beside a forward pass, and what would
+              make it faster
+    untested  a sentence if Telescope was not tested on this torch, else empty
     """
 
     machine: str
     timed: str
     findings: tuple[Finding, ...]
     looking: str = ""
+    untested: str = ""
 
     @property
     def healthy(self) -> bool:
@@ -106,7 +112,18 @@ def check_engines(device: torch.device | None = None, *, every: bool = False) ->
         timed.replace("torch.", ""),
         tuple(run_check(check, device) for check in engine_checks(device, every=every)),
         survey_cost(device),
+        untested_torch(torch.__version__),
     )
+
+
+def untested_torch(version: str) -> str:
+    """Return a sentence if a version of torch is outside of the tested ones, else an empty string."""
+    oldest, newest = TESTED_TORCH
+    major, minor = version.split(".")[:2]
+    if oldest <= (int(major), int(minor)) <= newest:
+        return ""
+    tested = f"{oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
+    return f"torch {version} is untested: telescope {__version__} was tested on {tested}; rely on the checks below"
 
 
 def engine_checks(device: torch.device, *, every: bool) -> Iterator[EngineCheck]:
@@ -214,7 +231,10 @@ def draw(report: Report) -> RenderableType:
         style = "dim" if finding.missing else "red" if finding.wrong else "green"
         table.add_row(finding.name, *errors, finding.rows[:6], ms, Text(verdict, style))
     legend = f"largest error against float64; rows: the sum of exp(score - lse), which should be 1; {report.timed}"
-    return Group(Text(report.machine), Text(legend, style="dim"), Text(), table, Text(), Text(report.looking))
+    head = [Text(report.machine)]
+    if report.untested:
+        head.append(Text(report.untested, style="yellow"))
+    return Group(*head, Text(legend, style="dim"), Text(), table, Text(), Text(report.looking))
 
 
 # ------------------------------------------------------------------------------------------------------ the engines
