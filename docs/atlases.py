@@ -164,6 +164,11 @@ def special_tokens(atlas: ts.Atlas) -> dict[str, Any]:
     on_start = sum(_strongest(head) == "first" for head in decoder)
     return {
         "holds": on_start > len(decoder) / 2 and max(encoder.values()) > 0.5,
+        "share on special tokens, by layer": {
+            layer: sum(class_share(atlas, layer, number, "special") for own, number in atlas.places if own == layer)
+            / sum(own == layer for own, _ in atlas.places)
+            for layer in atlas.layers
+        },
         "special tokens among the tokens": float(tokens[CLASSES.index("special")] / tokens.sum()),
         "decoder heads with the largest share on the first token": f"{on_start} of {len(decoder)}",
         "encoder heads that give 60 % or more to special tokens": sorted(
