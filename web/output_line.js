@@ -19,8 +19,11 @@ export function OutputLine({ run, state, go, answers, shown }) {
     else if (cross && (state.screen === "walk" || state.screen === "heads")) go({ i: word.i });
     else go({ screen: "alignment", i: null, word: word.word });
   };
-  /** @param {{i: number, word: number}} word */
-  const isChosen = (word) => (state.screen === "alignment" ? word.word === state.word : word.i === state.i);
+  /** @param {{first: number, i: number, word: number}} word */
+  const isChosen = (word) =>
+    state.screen === "alignment"
+      ? word.word === state.word
+      : state.i !== null && word.first <= state.i && state.i <= word.i;
   const marks = state.screen === "alignment" || state.screen === "output" || cross;
   return html`<p class="wrote"><span class="soft">the model wrote:</span>
     ${output.words.map((word) => html`<button type="button" aria-pressed=${marks && isChosen(word)} title="which words does it come from?" onClick=${() => open(word)}>${visible(word.name)}</button>`)}</p>`;

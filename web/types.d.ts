@@ -37,7 +37,7 @@ interface Run {
   notice: string | null;
   /** In an exported file: the attention and head that it holds in full. */
   held?: { l: number; h: number };
-  output: { kind: string; n: number; words: { name: string; i: number; word: number }[] } | null;
+  output: { kind: string; n: number; words: { name: string; first: number; i: number; word: number }[] } | null;
   attentions: Attention[];
 }
 
@@ -75,6 +75,8 @@ interface OutputAnswer {
   kind: string;
   vocabulary: number;
   chosen: string | null;
+  /** The written word at `i`, of a translator: `p` is the product of those of its pieces. */
+  word: { name: string; p: number; pieces: { i: number; text: string; p: number }[] } | null;
   candidates: { id: number; text: string; append: string; logit: number; p: number }[];
   kept: number;
 }

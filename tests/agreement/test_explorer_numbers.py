@@ -435,3 +435,57 @@ def test_a_tokenizers_padding_and_truncation_are_switched_off():
     run = read(Api(Library({"padded": model})), "a b c d e")
     assert run["attentions"][0]["n_k"] == 5
     assert tokenizer.to_str() == before
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    """Return the shipped translator's API, its run of a sentence, and the probability of each token that it wrote."""
+    model = ts.load("translator-en-de", dtype=torch.float32).eval()
+    library = Library({"translator-en-de": model})
+    run = library.read("The man saw the astronomer with a telescope.")
+    written = list(run.output.written)
+    source = torch.tensor([model.tokenizer.encode(run.text).ids])
+    with torch.no_grad():
+        logits = model(source, torch.tensor([[model.special.start, *written[:-1]]]))[0]
+    p = logits.double().softmax(-1)
+    return Api(library), run, model, written, p
+
+
+def test_a_words_probability_is_the_product_of_its_pieces(shipped):
+    """Astronomen is three pieces, which decode to A, stron and omen."""
+    server, run, model, written, p = shipped
+    at = {word["name"]: word for word in run.to_json()["output"]["words"]}["Astronomen"]
+    queries = range(at["first"], at["i"] + 1)
+    assert [model.tokenizer.decode([written[query]]) for query in queries] == ["A", "stron", "omen"]
+    pieces = [float(p[query, written[query]]) for query in queries]
+    truth = pieces[0] * pieces[1] * pieces[2]
+    assert truth < 0.5 * pieces[-1]  # the last piece alone is far likelier
+
+    # On the screen Output, at any of the pieces.
+    for query in queries:
+        word = got(server, f"/runs/{run.name}/output", i=query)["word"]
+        assert (word["name"], [piece["text"] for piece in word["pieces"]]) == ("Astronomen", ["A", "·stron", "·omen"])
+        assert word["p"] == pytest.approx(truth, rel=1e-5)
+        assert [piece["p"] for piece in word["pieces"]] == pytest.approx(pieces, rel=1e-5)
+
+    # In a what-if that changes nothing: all words, before and after.
+    same = got(server, f"/runs/{run.name}/whatif", l=0, h=0, i=0, edits="t:1")["output"]["words"]
+    assert " ".join(word["name"] for word in same) == "Der Mann sah den Astronomen mit einem Teleskop ."
+    for word in same:
+        own = [float(p[query, written[query]]) for query in range(word["first"], word["i"] + 1)]
+        assert word["before"] == pytest.approx(torch.tensor(own).prod().item(), rel=1e-5)
+        assert (word["after"], word["instead"]) == (pytest.approx(word["before"], rel=1e-4), None)
+
+
+def test_a_words_probability_at_a_temperature(shipped):
+    """Every piece is drawn at the temperature; of one token to choose from, the likeliest has all."""
+    server, run, _, written, p = shipped
+    at = {word["name"]: word for word in run.to_json()["output"]["words"]}["Astronomen"]
+    queries = range(at["first"], at["i"] + 1)
+    cold = (p.log() / 0.5).softmax(-1)
+    truth = torch.stack([cold[query, written[query]] for query in queries]).prod().item()
+    word = got(server, f"/runs/{run.name}/output", i=at["i"], temperature=0.5)["word"]
+    assert word["p"] == pytest.approx(truth, rel=1e-4)
+    likeliest = [int(p[query].argmax()) for query in queries]
+    alone = got(server, f"/runs/{run.name}/output", i=at["i"], top_k=1)["word"]
+    assert alone["p"] == float(likeliest == [written[query] for query in queries])

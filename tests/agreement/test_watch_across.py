@@ -5,12 +5,18 @@ from math import isnan
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 
 import telescope as ts
 from huggingface import GPT2, MARIAN, VOCABULARY, numbered, transformers
+from telescope import decoding
+from telescope.explorer.library import Library
 from telescope.explorer.run import run_of_recording
 from telescope.layers import LuongAttention, MultiHeadAttention
+from telescope.recording.attention_call import AttentionCall
+from telescope.recording.recorded_call import KeepOptions
+from telescope.recording.recording import Recording
 from watched import CROSS, FAMILIES, IDS, SOUND, WHISPER, Family
 
 TARGET = torch.tensor([[0, 8, 21, 4, 5, 9, 11, 2], [0, 3, 3, 40, 11, 17, 17, 5]])  # as many as IDS
@@ -176,3 +182,76 @@ def test_a_recording_with_a_wrong_value_is_refused(tmp_path):
     file.write_text(json.dumps(contents))
     with pytest.raises(ValueError, match="is no complete description of a call"):
         ts.open(tmp_path / "run.telescope")
+
+
+# ------------------------------------------------------------------------------------------- words, saved and opened
+
+
+@pytest.mark.parametrize("keep", ["summaries", "queries-keys", "steps"])
+def test_a_saved_translation_has_the_words_of_the_live_run(keep, tmp_path):
+    """The shipped tokenizer drops the space before the first token of a text, and so before a token by itself."""
+    model = ts.load("translator-en-de", dtype=torch.float32).eval()
+    text = "The man saw the astronomer with a telescope."
+    with ts.watch(model, keep=keep) as recording:
+        decoding.generate(model, [text], max_new_tokens=40, temperature=0)
+    recording.save(tmp_path / "run.telescope")
+    library = Library({"translator-en-de": model})
+    live = {view.name: view for view in library.read(text).views}
+    opened = library.open(tmp_path / "run.telescope").views
+
+    assert {view.name for view in opened} == {*live}
+    for view in opened:
+        wanted = live[view.name]
+        assert view.columns == wanted.columns
+        if view.kind != "cross":
+            assert view.rows == wanted.rows
+        else:  # the last token was written, but never read
+            assert view.rows.names == (*wanted.rows.names[:-1], "…")
+            assert view.rows.pieces == (*wanted.rows.pieces[:-1], "…")
+    assert opened[0].columns.names == ("The", "man", "saw", "the", "astronomer", "with", "a", "telescope", ".", "</s>")
+    (written,) = (view.rows.names for view in opened if view.name == "decoder.0.self")
+    assert written == ("<s>", "Der", "Mann", "sah", "den", "Astronomen", "mit", "einem", "Teleskop", ".")
+
+
+TOKENIZED = "the telescopes saw telescope the café € 世界"
+VOCABULARIES = {
+    "Ġ": (models.BPE(), pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel(), trainers.BpeTrainer),
+    "▁": (models.BPE(unk_token="?"), pre_tokenizers.Metaspace(), decoders.Metaspace(), trainers.BpeTrainer),
+    "##": (
+        models.WordPiece(unk_token="?"),
+        pre_tokenizers.BertPreTokenizer(),
+        decoders.WordPiece(),
+        trainers.WordPieceTrainer,
+    ),
+}
+
+
+@pytest.mark.parametrize("by", ["tokenizers", "transformers"])
+@pytest.mark.parametrize("mark", VOCABULARIES)
+def test_saved_words_of_other_tokenizers(mark, by, tmp_path):
+    """Byte-level BPE, sentencepiece and wordpiece: every word, and its pieces, as in the recording that was saved."""
+    model, splits, joins, trainer = VOCABULARIES[mark]
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = splits
+    tokenizer.decoder = joins
+    alphabet = pre_tokenizers.ByteLevel.alphabet() if mark == "Ġ" else [*TOKENIZED]
+    size = len({*alphabet}) + 20
+    learner = trainer(vocab_size=size, special_tokens=["?"], initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator([TOKENIZED] * 3, learner)
+    ids = tokenizer.encode(TOKENIZED).ids
+    own = tokenizer if by == "tokenizers" else transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+    n = len(ids)
+    q, k, v = torch.randn(3, 1, 1, n, 4)
+    recording = Recording("Made", ["blocks.0.self"], "queries-keys", KeepOptions(), own.decode)
+    call = AttentionCall(q, k, v, ts.Attention(), (0,), 0.0, query_ids=torch.tensor([ids]))
+    recording.record("blocks.0.self", call)
+    recording.save(tmp_path / "run.telescope")
+    library = Library({})
+    (saved,) = library.open(tmp_path / "run.telescope").views
+    (live,) = library.add(recording, "live", "1").views
+
+    assert saved.columns == live.columns == saved.rows
+    assert len(ids) > len(saved.columns.names)  # some words have several pieces
+    assert saved.columns.names == ("the", "telescopes", "saw", "telescope", "the", "café", "€", "世界")
+    assert ts.open(tmp_path / "run.telescope").decode(ids) == own.decode(ids)

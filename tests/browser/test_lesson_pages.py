@@ -2,6 +2,7 @@
 
 import json
 import re
+from math import prod
 from pathlib import Path
 from time import perf_counter
 
@@ -183,6 +184,25 @@ def test_next_words_as_bars_and_append(home):
     longer = home.served.library.run(re.search(r"/s/([^/]+)/", tab.url)[1])
     assert longer.text.startswith("To be, or")
     assert len(longer.text) == len("To be, or") + 1
+
+
+def test_the_probability_of_a_written_word_is_the_product_of_its_pieces(home):
+    """At the word's last piece at first; a click on another piece shows the tokens there, of the same word."""
+    run = home.served.library.read(writers.NOTES, "translator")
+    tab = home.open("output", run.name)
+    tab.locator("main").get_by_role("button", name="Fernrohr", exact=True).click()
+    shown = tab.locator("[aria-label='the probability of the word']")
+    shown.locator("b", has_text="Fernrohr").wait_for()
+    chances = [run.output.logits(i).double().softmax(0)[run.output.written[i]].item() for i in (13, 14, 15)]
+    titles = "all => all.map(one => Number(one.title))"
+    assert shown.locator("b [title]").evaluate_all(titles) == pytest.approx([prod(chances)], rel=1e-6)
+    assert shown.locator("button [title]").evaluate_all(titles) == pytest.approx(chances, rel=1e-6)
+    shown.get_by_role("button").first.click()
+    tab.wait_for_url("**i=13**")
+    home.settled()
+    written = tab.locator("tr.chosen td.now").evaluate_all(titles)
+    assert written == pytest.approx(chances[:1], rel=1e-6)
+    assert tab.locator(".wrote [aria-pressed=true]").inner_text() == "Fernrohr"
 
 
 def test_a_written_word_leads_to_the_words_it_comes_from(home):

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from math import prod
 from time import perf_counter
 
 import pytest
@@ -74,7 +75,8 @@ def test_a_what_if_has_the_numbers_of_edit(played, name, change):
     assert answer["before"] == pytest.approx(before.tolist(), abs=1e-6)
     p = logits.softmax(-1)
     for word in answer["output"]["words"]:
-        assert word["after"] == pytest.approx(float(p[word["i"], written[word["i"]]]), abs=1e-6)
+        pieces = [float(p[query, written[query]]) for query in range(word["first"], word["i"] + 1)]
+        assert word["after"] == pytest.approx(prod(pieces), abs=1e-6)
 
 
 def test_a_what_if_on_the_page(played):

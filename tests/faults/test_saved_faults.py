@@ -275,6 +275,12 @@ CORRUPTED = {
         manifest(lambda contents: contents["attentions"].append(contents["attentions"][0])),
         "two attentions",
     ),
+    "a text for no token": (
+        manifest(lambda contents: contents.update(joined={"5 x": "a"})),
+        "\"joined\" has a text for '5 x', which is no id of a token",
+    ),
+    "a token for a run": (manifest(lambda contents: contents.update(after={"5 6": "a"})), '"after"', "'5 6'"),
+    "a number for a text": (manifest(lambda contents: contents.update(after={"5": 1})), '"after" is not a text'),
     "keep that is none": (manifest(lambda contents: contents.update(keep="all")), "lacks its model, keep"),
 }
 

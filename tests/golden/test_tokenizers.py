@@ -3,10 +3,12 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import corpora
 from data import DATA, folder
 from telescope.models import Special
+from telescope.recording.saved.token_texts import TokenTexts, learn_texts
 from telescope.tasks.learning.sequence_pairs import PairTokenizer
 from telescope.text.corpora import TextPair, read_multi30k_merges
 from telescope.text.corpus_files import read_lines
@@ -111,3 +113,76 @@ def test_characters_are_in_order():
     assert tokenizer.encode("ban\n").ids == [2, 1, 3, 0]
     with pytest.raises(Exception, match="UNK"):
         tokenizer.encode("x")
+
+
+# ---------------------------------------------------------------------------- tables that decode as a tokenizer does
+
+
+def test_tables_of_texts_by_hand():
+    """A space before every token but the first, a character of three tokens, and a special token without a text."""
+    spoken = {1: " the", 2: " man", 3: "s"}
+    bytes_of = {4: b"\xe2", 5: b"\x82", 6: b"\xac"}  # of the sign of the euro
+
+    def decode(ids):
+        joined = b"".join(bytes_of[one] if one in bytes_of else spoken.get(one, "").encode() for one in ids)
+        return joined.decode("utf-8", "replace").removeprefix(" ")
+
+    texts = learn_texts(decode, [[1, 2, 3, 9, 2, 4, 5, 6, 1]])
+    assert texts.alone == {1: "the", 2: "man", 3: "s", 4: "\ufffd", 5: "\ufffd", 6: "\ufffd", 9: ""}
+    assert (texts.after[1], texts.after[2], 3 in texts.after) == (" the", " man", False)
+    assert texts.joined[4, 5, 6] == "€"
+    assert texts.decode([1, 2, 3, 9, 2, 4, 5, 6, 1]) == "the mans man€ the"
+    assert texts.decode([2, 4, 5, 6]) == "man€"
+    assert (texts.decode([2]), texts.decode([9]), texts.decode([])) == ("man", "", "")
+    assert TokenTexts.from_json(texts.to_json(), "here").decode([1, 2, 4, 5, 6, 2]) == "the man€ man"
+
+
+def test_tables_of_an_earlier_version_have_texts_alone():
+    assert TokenTexts.from_json({"tokens": {"1": "a", "2": "b"}}, "here").decode([2, 1, 7]) == "ba"
+
+
+def trained(kind):
+    """Return a tokenizer of a kind, trained on TEXTS."""
+    if kind == "wordpiece":
+        tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+        trainer = trainers.WordPieceTrainer(vocab_size=60, special_tokens=["[UNK]", "[SEP]"], show_progress=False)
+    elif kind == "metaspace":
+        tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+        trainer = trainers.BpeTrainer(vocab_size=60, special_tokens=["<unk>", "</s>"], show_progress=False)
+    elif kind == "byte fallback":
+        names = [f"<0x{byte:02X}>" for byte in range(256)]
+        pieces = {name: at for at, name in enumerate(["<unk>", *names, "▁", *"lownestr"])}
+        tokenizer = Tokenizer(models.BPE(pieces, [], unk_token="<unk>", byte_fallback=True))
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        tokenizer.decoder = decoders.Sequence(steps)
+        return tokenizer
+    elif kind == "end of word":
+        return bpe_from_merges(["#version: 0.2", "l o", "lo w</w>", "n e"], TEXTS)
+    elif kind == "bytes":
+        return train_bpe(TEXTS, 300, special=False)
+    else:
+        return train_bpe(TEXTS, 300)
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return tokenizer
+
+
+KINDS = ("wordpiece", "metaspace", "byte fallback", "end of word", "bytes", "bytes, no space first")
+TRAINED = {kind: trained(kind) for kind in KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(texts=st.lists(st.text(st.sampled_from("lowenstr  .,!é€🔭\n"), max_size=150), max_size=3))
+@settings(max_examples=30, deadline=None)
+def test_tables_decode_as_the_tokenizer(kind, texts):
+    """Every text, and every beginning of it that ends with a whole character. The last text is longer than a window."""
+    decode = TRAINED[kind].decode
+    sequences = [TRAINED[kind].encode(text).ids for text in [*texts, "low newer lowest. " * 20]]
+    tables = TokenTexts.from_json(learn_texts(decode, sequences).to_json(), "here")
+    for ids in sequences:
+        assert tables.decode(ids) == decode(ids)
+        for length in range(1, min(len(ids), 40)):
+            text = decode(ids[:length])
+            assert tables.decode(ids[:length]) == text or "\ufffd" in text

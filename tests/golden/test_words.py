@@ -1,11 +1,17 @@
 """Tokens joined to words by their spans in the text, whatever the tokenizer."""
 
+from math import exp, inf
+from types import SimpleNamespace
+
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 import writers
+from telescope.explorer.output import log_probability
+from telescope.explorer.what_if import _word_change
 from telescope.tasks.explaining.sentence_views import written_words
 from telescope.trace.whole_words import Words
 
@@ -111,3 +117,23 @@ def test_words_that_are_written_are_the_words_that_are_read(text):
     if model.tokenizer.decode(encoding.ids).lstrip() == text:
         read, written = Words.from_encoding(text, encoding), written_words(model, encoding.ids)
         assert (read.names, read.word_ids) == (written.names, written.word_ids)
+
+
+def test_the_probability_of_a_word_by_hand():
+    """Three pieces with the probabilities 0.5, 0.4 and 0.25: the word has 0.05. One piece alone has its own."""
+    p = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.4, 0.5], [0.5, 0.25, 0.25]], dtype=torch.float64)
+    assert exp(log_probability(p.log(), [0, 1, 2])) == pytest.approx(0.05, rel=1e-12)
+    assert exp(log_probability(p[:1].log(), [2])) == pytest.approx(0.2, rel=1e-12)
+    assert log_probability(torch.zeros(1, 2).log(), [1]) == -inf  # a token that was left out
+
+
+def test_a_changed_word_by_hand():
+    """A word of two pieces, of which an edit halves the first and makes another second the likeliest."""
+    words = Words.from_spans("ab", [(0, 1), (1, 2)])
+    made = SimpleNamespace(words=words, written=[0, 1], text_of=lambda i, token: "abc"[token])
+    made.name_of = made.text_of
+    before = torch.tensor([[0.8, 0.1, 0.1], [0.1, 0.5, 0.4]], dtype=torch.float64).log()
+    after = torch.tensor([[0.4, 0.3, 0.3], [0.0, 0.25, 0.75]], dtype=torch.float64).log()
+    changed = _word_change(made, 0, before, after)
+    assert changed == {"before": pytest.approx(0.4), "after": pytest.approx(0.1), "instead": "ac"}
+    assert _word_change(made, 0, before, before)["instead"] is None

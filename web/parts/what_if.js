@@ -92,7 +92,7 @@ function OutputChange({ output, reaches }) {
   const little = output.kl < 1e-3;
   const said = html`<p>${little ? "The model’s output hardly changes" : "The model’s output changes"}: <span class="figures" title="the Kullback–Leibler divergence: how far the probabilities are apart, 0 for not at all">KL divergence ${short(output.kl, 2)}</span>. ${little ? "Other heads and layers make up for it." : ""}</p>`;
   if (output.kind === "gpt")
-    return html`<div><h3>the likeliest next words</h3>${said}<table class="pairs"><thead><tr><th scope="col">before</th><th scope="col"></th><th scope="col">after</th><th scope="col"></th></tr></thead>
+    return html`<div><h3>the likeliest next tokens</h3>${said}<table class="pairs"><thead><tr><th scope="col">before</th><th scope="col"></th><th scope="col">after</th><th scope="col"></th></tr></thead>
       <tbody>${output.before.map((/** @type {any} */ one, /** @type {number} */ at) => html`<tr><td>${visible(one.text)}</td><td title=${full(one.p)}>${percent(one.p)}</td><td class="token">${visible(output.after[at].text)}</td><td title=${full(output.after[at].p)}>${percent(output.after[at].p)}</td></tr>`)}</tbody></table></div>`;
   return html`<div><h3>what it wrote, and with which probability</h3>${said}<table class="pairs"><thead><tr><th scope="col">word</th><th scope="col">before</th><th scope="col">after</th><th scope="col">instead</th></tr></thead>
     <tbody>${output.words.map((/** @type {any} */ word) => html`<tr><td>${visible(word.name)}</td><td title=${full(word.before)}>${percent(word.before)}</td><td title=${full(word.after)} class=${word.after < word.before / 2 ? "now" : ""}>${percent(word.after)}</td><td>${word.instead === null ? "" : visible(word.instead)}</td></tr>`)}</tbody></table></div>`;

@@ -17,18 +17,30 @@ export function OutputScreen(props) {
     return html`<p class="failure" role="status">This run has no output: a recording keeps attentions, not what the model wrote.</p>`;
   const gpt = made.kind === "gpt";
   return html`<h2>${gpt ? "Which word comes next" : "What it could have written"}</h2>
-    <p class="lede">${gpt ? "The vector of the last word becomes one logit for every token of the vocabulary; softmax makes them probabilities." : "For every word of the translation the decoder gave each token of its vocabulary a logit. The likeliest ones, and the one that was written:"}</p>
-    ${!gpt && html`<${Written} ...${{ made, i, go }} />`}
+    <p class="lede">${gpt ? "The vector of the last word becomes one logit for every token of the vocabulary; softmax makes them probabilities." : "For every piece of a word the decoder gave each token of its vocabulary a logit. A word may have several pieces, and its probability is the product of theirs. The likeliest tokens at one piece, and the one that was written:"}</p>
+    ${!gpt && html`<${Written} ...${{ made, i, word: found.value?.word, go }} />`}
     <div class="output">
       <${Answered} answer=${found}>${(/** @type {OutputAnswer} */ value) => html`<${Bars} found=${value} ...${props} />`}<//>
       <${Settings} ...${{ state, go, kept: found.value?.kept, vocabulary: found.value?.vocabulary }} />
     </div>`;
 }
 
-/** @param {{made: NonNullable<Run["output"]>, i: number | undefined, go: Go}} props */
-function Written({ made, i, go }) {
+/** @param {{made: NonNullable<Run["output"]>, i: number | undefined, word: OutputAnswer["word"] | undefined, go: Go}} props */
+function Written({ made, i, word: chosen, go }) {
   return html`<div class="words" role="group" aria-label="the written word" style=${{ margin: "14px 0" }}>
-    ${made.words.map((word) => html`<button type="button" aria-pressed=${word.i === i} onClick=${() => go({ i: word.i })}>${visible(word.name)}</button>`)}
+    ${made.words.map((word) => html`<button type="button" aria-pressed=${i !== undefined && word.first <= i && i <= word.i} onClick=${() => go({ i: word.i })}>${visible(word.name)}</button>`)}
+  </div>
+  ${chosen && html`<${ChosenWord} ...${{ chosen, i, go }} />`}`;
+}
+
+/** A word's probability, and those of its pieces, which can be clicked. @param {{chosen: NonNullable<OutputAnswer["word"]>, i: number | undefined, go: Go}} props */
+function ChosenWord({ chosen, i, go }) {
+  /** @type {(p: number) => any} */
+  const chance = (p) => html`<span class="figures" title=${full(p)}>${percent(p)}</span>`;
+  const pieces = chosen.pieces.length > 1 ? chosen.pieces : [];
+  return html`<div class="words" role="group" aria-label="the probability of the word" style=${{ margin: "0 0 14px", alignItems: "center" }}>
+    <b>${visible(chosen.name)} ${chance(chosen.p)}</b>
+    ${pieces.map((piece, at) => html`<span>${at ? "×" : "="}</span><button type="button" aria-pressed=${piece.i === i} onClick=${() => go({ i: piece.i })}>${visible(piece.text)} ${chance(piece.p)}</button>`)}
   </div>`;
 }
 

@@ -6,8 +6,9 @@ from typing import Literal
 
 from tokenizers import Tokenizer
 
+from ..trace.whole_words import INCOMPLETE
+
 Why = Literal["end", "stop", "length"]
-INCOMPLETE = "\ufffd"  # the replacement character, which decoders return for the first bytes of a character
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,13 @@ from typing import Any, SupportsIndex, Union
 
 from torch import Tensor
 
-from ..trace.whole_words import Words
+from ..trace.whole_words import INCOMPLETE, Words
 from ..words import hint, whole_number
 
 Range = tuple[int, int | None]
 """The first position, and the one after the last; None is no end."""
 Given = Union[int, SupportsIndex, range, slice, str, "Span", Iterable[Any]]
 """What a user may give as a span."""
-INCOMPLETE = "\ufffd"  # the text of a token that holds a part of a character
 WINDOW = 12  # tokens that are decoded together: the text of a token may depend on the tokens before it
 
 

@@ -29,8 +29,9 @@ GET  /runs/{run}                RUN = {"run": "r1", "rev": "…", "kind": "sente
                                 null, "numbers": [[…]]}, …], "scenes": [{"title", "caption", "query": 1, "findings":
                                 […], "inputs": ["x"]}, …]}, one scene for each attention, "notice": "…" | null,
                                 "output": null |
-                                {"kind": "gpt" | "translator", "n": 6, "words": [{"name": "Bank", "i": 7, "word":
-                                6}, …]}: the query that wrote a word's last token, and the word's row in an alignment,
+                                {"kind": "gpt" | "translator", "n": 6, "words": [{"name": "Bank", "first": 6, "i": 7,
+                                "word": 6}, …]}: the queries that wrote a word's first and last token, and the word's
+                                row in an alignment,
                                 "attentions": [{"l": 0, "name": "encoder.0.self", "title": "…" | null, "kind": "encoder"
                                 | "decoder" |
                                 "cross" | "self", "heads": [0, 1, 2, 3], "batch": 1, "n_q": 9, "n_k": 9, "d_k": 16,
@@ -129,15 +130,17 @@ GET  /runs/{run}/perspectives   ?l&i&b   the word of query i in all heads of the
 GET  /runs/{run}/output         ?i&temperature=1&top_k=0&top_p=1   what the model writes after query i, the last by
                                 default:
                                 {"i", "n", "kind": "gpt" | "translator", "vocabulary": 6000, "chosen": "Bank" | null,
-                                "candidates": [{"id", "text", "append", "logit", "p"}, … ten, likeliest first], "kept":
-                                6000}
-                                `p` is after temperature, top_k (0 keeps all) and top_p; `chosen` is what was written
+                                "word": null | {"name", "p", "pieces": [{"i", "text", "p"}, …]}, "candidates": [{"id",
+                                "text", "append", "logit", "p"}, … ten, likeliest first], "kept": 6000}
+                                `p` is after temperature, top_k (0 keeps all) and top_p; `chosen` is what was written;
+                                the `p` of a word is the product of those of its pieces
 GET  /runs/{run}/whatif         ?l&h&i&b&edits=scale,mask,sum,mute,t:0.5,hide:3   the same query with the attention
                                 changed: not divided by √d, not masked, by sum instead of softmax, head muted, at a
                                 temperature, the word of a key hidden. The model runs edited, by `ts.edit`:
                                 {"trace": as /trace, "before": [key], "after": [key], "changed": 3 | null, "output":
                                 null | {"kind", "kl": 0.1, "before": [{"text", "p"}, …], "after": […], "words":
                                 [{"name", "i", "word", "before": 0.9, "after": 0.2, "instead": "…" | null}, …]},
+                                the probabilities of whole words, and the beginning of what would now be written,
                                 "reaches": whether the model runs; without one, the attention is changed alone
 GET  /runs/{run}/received       ?l&h&b&start&stop (at most 512 tokens)
                                 {"l", "h", "start", "stop", "n", "tokens", "received": [weight from all queries],

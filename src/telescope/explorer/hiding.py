@@ -16,7 +16,7 @@ from ..recording.recorded_call import RecordedCall
 from ..recording.source_question import Question
 from ..tasks.explaining.sentence_views import translate_whole
 from ..watch.watch import watch
-from .output import EDITING, Output
+from .output import EDITING, Output, log_probability
 from .requests import Refusal, not_kept
 from .run import Run
 
@@ -66,18 +66,13 @@ def falls(made: Output, question: Question) -> list[float]:
         raise not_kept(
             f"the model would run once for each of {len(segments):,} segments; cut the text into at most {MOST_HIDDEN}"
         )
-    tokens = torch.tensor(written_tokens(made, question.span))
-    plain = _sum_of(made, made.hidden, question.span, tokens)
+    tokens = written_tokens(made, question.span)
+    plain = log_probability(log_probabilities(made, made.hidden, question.span), tokens)
     found = []
     for own in segments:
         states = run_hidden(made, hiding_edits(question, own, len(made.ids)))
-        found.append(plain - _sum_of(made, states, question.span, tokens))
+        found.append(plain - log_probability(log_probabilities(made, states, question.span), tokens))
     return found
-
-
-def _sum_of(made: Output, states: Tensor, span: range, tokens: Tensor) -> float:
-    chances = log_probabilities(made, states, span)
-    return float(chances.gather(-1, tokens.to(chances.device)[:, None]).sum())
 
 
 def hidden_segment(run: Run, question: Question, segment: range, names: Sequence[str]) -> dict[str, Any]:
@@ -93,8 +88,8 @@ def hidden_segment(run: Run, question: Question, segment: range, names: Sequence
         rows.append({"text": names[place], **chance, "instead": None if now == token else made.name_of(at - 1, now)})
     kl = (before.exp() * (before - after)).sum(-1).clamp(min=0)
     return {
-        "before": sum(row["before"] for row in rows),
-        "after": sum(row["after"] for row in rows),
+        "before": log_probability(before, tokens),
+        "after": log_probability(after, tokens),
         "kl": float(kl.mean()),
         "tokens": rows,
         "likeliest": [

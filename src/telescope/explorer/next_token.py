@@ -1,6 +1,7 @@
 """The answer about what a model writes next: the likeliest tokens, after temperature, top-k and top-p."""
 
 import re
+from math import exp
 from typing import Any
 
 import torch
@@ -8,6 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..decoding.sampling import Choices, largest, temperature, top_k, top_p
+from ..trace.whole_words import Words
+from .output import Output, log_probability
 from .requests import RequestParams, bad_parameter, not_kept
 from .run import Run
 
@@ -22,17 +25,15 @@ def output(run: Run, params: RequestParams) -> dict[str, Any]:
         raise not_kept("this run has no output: a recording keeps attentions, not what the model wrote")
     i = params.index("i", len(made.hidden), "query", len(made.hidden) - 1)
     logits = made.logits(i).double()
-    kept, ids = _filtered(logits, params)
+    p = _probabilities(logits, params)
     found, tokens = largest(logits[None], SHOWN)
-    p = torch.zeros_like(logits)
-    probabilities = kept.softmax(-1)[0]
-    p = probabilities if ids is None else p.scatter(0, ids[0], probabilities)
     return {
         "i": i,
         "n": len(made.hidden),
         "kind": made.kind,
         "vocabulary": len(logits),
         "chosen": made.name_of(i, made.written[i]) if made.written else None,
+        "word": None if made.words is None else _word(made, made.words, i, params),
         "candidates": [
             {
                 "id": token,
@@ -45,6 +46,27 @@ def output(run: Run, params: RequestParams) -> dict[str, Any]:
         ],
         "kept": int((p > 0).sum()),
     }
+
+
+def _word(made: Output, words: Words, i: int, params: RequestParams) -> dict[str, Any]:
+    """Return the written word of query i, with its probability and those of its tokens, after the same settings."""
+    number = words.word_ids[i]
+    queries = words.positions(number)
+    tokens = [made.written[query] for query in queries]
+    p = torch.stack([_probabilities(made.logits(query).double(), params) for query in queries])
+    pieces = zip(queries, tokens, p, strict=True)
+    return {
+        "name": words.names[number],
+        "p": exp(log_probability(p.log(), tokens)),
+        "pieces": [{"i": query, "text": words.pieces[query], "p": float(row[token])} for query, token, row in pieces],
+    }
+
+
+def _probabilities(logits: Float[Tensor, " vocabulary"], params: RequestParams) -> Float[Tensor, " vocabulary"]:
+    """Return the probability of each token after temperature, top_k and top_p; 0 for a token that is left out."""
+    kept, ids = _filtered(logits, params)
+    probabilities = kept.softmax(-1)[0]
+    return probabilities if ids is None else torch.zeros_like(logits).scatter(0, ids[0], probabilities)
 
 
 def _filtered(logits: Float[Tensor, " vocabulary"], params: RequestParams) -> Choices:

@@ -64,11 +64,15 @@ class Output:
         return "gpt" if self.words is None else "translator"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the field "output" of a run's JSON: each written word, with the query that wrote its last token."""
-        names = [] if self.words is None else [self.words.names[at] for at in self.words.text_words]
-        places = [] if self.words is None else [self.words.positions(at)[-1] for at in self.words.text_words]
-        numbers = () if self.words is None else self.words.text_words
-        words = [{"name": name, "i": i, "word": at} for name, i, at in zip(names, places, numbers, strict=True)]
+        """Return the field "output" of a run's JSON: written words, and the queries of their first and last tokens.
+
+        A GPT has read its words, and written none.
+        """
+        words: list[dict[str, Any]] = []
+        if self.words is not None:
+            for number in self.words.text_words:
+                queries = self.words.positions(number)
+                words.append({"name": self.words.names[number], "first": queries[0], "i": queries[-1], "word": number})
         return {"kind": self.kind, "n": len(self.hidden), "words": words}
 
     @torch.no_grad()
@@ -88,6 +92,15 @@ class Output:
         """Return a token as it is shown: its text, or its name if it has none."""
         assert self.model.tokenizer is not None
         return self.text_of(i, token).strip(" ") or self.model.tokenizer.id_to_token(token) or str(token)
+
+
+def log_probability(logs: Float[Tensor, "token vocabulary"], tokens: Sequence[int]) -> float:
+    """Return the log-probability of tokens that follow each other, such as those of a word: the sum over the tokens.
+
+    Row k of `logs` has the log-probabilities of the whole vocabulary at the place of the k-th token.
+    """
+    chosen = torch.tensor(list(tokens), device=logs.device)
+    return float(logs.gather(-1, chosen[:, None]).sum())
 
 
 def _batch(model: GPT | Transformer, ids: Sequence[int]) -> Tensor:

@@ -14,7 +14,7 @@ from ..recording.recorded_call import RecordedCall
 from ..recording.recording import Recording
 from ..recording.summaries_call import SummariesCall
 from ..tiles.head_scores import OneHead
-from ..trace.whole_words import Span, Words
+from ..trace.whole_words import INCOMPLETE, Span, Words
 from ..words import hint
 from .output import Output
 from .requests import not_kept
@@ -116,20 +116,33 @@ class AttentionView:
         name = None if self.token_name is None else self.token_name(token)
         return self.decode([token]) or name or str(token)
 
-    def words_of_ids(self, axis: str) -> Words | None:
-        """Return the words of the recorded tokens of an axis; None where they have no text, or no words in it."""
-        ids, decode = self.ids(axis), self.decode
-        if ids is None or decode is None:
+    def words_of_ids(self, axis: str, known: dict[tuple[int | None, ...], Words | None]) -> Words | None:
+        """Return the words of the recorded tokens of an axis; None where they have no text, or no words in it.
+
+        `known` holds the words of tokens that were joined before: most attentions of a recording read the same.
+        """
+        if self.ids(axis) is None or self.decode is None:
             return None
+        tokens = tuple(self._token_ids(axis, 0, range(self.size[0 if axis == "q" else 1])))
+        if tokens not in known:
+            known[tokens] = self._join(tokens, self.decode)
+        return known[tokens]
+
+    def _join(self, tokens: Iterable[int | None], decode: Decode) -> Words | None:
+        """Return the words of tokens, by the characters that each adds to the text; None where words are too long."""
         text, read, spans = "", list[int](), list[Span | str]()
-        for token in self._token_ids(axis, 0, range(self.size[0 if axis == "q" else 1])):
-            if token is None or not decode([token]):
+        for token in tokens:
+            if token is None or not decode([token, token]):  # twice: a space by itself may be dropped
                 spans.append(self._label(token))
                 continue
             read.append(token)
-            start, text = len(text), decode(read)
-            spans.append((min(start, len(text)), len(text)))
-        words = Words.from_spans(text, spans)
+            longer = decode(read)
+            if longer.endswith(INCOMPLETE):  # the token that completes the character covers it
+                spans.append((len(text), len(text)))
+                continue
+            spans.append((min(len(text), len(longer)), len(longer)))
+            text = longer
+        words = Words.from_spans(decode(read) if read else "", spans)
         return words if LONGEST_WORD * len(words.names) >= len(spans) else None
 
     def ids(self, axis: str) -> Tensor | None:
@@ -267,6 +280,7 @@ class Run:
 
 def run_of_recording(recording: Recording, name: str, rev: str) -> Run:
     """Return a recording as a run; an attention that was called several times has one view for each call."""
+    known: dict[tuple[int | None, ...], Words | None] = {}
     views = [
         with_words(
             AttentionView(
@@ -274,7 +288,8 @@ def run_of_recording(recording: Recording, name: str, rev: str) -> Run:
                 call,
                 recording.decode,
                 token_name=recording.token_name,
-            )
+            ),
+            known,
         )
         for named, watched in recording.items()
         for number, call in enumerate(watched.calls)
@@ -282,11 +297,14 @@ def run_of_recording(recording: Recording, name: str, rev: str) -> Run:
     return Run(name, rev, "recording", name, recording.model, recording.keep, tuple(views))
 
 
-def with_words(view: AttentionView) -> AttentionView:
-    """Return the view of a recording with its tokens joined into words, where the text is short and has words."""
+def with_words(view: AttentionView, known: dict[tuple[int | None, ...], Words | None]) -> AttentionView:
+    """Return the view of a recording with its tokens joined into words, where the text is short and has words.
+
+    `known` is that of `AttentionView.words_of_ids`, one for all views of the recording.
+    """
     if view.batch != 1 or view.decode is None or max(view.size) > ALIGNED or view.call.facts.rows is not None:
         return view
-    rows, columns = (view.words_of_ids(axis) for axis in "qk")
+    rows, columns = (view.words_of_ids(axis, known) for axis in "qk")
     return replace(view, rows=rows, columns=columns)
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import exp
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from ..recording.recorded_call import RecordedCall
 from ..recording.row_in_float64 import row_in_float64
 from ..tiles.head_scores import OneHead
 from ..watch.watch import watch
-from .output import EDITING, Output
+from .output import EDITING, Output, log_probability
 from .requests import Refusal, RequestParams, bad_parameter, not_kept
 from .run import AttentionView, Run
 from .walk import head, sequence, trace_json
@@ -159,7 +160,7 @@ def _compare(made: Output, hidden: Float[Tensor, "n d_model"]) -> dict[str, Any]
         "kl": float(kl[last] if made.kind == "gpt" else kl.mean()),
         "before": _likeliest(made, before[last], last) if made.kind == "gpt" else [],
         "after": _likeliest(made, after[last], last) if made.kind == "gpt" else [],
-        "words": [{**word, **_probabilities(made, word["i"], before, after)} for word in made.to_json()["words"]],
+        "words": [{**word, **_word_change(made, word["word"], before, after)} for word in made.to_json()["words"]],
     }
 
 
@@ -169,14 +170,31 @@ def _likeliest(made: Output, logs: Float[Tensor, " vocabulary"], i: int) -> list
     return [{"text": made.name_of(i, token), "p": p} for token, p in pairs]
 
 
-def _probabilities(made: Output, i: int, before: Tensor, after: Tensor) -> dict[str, Any]:
-    """Return the probability of the token that query i wrote, before and after, and what it would write now."""
-    token, now = made.written[i], int(after[i].argmax())
+def _word_change(made: Output, word: int, before: Tensor, after: Tensor) -> dict[str, Any]:
+    """Return the probability of a written word, before and after the edit, and what would now be written instead."""
+    assert made.words is not None
+    queries = made.words.positions(word)
+    tokens = [made.written[i] for i in queries]
     return {
-        "before": float(before[i, token].exp()),
-        "after": float(after[i, token].exp()),
-        "instead": None if now == token else made.name_of(i, now),
+        "before": exp(log_probability(before[queries], tokens)),
+        "after": exp(log_probability(after[queries], tokens)),
+        "instead": _instead(made, queries, after),
     }
+
+
+def _instead(made: Output, queries: Sequence[int], after: Tensor) -> str | None:
+    """Return the word up to its first token that is no longer the likeliest, and the likeliest; None if all still are.
+
+    What follows that token is not known: the model read the tokens that it had written before the edit.
+    """
+    kept = ""
+    for i in queries:
+        likeliest = int(after[i].argmax())
+        if likeliest != made.written[i]:
+            name = made.name_of(i, likeliest)
+            return (kept + (made.text_of(i, likeliest) or name)).strip(" ") or name
+        kept += made.text_of(i, likeliest)
+    return None
 
 
 def _keys_of_word(view: AttentionView, key: int) -> Sequence[int]:

@@ -7,6 +7,7 @@ from unicodedata import category
 from tokenizers import Encoding
 
 Span = tuple[int, int]  # the characters of a text that a token covers: the first, and the one after the last
+INCOMPLETE = "\ufffd"  # the replacement character, which decoders return for a part of a character
 JOINS = "'’-"  # within a word: man's, well-known
 
 

@@ -20,6 +20,7 @@ from ..recorded_call import RecordedCall
 from ..recording import KEEP, Recording
 from ..storage import StoredTensor
 from .manifest import FILE, KIND, VERSION, check_tensors, facts_from_json
+from .token_texts import TokenTexts
 
 
 class FileTensor(StoredTensor):
@@ -70,16 +71,14 @@ def open_recording(path: str | os.PathLike[str]) -> Recording:
     if "crc32" in manifest and manifest["crc32"] != safetensors.manifest_checksum(manifest):
         raise LoadError(f"{where} does not match its checksum: it was damaged, or changed by hand")
     match manifest:
-        case {"model": str(model), "keep": str(keep), "tokens": dict(texts), "attentions": [*attentions]} if (
-            keep in KEEP and all(isinstance(text, str) for text in texts.values())
-        ):
-            pass
+        case {"model": str(model), "keep": str(keep), "tokens": dict(), "attentions": [*attentions]} if keep in KEEP:
+            texts = TokenTexts.from_json(manifest, where)
         case _:
             raise LoadError(f"{where} lacks its model, keep, tokens or attentions, or they are of another kind")
     calls = dict(_calls(folder, keep, attention, where) for attention in attentions)
     if len(calls) < len(attentions):
         raise LoadError(f"{where} has two attentions of one name")
-    decode = (lambda ids: "".join(texts.get(str(token), "") for token in ids)) if texts else None
+    decode = texts.decode if texts.alone else None
     special = manifest.get("special", {})  # older recordings have none
     if not isinstance(special, dict) or not all(isinstance(name, str) for name in special.values()):
         raise LoadError(f'{where}: "special" is not a name for each id')

@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from ...files.paths import read_json
 from ..edits import edits_to_json
 from ..recorded_call import RecordedCall
 from .manifest import FILE, KIND, VERSION, facts_to_json
+from .token_texts import TokenTexts, learn_texts
 
 OUR_FILES = re.compile(rf"{re.escape(FILE)}|\d+\.safetensors")
 
@@ -35,33 +35,38 @@ def save_recording(
 ) -> None:
     """Write recording.json and a safetensors file for each call; see `Recording.save`.
 
-    `decode` and `token_name` are called once for each token that occurs, since a tokenizer cannot be saved. `left_out`
-    has the reason for each attention that was not watched.
+    A tokenizer cannot be saved: see `learn_texts` for what is saved of `decode`. `token_name` is called once for each
+    token without a text. `left_out` has the reason for each attention that was not watched.
     """
     with atomic_folder(path, lambda place: check_can_save(place, replace=replace)) as folder:
         attentions: list[dict[str, Any]] = []
-        number, ids = 0, set()
+        number = 0
+        sequences: dict[bytes, Tensor] = {}  # each sequence of token ids once: most layers read the same
         for name, recorded in watched.items():
             calls = []
             for call in recorded:
                 tensors: dict[str, Tensor] = {}
                 entry = {"attention": to_json(call.attention, tensors), **facts_to_json(call.facts)}
                 tensors |= {part: stored.tensor for part, stored in call.parts.items()}
-                ids |= {token for part in ("query_ids", "key_ids") if part in tensors for token in _ids(tensors[part])}
                 file = f"{number}.safetensors"
                 tensors = {part: tensor.detach().cpu().contiguous() for part, tensor in tensors.items()}
+                for part in ("query_ids", "key_ids"):
+                    for row in tensors.get(part, ()):
+                        sequences[row.numpy().tobytes()] = row
                 save_file(tensors, folder / file)
                 sums = {part: safetensors.tensor_checksum(tensor) for part, tensor in tensors.items()}
                 calls.append({"file": file, **entry, "crc32": sums})
                 number += 1
             attentions.append({"name": name, "calls": calls})
-        texts = {} if decode is None else {str(token): decode([token]) for token in sorted(ids)}
+        read = [] if decode is None else [row.tolist() for row in sequences.values()]
+        texts = TokenTexts({}, {}, {}) if decode is None else learn_texts(decode, read)
         head = {"is": KIND, "version": VERSION, "model": model, "keep": keep}
-        named = {token: token_name(int(token)) for token, text in texts.items() if not text} if token_name else {}
+        textless = [token for token, text in sorted(texts.alone.items()) if not text]
+        named = {} if token_name is None else {str(token): token_name(token) for token in textless}
         special = {token: label for token, label in named.items() if label}
         changed = {"edits": edits_to_json(edits)} if edits else {}
         missing = {"left_out": dict(left_out)} if left_out else {}
-        manifest = {**head, "tokens": texts, "special": special, **changed, **missing, "attentions": attentions}
+        manifest = {**head, **texts.to_json(), "special": special, **changed, **missing, "attentions": attentions}
         write_json(folder / FILE, {**manifest, "crc32": safetensors.manifest_checksum(manifest)})
 
 
@@ -92,8 +97,3 @@ def check_can_save(
             f"{place} holds a recording already, of {manifest.get('model')}, keep={manifest.get('keep')!r}, "
             f"so it is left alone; {way}"
         )
-
-
-def _ids(tensor: Tensor) -> list[int]:
-    ids: list[int] = torch.unique(tensor).tolist()
-    return ids
