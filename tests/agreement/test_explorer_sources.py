@@ -28,8 +28,8 @@ def test_numbers_of_the_recording(run, how):
     recording, server, name = run
     answer = got(server, f"/runs/{name}/sources", first=18, end=22, how=how, cuts="0,5,12", start=3, stop=9)
     found = recording.sources((18, 22), how, segments=[0] * 5 + [1] * 7 + [2] * 6)
-    assert {row["name"]: row["share"] for row in answer["rows"]} == found.shares
-    assert answer["scores"] == found.scores[3:9].tolist()
+    assert {row["name"]: row["share"] for row in answer["rows"]} == pytest.approx(found.shares, rel=1e-6)
+    assert answer["scores"] == [float(f"{score:.7g}") for score in found.scores[3:9].tolist()]
     assert answer["tokens"] == [" d", " e", " f", " g", " h", " i"]
     assert answer["answer"] == [" s", " t", " u", " v"]
     assert sum(answer["overview"]) == pytest.approx(float(found.scores.sum()))
@@ -121,7 +121,7 @@ def test_hiding_one_segment_gives_the_fall_of_sources(text, model):
         row for row in recording.sources((3, 5), "hidden", segments={"it": (1, 3)}, model=module) if row.name == "it"
     ]
     assert answer["before"] - answer["after"] == pytest.approx(row.score, abs=1e-6)
-    assert sum(token["before"] for token in answer["tokens"]) == pytest.approx(answer["before"], abs=1e-12)
+    assert sum(token["before"] for token in answer["tokens"]) == pytest.approx(answer["before"], rel=1e-6)
     assert abs(row.score) > 1e-3
     (best, *_) = answer["likeliest"][0]["after"]
     assert answer["tokens"][0]["instead"] in (None, best["text"])
@@ -231,7 +231,7 @@ def test_a_part_of_a_long_text_is_summed_again():
     ask = {"first": 2_990, "end": 3_000, "by": "parts", "window": 200}
     scores = recording.sources((2_990, 3_000)).scores
     part = got(server, f"/runs/{name}/sources", **ask, low=500, high=1_524)
-    assert part["overview"] == pytest.approx(scores[500:1_524].view(512, 2).sum(1).tolist(), rel=1e-9)
+    assert part["overview"] == pytest.approx(scores[500:1_524].view(512, 2).sum(1).tolist(), rel=1e-6)
     strongest = next(row for row in part["rows"] if row["start"] < 1_524 and row["stop"] > 500)
     assert part["start"] <= (strongest["start"] + strongest["stop"]) // 2 < part["stop"]
     assert part["counts"]["parts"] == 64

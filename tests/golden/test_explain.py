@@ -1,6 +1,7 @@
 """`telescope explain`: the five examples of the notes, printed, as JSON and as data."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -94,4 +95,13 @@ def test_command_gives_json(command):
     scenes = json.loads(printed)["scenes"]
     weights = next(step for step in scenes[0]["trace"]["steps"] if step["name"] == "weights")["numbers"]
     kept = EXAMPLES["journey"](ts.by_sum).scenes[0].trace.weights
-    assert torch.equal(torch.tensor(weights, dtype=torch.float64), kept.double())
+    assert_close(torch.tensor(weights, dtype=torch.float64), kept.double(), atol=0, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "digits"), [("bank", 7), ("variance", 15), ("positions", 15)])
+def test_json_has_the_digits_that_are_true(command, name, digits):
+    """Seven of what is computed in float32, fifteen of float64; no input of an example is 0.699999988079071."""
+    printed = command("explain", "--example", name, "--json")[1]
+    numbers = re.findall(r"-?\d+\.\d+(?:e-?\d+)?", re.sub(r'"(?:[^"\\]|\\.)*"', "", printed))
+    lengths = [len(number.lstrip("-").split("e")[0].replace(".", "").lstrip("0")) for number in numbers]
+    assert max(lengths) == digits

@@ -188,4 +188,4 @@ def test_the_command_prints_the_explanation(command, model, tmp_path):
     first = numbers["attentions"][0]
     assert_close(torch.tensor(first["word_weights"]), kept.weights[0])
     steps = {step["name"]: step["numbers"] for step in first["trace"]["steps"]}
-    assert torch.equal(torch.tensor(steps["scores"]), kept.layers[0].trace().scores)
+    assert_close(torch.tensor(steps["scores"]), kept.layers[0].trace().scores, atol=0, rtol=1e-6)

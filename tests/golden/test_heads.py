@@ -1,6 +1,7 @@
 """Habits of heads: attentions made by hand, whose every weight is known."""
 
 import sys
+from dataclasses import replace
 from math import isnan, log
 
 import pytest
@@ -276,6 +277,14 @@ def test_more_than_ten_layers():
     assert [(one.layer, one.number) for one in heads.sort("layer")] == [(name, i) for name in layers for i in (0, 1)]
     assert len(heads.where(layer=1)) == 2
     assert len(heads.where(kind="mixed", layer=1).where(layer=11)) == 0  # a part of a table still knows its layers
+
+
+def test_dicts_have_the_digits_of_float32_and_tables_all():
+    exact = replace(TABLE[0], previous=1 / 3, spread=12.3456789)
+    heads = Heads([exact], TABLE.layers)
+    (row,) = heads.to_dict()
+    assert (row["previous"], row["spread"], row["number"]) == (0.3333333, 12.34568, exact.number)
+    assert heads.columns()["previous"] == [1 / 3]
 
 
 def test_where_selects_heads():

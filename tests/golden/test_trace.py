@@ -1,6 +1,7 @@
 """What a trace keeps, prints, draws and saves."""
 
 import json
+from math import inf
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import telescope as ts
+from telescope.trace.numbers import round_numbers
 
 TOKENS = ["a", "b", "c"]
 ONE_HOT = torch.eye(3)[None, None]
@@ -111,13 +113,27 @@ def test_json_loses_no_digit(dtype):
     assert "Infinity" not in steps.to_json()
 
 
+def test_json_has_no_digits_that_the_dtype_lacks():
+    """0.7 in float32 is 0.699999988079071 in float64; the shortest decimal that is the same in float32 is 0.7."""
+    steps = ts.trace(*3 * [torch.tensor([[[[0.7, -0.1], [1 / 3, 1e-8]]]])])
+    assert json.loads(steps.to_json())["steps"][0]["numbers"] == [[[[0.7, -0.1], [0.33333334, 1e-8]]]]
+
+
+def test_numbers_are_rounded_for_people():
+    given = {"p": 0.699999988079071, "n": 123456789, "rows": [(1 / 3, None, "0.123456789"), [True, -inf]]}
+    assert round_numbers(given) == {"p": 0.7, "n": 123456789, "rows": [[0.3333333, None, "0.123456789"], [True, -inf]]}
+    assert round_numbers(0.1 + 0.2, 15) == 0.3
+
+
 def test_html_shows_the_numbers_and_never_runs_a_token():
     token = "</td><script>alert(1)</script>"
     page = ts.trace(ONE_HOT, ONE_HOT, ONE_HOT, tokens=[token, "b", "c"])._repr_html_()
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
     weight = ts.trace(ONE_HOT, ONE_HOT, ONE_HOT).weights[0, 0, 0, 0].item()
-    assert f'title="{weight!r}"' in page
+    assert f'title="{weight:.7g}"' in page
+    double = ts.trace(*3 * [ONE_HOT.double()])
+    assert f'title="{double.weights[0, 0, 0, 0].item():.15g}"' in double._repr_html_()
     assert page.count("background:rgb") == 9
 
 
@@ -159,7 +175,8 @@ def test_json_is_converted_tensor_by_tensor():
         parsed = json.loads(steps.to_json())
     assert counting.count < 100 < steps.weights.numel()
     masked = next(step for step in parsed["steps"] if step["name"] == "masked")
-    assert [[float(number) for number in row] for row in masked["numbers"][0][0]] == steps.masked[0, 0].tolist()
+    read = torch.tensor([[float(number) for number in row] for row in masked["numbers"][0][0]])
+    assert torch.equal(read, steps.masked[0, 0])
     assert masked["numbers"][0][0][0][1] == "-inf"
 
 

@@ -1,4 +1,4 @@
-/** Numbers as text: four digits, a true minus sign, infinity as a symbol. And sums over arrays. */
+/** Numbers as text: four digits or all that are true, a true minus sign, infinity as a symbol. And sums over arrays. */
 
 /**
  * Return a number of the API's JSON, where infinities and NaN are strings; null is NaN.
@@ -33,13 +33,17 @@ export function short(json, digits = 4) {
   return minus(x.toPrecision(digits));
 }
 
+/** Significant digits that are true: models compute in float32. */
+const TRUE_DIGITS = 7;
+
 /**
- * Return a number with all of its digits.
+ * Return a number with the digits that are true, without zeros at the end; a whole number with all of its digits.
  * @param {JsonNumber} json
  */
 export function full(json) {
   const x = toNumber(json);
-  return Number.isFinite(x) ? minus(String(x)) : short(x);
+  if (!Number.isFinite(x)) return short(x);
+  return minus(String(Number.isInteger(x) ? x : Number(x.toPrecision(TRUE_DIGITS))));
 }
 
 /**

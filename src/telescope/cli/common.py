@@ -21,7 +21,7 @@ NBest = Annotated[int, typer.Option("--n-best", help="Number of texts to print f
 Show = Annotated[
     bool, typer.Option("--show", help="Also print, as a table, which words each written word attended to.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, with all digits of every number.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; numbers have the digits of float32.")]
 Plain = Annotated[bool, typer.Option("--plain", help="Print no colours. The default where output is not a terminal.")]
 Port = Annotated[int, typer.Option(help="Port of the page; 0 picks a free port.", min=0, max=65535)]
 Device = Annotated[str, typer.Option("--device", help="Device that computes: cpu, cuda, cuda:1, ...")]
@@ -91,6 +91,12 @@ def print_all(renderables: Iterable[RenderableType], plain: bool) -> None:
     sys.stdout.flush()
 
 
-def print_json(contents: object, indent: int | None = None) -> None:
-    """Print JSON, and flush: a pipe gets each object as soon as it is computed."""
+def print_json(contents: object, indent: int | None = None, digits: int | None = None) -> None:
+    """Print JSON, and flush: a pipe gets each object as soon as it is computed.
+
+    Numbers are rounded to so many significant digits: by default to those of float32, in which models compute.
+    """
+    from ..trace.numbers import DIGITS, round_numbers
+
+    contents = round_numbers(contents, digits or DIGITS)
     print(json.dumps(contents, ensure_ascii=False, allow_nan=False, indent=indent), flush=True)

@@ -93,6 +93,7 @@ def explain(
         else:
             _open_example(example or "journey", by_sum=by_sum, query=query, port=port)
         return
+    digits = None  # of numbers in JSON: those of float32
     if sentence:
         from ..tasks.explaining.explain_sentence import draw
         from ..tasks.explaining.sentence import explain_sentence
@@ -124,14 +125,16 @@ def explain(
         name = _check_example(example or "journey")
         if name in TABLES:
             from ..tasks.explaining import positions, variance
+            from ..trace.numbers import DIGITS_OF_FLOAT64
 
             table = {"variance": variance, "positions": positions}[name]
             drawn, to_dict = table.draw_table(), table.table_to_dict
+            digits = DIGITS_OF_FLOAT64  # these tables are computed in float64
         else:
             chosen = EXAMPLES[name](attention.by_sum if by_sum else attention.softmax)
             drawn, to_dict = draw_example(chosen, query), chosen.to_dict
     if as_json:
-        print_json(to_dict(), indent=1)
+        print_json(to_dict(), indent=1, digits=digits)
     else:
         print_all([drawn], plain)
 

@@ -1,8 +1,9 @@
 """The explorer's API: its requests and answers, the same over HTTP, in a notebook and in an exported file.
 
 All paths are under /api/v1. Numbers that JSON lacks are the strings "-inf", "inf" and "nan". The numbers of trace,
-cells and geometry are computed in float64 from the recorded tensors; those of heads and alignment by `survey`, in the
-model's precision. Both are sent with all digits. Tiles and tracks are binary and have fewer digits.
+cells, geometry and positions are computed in float64 from the recorded tensors, and sent whole: the page computes with
+them. All others, such as those of heads and alignment, are in the model's precision, and are sent with the seven digits
+of float32. Tiles and tracks are binary and have fewer digits.
 
     l   index of an attention in the run's list `attentions`             h   number of a head in the model
     b   sequence of the batch, 0 by default                              i, j   query and key, from 0
@@ -201,6 +202,7 @@ from time import perf_counter
 from typing import Any
 
 from ..models import LoadError
+from ..trace.numbers import round_numbers
 from .after_head import after_head
 from .export import export_answers, html_page
 from .library import Library
@@ -224,6 +226,7 @@ ABOUT_RUNS: dict[str, Resource] = {
     "output": output,
     "whatif": what_if,
 }  # answers about a run as a whole, not about one of its attentions
+IN_FLOAT64 = ("trace", "cell", "cells", "geometry", "encoding", "positions", "whatif")  # sent with all digits
 JSON, BINARY = "application/json", "application/octet-stream"
 
 
@@ -293,7 +296,7 @@ class Api:
             case ["positions"]:
                 return Answer(200, _json(encodings(RequestParams(parameters))))
             case ["atlases", *place]:
-                return Answer(200, _json(self.library.atlases.answer(place, parameters)))
+                return Answer(200, _json(round_numbers(self.library.atlases.answer(place, parameters))))
             case ["runs"]:
                 return Answer(200, _json({"runs": [run.to_json() for run in self.library.runs()]}))
             case ["runs", name]:
@@ -311,6 +314,11 @@ class Api:
         raise Refusal(404, "unknown", f"there is nothing at /{path.strip('/')[:60]}")
 
     def _resource(self, run: Run, resource: str, place: list[str], parameters: Mapping[str, str]) -> Any:
+        """Return an answer about a run with the digits that are true."""
+        found = self._find(run, resource, place, parameters)
+        return found if resource in IN_FLOAT64 or isinstance(found, Picture) else round_numbers(found)
+
+    def _find(self, run: Run, resource: str, place: list[str], parameters: Mapping[str, str]) -> Any:
         params = RequestParams(parameters)
         if resource in ABOUT_RUNS and not place:
             return ABOUT_RUNS[resource](run, params)

@@ -16,6 +16,7 @@ from ..recording.call_facts import KeepOptions
 from ..recording.queries_keys_call import StepsCall
 from ..recording.recording import Recording
 from ..tasks.explaining.examples import EXAMPLES, Example, ExampleScene
+from ..trace.numbers import shortest_numbers
 from ..trace.trace import Trace
 from ..trace.whole_words import Words
 from .requests import Refusal, unknown
@@ -89,7 +90,7 @@ def _to_json(example: Example, normalizer: object) -> dict[str, Any]:
         "origin": example.origin,
         "normalize": next(name for name, one in NORMALIZERS.items() if one is normalizer),
         "inputs": [
-            {"name": name, "rows": example.input_rows.get(name), "numbers": _numbers(matrix)}
+            {"name": name, "rows": example.input_rows.get(name), "numbers": shortest_numbers(matrix)}
             for name, matrix in example.inputs.items()
         ],
         "scenes": [
@@ -103,17 +104,6 @@ def _to_json(example: Example, normalizer: object) -> dict[str, Any]:
             for scene in example.scenes
         ],
     }
-
-
-def _numbers(matrix: Tensor) -> list[list[float]]:
-    """Return a matrix with the digits that it was written with: 0.43, not 0.4300000071525574."""
-    return [[_shortest(x) for x in row] for row in matrix.tolist()]
-
-
-def _shortest(x: float) -> float:
-    """Return the number with the fewest digits that is the same in float32."""
-    rounded = (float(f"{x:.{digits}g}") for digits in range(1, 10))
-    return next((number for number in rounded if torch.tensor(number).item() == x), x)
 
 
 def _check_inputs(example: Example, inputs: object) -> dict[str, Tensor]:

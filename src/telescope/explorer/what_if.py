@@ -16,6 +16,7 @@ from ..recording.queries_keys_call import QueriesKeysCall, StepsCall, one_head
 from ..recording.recorded_call import RecordedCall
 from ..recording.row_in_float64 import row_in_float64
 from ..tiles.head_scores import OneHead
+from ..trace.numbers import round_numbers
 from ..watch.watch import watch
 from .output import EDITING, Output, log_probability
 from .requests import Refusal, RequestParams, bad_parameter, not_kept
@@ -110,7 +111,7 @@ def what_if(run: Run, params: RequestParams) -> dict[str, Any]:
         "before": before.steps["weights"].tolist(),
         "after": seen.steps["weights"].tolist(),
         "changed": int(change.argmax()) if float(change.max()) > 0 else None,
-        "output": None if hidden is None or run.output is None else _compare(run.output, hidden),
+        "output": None if hidden is None or run.output is None else round_numbers(_compare(run.output, hidden)),
         "reaches": run.output is not None,
     }
 

@@ -9,6 +9,7 @@ from typing import Any, overload
 from rich.table import Table
 
 from ..files.frames import Columns, Names, frame
+from ..trace.numbers import round_numbers
 from ..trace.render import FirstThatFits, render_text
 from ..words import hint, index_range, whole_number
 from .head_measures import Decode, Measures, measure, punctuation_test
@@ -186,10 +187,14 @@ class Heads(Sequence[Head]):
         return selected
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """Return a dict for each head, for JSON: an unknown number is None."""
+        """Return a dict for each head, for JSON: an unknown number is None, others have the digits of float32.
+
+        `table()` has the numbers as they were computed.
+        """
+        rows = [round_numbers(asdict(head)) for head in self]
         return [
-            {name: None if isinstance(value, float) and isnan(value) else value for name, value in asdict(head).items()}
-            for head in self
+            {name: None if isinstance(value, float) and isnan(value) else value for name, value in row.items()}
+            for row in rows
         ]
 
     def table(self, *, library: str = "pandas") -> Any:

@@ -3,7 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
+
+DIGITS = 7  # significant digits of float32, in which models compute; float16 and bfloat16 are computed in float32
+DIGITS_OF_FLOAT64 = 15
 
 
 def decimal_places(numbers: Tensor) -> int:
@@ -84,6 +88,37 @@ def luminance(colour: tuple[int, int, int]) -> float:
     channels = (channel / 255 for channel in colour)
     red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def significant_digits(dtype: torch.dtype) -> int:
+    """Return how many significant digits of a number of this dtype are true."""
+    return DIGITS_OF_FLOAT64 if dtype == torch.float64 else DIGITS
+
+
+def round_numbers(contents: Any, digits: int = DIGITS) -> Any:
+    """Return what JSON would hold with every float rounded to significant digits, for people: 0.7, not 0.69999998807.
+
+    Whole numbers and texts stay as they are.
+    """
+    if isinstance(contents, float):
+        return float(f"{contents:.{digits}g}")
+    if isinstance(contents, dict):
+        return {name: round_numbers(part, digits) for name, part in contents.items()}
+    if isinstance(contents, list | tuple):
+        return [round_numbers(part, digits) for part in contents]
+    return contents
+
+
+def shortest_numbers(tensor: Tensor) -> Any:
+    """Return a tensor as nested lists of the shortest decimals that are the same numbers in its dtype.
+
+    -inf, inf and nan are strings, since JSON has no such numbers.
+    """
+    if tensor.dtype == torch.float64:
+        return json_numbers(tensor)
+    exact = tensor.detach().float().cpu().numpy()
+    shortest: Any = exact.astype(str).astype("float64")  # numpy writes the fewest digits that identify a float32
+    return _finite_or_strings(shortest.tolist())
 
 
 def json_numbers(tensor: Tensor | None) -> Any:

@@ -14,7 +14,15 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from .numbers import background, decimal_places, format_number, text_colour, visible_indices
+from .numbers import (
+    background,
+    decimal_places,
+    format_number,
+    round_numbers,
+    significant_digits,
+    text_colour,
+    visible_indices,
+)
 
 ROWS, COLUMNS = 24, 12  # what fits a page; every number is in to_json()
 HTML_ROWS, HTML_COLUMNS = 48, 24
@@ -152,8 +160,9 @@ def render_text(renderable: RenderableType, width: int = 240) -> str:
 
 
 def render_html(formula: str, steps: Sequence[TraceStep], heads: int, batch: int = 0) -> str:
-    """Return a table of each step of one sequence of the batch as HTML, with the full number behind every cell.
+    """Return a table of each step of one sequence of the batch as HTML.
 
+    The title of a cell is its number with all digits that are true.
     Tokens are escaped: a token is data, never markup.
     """
     parts = [STYLE, f"<p><b>{escape(formula)}</b></p>"]
@@ -168,6 +177,7 @@ def _render_step(step: TraceStep, batch: int, head: int, heads: int) -> str:
     matrix = step.matrix(batch, head, heads)
     peak = largest_weight(step.name, matrix)
     places, values = decimal_places(matrix) if peak is None else 4, matrix.tolist()
+    digits = significant_digits(matrix.dtype)
     columns = visible_indices(matrix.shape[-1], HTML_COLUMNS)
     names = step.columns or tuple(map(str, range(matrix.shape[-1])))
     lines = ["<tr><th></th>", *(f"<th>{'…' if j is None else escape(names[j])}</th>" for j in columns), "</tr>"]
@@ -175,14 +185,15 @@ def _render_step(step: TraceStep, batch: int, head: int, heads: int) -> str:
         if i is None:
             lines.append("<tr><th>…</th></tr>")
             continue
-        cells = "".join("<td>…</td>" if j is None else _render_cell(values[i][j], places, peak) for j in columns)
+        row = values[i]
+        cells = "".join("<td>…</td>" if j is None else _render_cell(row[j], places, peak, digits) for j in columns)
         lines.append(f"<tr><th>{escape(step.rows[i])}</th>{cells}</tr>")
     return f"<div>{escape(step.name)} = {escape(step.formula)}</div><table>{''.join(lines)}</table>"
 
 
-def _render_cell(number: float, places: int, peak: float | None) -> str:
+def _render_cell(number: float, places: int, peak: float | None, digits: int) -> str:
     style = ""
     if peak is not None:
         colour = background(number / peak)
         style = f' style="background:rgb{colour};color:{text_colour(colour)}"'
-    return f'<td title="{number!r}"{style}>{format_number(number, places)}</td>'
+    return f'<td title="{round_numbers(number, digits)!r}"{style}>{format_number(number, places)}</td>'

@@ -24,7 +24,7 @@ from .numbers import (
     format_number,
     format_sum,
     format_vector,
-    json_numbers,
+    shortest_numbers,
     visible_indices,
 )
 from .render import (
@@ -102,7 +102,7 @@ class Trace(reference.AttentionSteps):
     matrices from `scores` to `weights` are (batch, heads, queries, keys). A step that the definition does not take
     equals the step before it.
 
-    `print(steps)` shows tables, a notebook shows HTML, `to_json()` keeps every digit, `row` writes one query out.
+    `print(steps)` shows tables, a notebook shows HTML, `to_json()` keeps every bit, `row` writes one query out.
 
     Example:
         >>> import torch, telescope as ts
@@ -215,14 +215,14 @@ class Trace(reference.AttentionSteps):
                     "formula": step.formula,
                     "axes": list(step.axes),
                     "dtype": str(step.numbers.dtype).removeprefix("torch."),
-                    "numbers": json_numbers(step.numbers),
+                    "numbers": shortest_numbers(step.numbers),
                 }
                 for step in self.walk()
             ],
         }
 
     def to_json(self, indent: int | None = None) -> str:
-        """Return the trace as JSON. Every number has all its digits: reading the JSON gives the same bits."""
+        """Return the trace as JSON. Numbers have the digits of their dtype, and the same bits when read in it."""
         return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, indent=indent)
 
     @property
