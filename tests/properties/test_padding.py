@@ -480,9 +480,46 @@ def test_selected_queries_count_own_tokens(side):
         alone = runs.watch(runs.alone(0), queries=queries)
         for layer in alone:
             close(together[layer].entropy[0], alone[layer].entropy[0], layer=layer, queries=queries)
+
+
+@pytest.mark.parametrize("keep", [*KEEPS, "saved"])
+@pytest.mark.parametrize("side", SIDES)
+def test_queries_selected_of_a_batch(side, keep, tmp_path):
+    """A position stands in another column in each sequence: of each, its own query is kept, and others are empty."""
     runs = Runs("llama", side)
-    with pytest.raises(ValueError, match="queries= selects different columns in the sequences"):
-        runs.watch(runs.batch(), queries=[2] if side != "right" else [-1])
+    options = {"keep": "summaries" if keep == "saved" else keep}
+    for number, queries in enumerate(([2, 5], slice(3, None), [-1])):
+        together = runs.watch(runs.batch(), queries=queries, **options)
+        if keep == "saved":
+            together.save(tmp_path / f"{number}.telescope")
+            together = ts.open(tmp_path / f"{number}.telescope")
+        for i in range(len(LENGTHS)):
+            alone = runs.watch(runs.alone(i), queries=queries, **options)
+            for layer in alone:
+                here, there = alone[layer].call, together[layer].call
+                first = runs.source.column(i)
+                own = [place for place, row in enumerate(there.rows) if row - first in here.rows]
+                where = {"layer": layer, "queries": queries, "sequence": i}
+                close(there.survey().entropy[i][:, own], here.survey().entropy[0], **where)
+                close(there.survey().received[i][:, runs.source.keep[i]], here.survey().received[0], **where)
+                others = [place for place in range(len(there.rows)) if place not in own]
+                assert (there.survey().top.keys[i][:, others] == -1).all()
+                shares = [call.shares(call.places())[row] for call, row in ((there, i), (here, 0))]
+                close(*(part.nan_to_num() for part in shares), **where)
+
+
+def test_queries_selected_while_a_batch_is_written():
+    model = KINDS["llama"].make()
+    sources = padded(LENGTHS, "left", seed=3)
+    options = {"watch": {"queries": [4, 9, 12]}, "eos_token_id": None}
+    _, together = generated(model, sources.ids, sources.keep, **options)
+    for i in range(2):
+        _, alone = generated(model, sources.sentence(i), **options)
+        for layer in alone:
+            here, there = alone[layer].call, together[layer].call
+            columns = there.text_columns(i).keys
+            received = there.survey().received[i][:, columns.start : columns.stop]
+            torch.testing.assert_close(received, here.survey().received[0], rtol=1e-4, atol=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------------------ sources

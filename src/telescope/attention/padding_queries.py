@@ -47,6 +47,14 @@ class RealQueries(Mask):
         return "real queries"
 
 
+@dataclass(frozen=True, eq=False)
+class SelectedQueries(RealQueries):
+    """Hide every key from queries that a user did not select. They are no padding: keys at their positions count."""
+
+    def __repr__(self) -> str:
+        return "selected queries"
+
+
 def find_padding(
     attention: Attention, *, batch: int, heads: int, size: tuple[int, int], device: torch.device
 ) -> Mask | None:
@@ -107,7 +115,7 @@ def _real_keys(
     if across:
         seen = [part.sees(at) for part in parts if part.same_for_all_queries and part != everyone]
     else:
-        real = [part for part in map(_unwrap, parts) if isinstance(part, RealQueries)]
+        real = [part for part in map(_unwrap, parts) if isinstance(part, RealQueries) and _is_padding(part)]
         # Tokens before those that a mask knows count as real.
         tokens = [(part, at.key + part.ahead) for part in real]
         seen = [part.padding.sees(replace(at, key=token.clamp(min=0))) | (token < 0) for part, token in tokens]
@@ -125,13 +133,18 @@ def real_tokens(
     queries, keys = size
     rows = torch.ones(batch, queries, dtype=torch.bool, device=device)
     at = Pairs.block(range(queries), range(0), of=size, batch=batch, heads=heads, device=device)
-    for part in real_query_masks(attention):
+    for part in filter(_is_padding, real_query_masks(attention)):
         rows = rows & part.sees(at).any(1)[..., 0]
     parts = _parts(attention.mask)
     columns = _real_keys(parts, batch=batch, heads=heads, keys=keys, across=across, device=device)
     if columns is None:
         columns = torch.ones(batch, keys, dtype=torch.bool, device=device)
     return rows, columns.expand(batch, keys)
+
+
+def _is_padding(real: Mask) -> bool:
+    """Return whether the queries that a `RealQueries` mask hides are padding."""
+    return not isinstance(_unwrap(real), SelectedQueries)
 
 
 def _parts(mask: Mask) -> tuple[Mask, ...]:

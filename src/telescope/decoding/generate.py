@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from ..layers.real_queries import only_real
+from ..layers.real_queries import OnlyReal
 from ..models import Model
 from . import request
 from .output import TextLine, Token, Written
@@ -148,7 +148,7 @@ def _run_steps(
     observed = has_hooks(writer.model)  # whoever looks on sees one batch from the beginning to the end
 
     def run_eagerly(tokens: Int[Tensor, " rows"], noise: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
-        with only_real(_unended(rows) if observed else None):
+        with OnlyReal(_unended(rows) if observed else None):
             logits = writer.step(tokens)
         return chooser(logits, noise)
 

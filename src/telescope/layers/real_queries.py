@@ -5,9 +5,7 @@ mask could hide the padding of its targets. Such queries change no number of ano
 has to know about them.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 
 from jaxtyping import Bool
 from torch import Tensor
@@ -15,22 +13,25 @@ from torch import Tensor
 _running: ContextVar[Tensor | None] = ContextVar("real_queries", default=None)
 
 
-@contextmanager
-def only_real(tokens: Bool[Tensor, "batch token"] | None) -> Iterator[None]:
+class OnlyReal:
     """Tell hooks, while the block runs, which of the latest tokens of each sequence count; None tells nothing.
 
     The last token is that of the last query. Tokens before those given count as their masks say.
     """
-    if tokens is None:
-        yield
-        return
-    before = _running.set(tokens)
-    try:
-        yield
-    finally:
-        _running.reset(before)
+
+    def __init__(self, tokens: Bool[Tensor, "batch token"] | None) -> None:
+        self.tokens = tokens
+        self._before: Token[Tensor | None] | None = None
+
+    def __enter__(self) -> None:
+        if self.tokens is not None:
+            self._before = _running.set(self.tokens)
+
+    def __exit__(self, *raised: object) -> None:
+        if self._before is not None:
+            _running.reset(self._before)
 
 
 def told_real() -> Bool[Tensor, "batch token"] | None:
-    """Return what `only_real` tells now."""
+    """Return what `OnlyReal` tells now."""
     return _running.get()

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from ..attention import Attention, Mask
 from ..layers import LuongAttention
 from ..layers.check_sizes import check_sizes
-from ..layers.real_queries import only_real, told_real
+from ..layers.real_queries import OnlyReal, told_real
 from .config import Config, check_at_least_one, check_probabilities
 from .model import check_batch, check_ids, modules_to_initialise, real_tokens
 from .translator import Translator, check_memory_or_cache
@@ -172,7 +172,7 @@ class LuongTranslator(Translator, config_type=LuongConfig):
         if target_mask is None:
             return self.decode(target, memory, source_mask)
         _lengths(target_mask, target)  # padding on the right is read last, and so changes nothing before it
-        with only_real(real_tokens(target_mask, target)):
+        with OnlyReal(real_tokens(target_mask, target)):
             return self.decode(target, memory, source_mask)
 
     def encode(self, source: Int[Tensor, "batch n"], mask: Mask | None = None) -> LuongMemory:
@@ -209,7 +209,7 @@ class LuongTranslator(Translator, config_type=LuongConfig):
         outputs = []
         told = told_real()
         for read, word in enumerate(torch.split(x, 1, dim=1), 1):
-            with only_real(None if told is None else told[:, : told.shape[1] - x.shape[1] + read]):
+            with OnlyReal(None if told is None else told[:, : told.shape[1] - x.shape[1] + read]):
                 cache.fed = self._step(torch.cat([word, cache.fed], dim=-1), cache)
             outputs.append(cache.fed)
         return torch.cat(outputs, dim=1)

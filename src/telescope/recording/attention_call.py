@@ -193,31 +193,24 @@ class AttentionCall(NamedTuple):
             lse=None if self.lse is None else self.lse[:, numbers],
         )
 
-    def select_rows(self, selection: "QuerySelection", before: int) -> Sequence[int]:
-        """Return the rows that a selection of positions keeps; `before` queries came earlier.
+    def select_rows(self, selection: "QuerySelection", before: int) -> list[tuple[int, ...]]:
+        """Return the rows that a selection of positions keeps of each sequence, or one list for all.
 
-        Positions count the tokens of each sequence without its padding. Raise a ValueError where these stand in other
-        columns in one sequence of the batch than in another.
+        `before` queries came earlier. Positions count the tokens of each sequence without its padding.
         """
         batch, heads, queries = self.queries.shape[:3]
         if not real_query_masks(self.attention):
-            return selection(queries, before)
+            return [tuple(selection(queries, before))]
         across, device = self.is_cross_attention, self.queries.device
         real, keys = real_tokens(self.attention, batch=batch, heads=heads, size=self.size, across=across, device=device)
         earlier = keys[:, : keys.shape[1] - queries].sum(1).tolist()
         if across:  # whose keys are another sequence
             earlier = [before] * batch
-        found = {
-            tuple(int(own.nonzero()[row]) for row in selection(int(own.sum()), past))
-            for own, past in zip(real, earlier, strict=True)
-            if own.any()
-        }
-        if len(found) > 1:
-            raise ValueError(
-                "queries= selects different columns in the sequences of this batch, which are padded differently; "
-                "watch one sequence at a time, or leave queries= out"
-            )
-        return found.pop() if found else ()
+        found = []
+        for own, past in zip(real, earlier, strict=True):
+            columns = own.nonzero().flatten().tolist()
+            found.append(tuple(columns[row] for row in selection(len(columns), past)))
+        return found
 
     def select_queries(self, which: Int[Tensor, " some"]) -> "AttentionCall":
         """Return the part of the call that belongs to these queries.

@@ -12,7 +12,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..attention import Attention, Pairs, everyone
-from ..attention.padding_queries import include_padding_queries, real_query_masks, real_tokens
+from ..attention.masks import Keep
+from ..attention.padding_queries import SelectedQueries, include_padding_queries, real_query_masks, real_tokens
 from ..attention.restrict import key_heads_of, restrict_to_queries
 from ..attention.values import tensors
 from ..engines import torch_modes
@@ -49,6 +50,8 @@ class RecordedCall(ABC):
     """Shared by all calls of a recording."""
     _first_query: Tensor | None = None
     """Tells sequences apart whose keys are equal, as in cross-attention."""
+    _selected: Bool[Tensor, "batch query"] | None = None
+    """Which queries `ts.watch(queries=...)` selects of each sequence, where that differs between sequences."""
     _kept_attention: tuple[tuple[Size, int], Attention] | None = None
     """What `kept_attention` returned, and of what."""
 
@@ -169,14 +172,41 @@ class RecordedCall(ABC):
         if self.facts.rows is None:
             return call
         which = self._selected_rows(call, before)
-        return call.select_queries(torch.tensor(which, dtype=torch.long))
+        return self._without_unselected(call).select_queries(torch.tensor(which, dtype=torch.long))
 
     def _selected_rows(self, call: AttentionCall, before: int) -> Sequence[int]:
-        """Return which queries of the call are to be kept, and note them."""
-        which = call.select_rows(self.options.queries, before)
+        """Return which queries of the call are to be kept of some sequence, and note them.
+
+        Where a position stands in another column in one sequence than in another, `_selected` tells whose it is.
+        """
+        own = call.select_rows(self.options.queries, before)
+        which = sorted({row for rows in own for row in rows})
         if self.facts.rows is not None:
             self.facts.rows += [before + row for row in which]
+        batch, count = len(call.queries), before + call.size[0]
+        if self._selected is None and any(rows != own[0] for rows in own):
+            self._selected = torch.ones(batch, before, dtype=torch.bool)
+        if self._selected is not None:
+            longer = torch.zeros(batch, count, dtype=torch.bool)
+            longer[:, : self._selected.shape[1]] = self._selected
+            for sequence, rows in enumerate(own * batch if len(own) == 1 else own):
+                longer[sequence, [before + row for row in rows]] = True
+            self._selected = longer
         return which
+
+    def _without_unselected(self, call: AttentionCall) -> AttentionCall:
+        """Return the call in which queries see nothing that are selected of other sequences alone."""
+        if self._selected is None:
+            return call
+        selected = Keep(self._selected.to(call.queries.device))
+        return call.without_padding_queries(SelectedQueries(selected, self._selected.shape[1] - call.size[1]))
+
+    def saved_attention(self) -> Attention:
+        """Return the definition over all queries, in which queries that were not selected see nothing."""
+        if self._selected is None:
+            return self.attention
+        ahead = self._selected.shape[1] - self.size[1]
+        return self.attention.with_extra_mask(SelectedQueries(Keep(self._selected.to(self.facts.device)), ahead))
 
     def _store_ids(self, ids: Int[Tensor, "batch query"] | None, before: int) -> None:
         """Store the token ids of queries, as long as those of every query are known; `before` queries came earlier."""
@@ -399,6 +429,8 @@ class RecordedCall(ABC):
         yield from tensors(self.attention)
         if self._first_query is not None:
             yield self._first_query
+        if self._selected is not None:
+            yield self._selected
 
     def _ids(self, name: str, count: int) -> Tensor | None:
         part = self.parts.get(name)
@@ -410,7 +442,7 @@ class RecordedCall(ABC):
         The result is the same object until the text grows.
         """
         if self._kept_attention is None or self._kept_attention[0] != (self.size, id(self.attention)):
-            attention, ids = self.attention, self.query_ids
+            attention, ids = self.saved_attention(), self.query_ids
             if ids is not None and self.facts.written.ends:
                 attention = BatchTokens(ids).without_ended(attention, self.size, self.facts.written)
             if self.facts.rows is not None:

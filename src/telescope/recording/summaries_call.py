@@ -97,7 +97,9 @@ class SummariesCall(RecordedCall, GrowingCall):
         ids = [part for part in waiting.ids if part is not None]
         if self._text is not None and len(ids) == len(waiting.ids):
             call = self._with_text(call, self._text.followed_by(*ids))
-        return call if self.facts.rows is None else call.select_queries(torch.tensor(waiting.rows).long())
+        if self.facts.rows is None:
+            return call
+        return self._without_unselected(call).select_queries(torch.tensor(waiting.rows).long())
 
     def receive_rows(self, result: SurveyResult) -> None:
         self._wait_for_first()

@@ -106,7 +106,7 @@ def facts_from_json(name: str, entry: Any, attention: Attention, where: str) -> 
             and all(_is_size(row) and row < queries for row in rows or ())
             and isinstance(entry.get("across"), bool | None)  # older recordings have no such key
             and (entry.get("prompt") is None or _is_size(entry["prompt"]))
-            and _is_written(entry.get("given", []), entry.get("ends", []), queries)
+            and _is_written(entry.get("given", []), entry.get("ends", []))
         ):
             pass
         case _:
@@ -141,14 +141,14 @@ def facts_from_json(name: str, entry: Any, attention: Attention, where: str) -> 
     return facts
 
 
-def _is_written(given: Any, ends: Any, queries: int) -> bool:
+def _is_written(given: Any, ends: Any) -> bool:
     """Return whether a field tells stretches of queries in rising order, and the other one token ids."""
     match given:
         case [*stretches] if all(isinstance(one, list) and len(one) == 2 for one in stretches):
             borders = [border for stretch in stretches for border in stretch]
         case _:
             return False
-    if not all(map(_is_size, borders)) or borders != sorted(borders) or any(border > queries for border in borders):
+    if not all(map(_is_size, borders)) or borders != sorted(borders):
         return False
     return isinstance(ends, list) and all(map(_is_size, ends))
 

@@ -46,7 +46,7 @@ def save_recording(
             calls = []
             for call in recorded:
                 tensors: dict[str, Tensor] = {}
-                entry = {"attention": to_json(call.attention, tensors), **facts_to_json(call.facts)}
+                entry = {"attention": to_json(call.saved_attention(), tensors), **facts_to_json(call.facts)}
                 tensors |= {part: stored.tensor for part, stored in call.parts.items()}
                 file = f"{number}.safetensors"
                 tensors = {part: tensor.detach().cpu().contiguous() for part, tensor in tensors.items()}
