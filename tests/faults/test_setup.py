@@ -95,6 +95,34 @@ def test_every_install_takes_the_torch_that_ci_tests(target, tmp_path):
     assert all("--constraint constraints.txt" in line for line in lines), lines
 
 
+# Stands in for python: builds an empty wheel, and makes environments whose telescope ends with an exit code.
+FAKE_PYTHON = """#!/bin/sh
+case "$*" in
+*"-m build"*) mkdir -p dist && touch dist/telescope.whl ;;
+*"-m venv"*)
+    mkdir -p "$3/bin"
+    printf '#!/bin/sh\\nexit 0\\n' >"$3/bin/pip"
+    printf '#!/bin/sh\\necho explained\\nexit {code}\\n' >"$3/bin/telescope"
+    chmod +x "$3/bin/pip" "$3/bin/telescope" ;;
+esac
+"""
+
+
+@needs_make
+@pytest.mark.parametrize("code", [0, 3])
+def test_make_wheel_fails_where_the_wheel_does_not_explain(tmp_path, code):
+    for name in FILES:
+        shutil.copy(ROOT / name, tmp_path)
+    tools = tmp_path / ".venv/bin"
+    tools.mkdir(parents=True)
+    for name in ("python", "pip"):
+        (tools / name).write_text(FAKE_PYTHON.format(code=code))
+        (tools / name).chmod(0o755)
+    command = ["make", "wheel", f"PYTHON={tools / 'python'}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode == 0) == (code == 0), done.stderr
+
+
 @needs_make
 def test_the_newest_torch_is_not_constrained(tmp_path):
     packages, weights = installs("test-newest", tmp_path)
