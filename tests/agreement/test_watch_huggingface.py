@@ -320,12 +320,13 @@ def test_selected_queries_heads_and_layers(keep, store, queries):
         model.generate(IDS, attention_mask=PADDED_LEFT, max_new_tokens=4, do_sample=False)
     (name,) = some.names
     call = some[name].call
-    rows = (
-        [7, 8, 9, 10] if queries == -1 else sorted(queries)[:11] if isinstance(queries, list | range) else range(2, 6)
-    )
-    assert call.rows == list(rows)
+    # Positions count the tokens of each sequence: the second begins at column 3.
+    positions = range(2, 6) if isinstance(queries, slice) else queries
+    own = [{7, 8, 9, 10} if queries == -1 else {first + i for i in positions if first + i < 11} for first in (0, 3)]
+    assert call.rows == sorted(own[0] | own[1])
+    selected = torch.tensor([[row in rows for row in call.rows] for rows in own])[:, None, :, None]
     for number in (0, 3):
-        weights = whole[name].head(number).rows(call.rows)
+        weights = whole[name].head(number).rows(call.rows) * selected
         assert_summary_of(some[name].head(number), weights)
         if keep != "summaries":
             assert_close(some[name].head(number).rows(range(len(call.rows))), weights, **CLOSE)
