@@ -382,3 +382,12 @@ def test_a_model_that_computes_something_else_is_not_edited():
             model(IDS)
     finally:
         transformers.AttentionInterface._global_mapping["sdpa"] = own
+
+
+def test_loss_is_that_of_the_tokens_before_a_mask():
+    """Arguments that are given without names: the mask is of whole numbers too."""
+    model = FAMILIES["llama"].model()
+    logits = model(IDS).logits.double()
+    truth = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), IDS[:, 1:].flatten())
+    found = ts.effect(model, (IDS, torch.ones_like(IDS)), [], "loss").columns["loss"]
+    assert found == pytest.approx([float(truth)], rel=1e-5)

@@ -295,3 +295,12 @@ def test_loss_is_that_of_the_next_token():
         logits = model(IDS)
     truth = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), IDS[:, 1:].flatten())
     assert ts.effect(model, IDS, [], "loss").columns["loss"] == pytest.approx([float(truth)])
+
+
+def test_loss_reads_tokens_by_the_name_of_the_argument():
+    """Positions and masks are whole numbers too, and stand behind the tokens."""
+    model = gpt(torch.float64)
+    expected = ts.effect(model, IDS, [], "loss").columns["loss"]
+    positions = torch.arange(IDS.shape[1]).expand_as(IDS)
+    assert ts.effect(model, (IDS, None, positions), [], "loss").columns["loss"] == pytest.approx(expected)
+    assert ts.effect(model, {"ids": IDS, "positions": positions}, [], "loss").columns["loss"] == expected

@@ -15,6 +15,7 @@ import torch
 import telescope as ts
 from huggingface import LLAMA, bert, gpt, marian, numbered
 from telescope.decoding import generate
+from telescope.recording import head_shares
 
 transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
 
@@ -234,6 +235,27 @@ def test_heads(name, side, keep):
             else:
                 assert other == value, (head.layer, column)
     assert known >= 4 * len(alone)
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+@pytest.mark.parametrize("keep", KEEPS)
+@pytest.mark.parametrize(("name", "side"), CASES)
+def test_heads_where_padding_has_the_id_of_a_word(name, side, keep, is_long, monkeypatch):
+    """As where padding is the end of a text: it is no earlier occurrence, which a token follows, and no copy."""
+    if is_long:  # of long texts the keys of each habit are listed
+        monkeypatch.setattr(head_shares, "SMALL", {"cpu": 0})
+    runs = Runs(name, side, lengths=LENGTHS[1:])
+    word = runs.target.sentence(0)[0, 1] if runs.kind.translates else runs.source.sentence(0)[0, 0]
+    for part in (runs.source, runs.target):
+        part.ids[~part.keep] = word
+    together = runs.watch(runs.batch(), keep=keep).heads()
+    alone = {(head.layer, head.number): head for head in runs.watch(runs.alone(0), keep=keep).heads()}
+    assert len(together) == len(alone)
+    for head in together:
+        own = alone[head.layer, head.number]
+        for column in ("same", "induction", "retrieval"):
+            value = getattr(own, column)
+            assert getattr(head, column) == pytest.approx(value, rel=1e-6, abs=1e-8, nan_ok=True), (head.layer, column)
 
 
 @pytest.mark.parametrize(("name", "side"), CASES)

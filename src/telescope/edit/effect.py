@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ TOKENS = 8192  # of the inputs of one batch, at most, unless one edit takes more
 MAX_EDITS = 32  # of one batch
 LONG = 2048  # tokens beyond which edits run one at a time: masks that differ by sequence are slower than one
 MEASURES = ("logits", "loss")
+IDS = ("decoder_input_ids", "target", "input_ids", "ids")
+"""The names of arguments that hold tokens, in `transformers` and in Telescope's models, those of a decoder first."""
 
 Measure = Callable[[Any], float | Mapping[str, float]]
 """From the output of the model, edited, to a number or several by name."""
@@ -196,15 +199,16 @@ class ModelInputs:
             encoded = encode(inputs)
             inputs = torch.tensor([getattr(encoded, "ids", encoded)], device=device)
         if isinstance(inputs, Mapping):
-            names = ("decoder_input_ids", "input_ids")
-            ids = next((inputs[name] for name in names if isinstance(inputs.get(name), Tensor)), None)
             has_decoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
-            return cls((), dict(inputs), ids, has_decoder)
+            return cls((), dict(inputs), _find_ids(inputs), has_decoder)
         args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
-        tensors = [one for one in args if isinstance(one, Tensor) and one.ndim == 2 and not one.is_floating_point()]
         if not all(isinstance(one, Tensor) or one is None or not isinstance(one, int | str) for one in args):
             raise TypeError("inputs is a tensor of token ids, a tuple of arguments, a mapping of them, or a text")
-        return cls(args, {}, tensors[-1] if tensors else None)
+        ids = _find_ids(dict(zip(signature(model.forward).parameters, args, strict=False)))
+        if ids is None:  # a forward that names its arguments otherwise
+            tensors = [one for one in args if isinstance(one, Tensor) and one.ndim == 2 and not one.is_floating_point()]
+            ids = tensors[-1] if tensors else None
+        return cls(args, {}, ids)
 
     @property
     def _tensors(self) -> list[Any]:
@@ -251,6 +255,11 @@ class ModelInputs:
     def is_source_alone(self) -> bool:
         """Whether `ids` are those of an encoder alone: the decoder's are made of `labels`."""
         return "labels" in self.kwargs and "decoder_input_ids" not in self.kwargs and self.has_decoder
+
+
+def _find_ids(named: Mapping[str, Any]) -> Tensor | None:
+    """Return the token ids among the arguments of a model, by their names; of a decoder, if there are two inputs."""
+    return next((named[name] for name in IDS if isinstance(named.get(name), Tensor)), None)
 
 
 class Runs:

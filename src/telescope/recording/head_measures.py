@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..survey import Summary
-from .head_shares import COUNTS, NAMES, Places, counted
+from .head_shares import COUNTS, NAMES, NO_TOKEN, Places, counted
 from .recorded_call import RecordedCall
 from .segments import Segments
 from .summaries_call import SummariesCall
@@ -100,6 +100,8 @@ def _retrieval(
     if written is None or read is None or not seen.top_keys.shape[-1] or not (places.causal or call.across):
         return unknown
     written, read = written.to(device), read.to(device)
+    if call.across:  # a source may hold the id of padding as a word
+        read = read.masked_fill(~call.real_tokens()[1].to(device), NO_TOKEN)
     first = call.facts.prompt if call.facts.prompt is not None and call.facts.prompt < call.size[0] else 1
     kept = torch.tensor(call.rows, device=device)
     which = ((kept + 1 >= first) & (kept + 1 < call.size[0])).nonzero().flatten()

@@ -34,6 +34,7 @@ REPEATED = ("same", "induction")  # of these, the queries count that see an earl
 COUNTS = ("queries", "repeated")
 """queries: how many queries see a token besides the first, and so have a choice. repeated: how many of these may see an
 earlier occurrence of their own token."""
+NO_TOKEN = -1  # an id that no token has
 SMALL = {"cpu": 2**17, "cuda": 2**20}  # scores of all heads; up to so many, whole rows are computed
 BLOCK = {"cpu": 2**20, "cuda": 2**26}  # scores in memory at a time where whole rows are computed
 
@@ -133,7 +134,7 @@ class Places:
     causal: bool
     """Whether the mask is known to hide every later key."""
     ids: Int[Tensor, "batch token"] | None
-    """The tokens of all keys, evicted ones included, if known."""
+    """The tokens of all keys, evicted ones included, if known; NO_TOKEN before the first."""
     padded: bool = False
     """Whether some tokens do not count; without padding, `first` is 0 or was evicted."""
     listed: dict[str, Listing] | None = None
@@ -168,7 +169,11 @@ class Places:
         else:
             place = torch.tensor(positions, dtype=torch.long, device=device)
         first = first_real_key(attention, batch=batch, heads=heads, size=size, across=across, device=device)
+        padded = bool(real_query_masks(attention))
         ids = None if text is None else text.ids.to(device)
+        if ids is not None and padded:
+            # A text may hold the id of padding as a word; the first token of a text follows no word.
+            ids = ids.masked_fill(torch.arange(size[1], device=device) < first[:, None], NO_TOKEN)
         made = cls(
             place=place - evicted,
             first=first - evicted,
@@ -178,7 +183,7 @@ class Places:
             across=across,
             causal=_is_causal(attention.mask),
             ids=ids,
-            padded=bool(real_query_masks(attention)),
+            padded=padded,
         )
         scores = batch * heads * len(place) * made.keys
         if lists and attention.normalize is softmax and scores > SMALL.get(device.type, 0):
