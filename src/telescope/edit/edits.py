@@ -19,7 +19,7 @@ from torch import nn
 
 from ..attention import Attention
 from ..attention.check_numbers import require_real
-from ..recording.names import Layers
+from ..recording.names import Layers, numbers_of_heads
 from ..recording.recording import Recording
 from ..words import hint, whole_number
 from .spans import Given, Span, span
@@ -171,18 +171,7 @@ def _layer_number(given: Any) -> int:
 
 def _heads(given: Heads) -> tuple[int, ...] | None:
     """Return `heads=` as a tuple of numbers, each once."""
-    if given is None:
-        return None
-    listed = list(given) if isinstance(given, Iterable) else [given]
-    try:
-        numbers = tuple(whole_number("heads", number) for number in listed)
-    except TypeError:
-        numbers = ()
-    if not numbers or len(set(numbers)) < len(numbers):
-        raise ValueError(
-            f"heads={given!r} are not numbers of heads, each once; they count from 0, or from the last: -1, -2"
-        )
-    return numbers
+    return None if given is None else numbers_of_heads(given)
 
 
 class MuteEdits:
