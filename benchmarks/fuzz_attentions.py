@@ -1,24 +1,18 @@
-"""fuzz: compare random attentions on every engine, in trace and survey, with float64.
+"""Attentions in `fuzz`: random definitions on every engine, in trace and survey, compared with float64.
 
 A case is kept as lines of Python, not as objects: a case that fails is shrunk by trying simpler lines, and is printed
 as a script that shows the failure. The expected weights and contexts are those of `reference` in float64; the
 expected survey is computed from these weights by the formulas.
 """
 
-import json
-import os
 import random
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from math import inf, isqrt
-from multiprocessing import get_context
-from pathlib import Path
 from time import perf_counter, time
 from typing import Any
 
@@ -37,7 +31,6 @@ from telescope.survey import blocks, chunked
 from telescope.survey import blocks as scores
 from telescope.survey import dispatch as survey_choose
 
-TOGETHER = {"cpu": 24, "cuda": 360}  # cases that a process draws before it reports; on a GPU all of one kind
 SIZES = 3  # sizes of a kind on a GPU, where other sizes mean other kernels, which take seconds to compile
 SECONDS = 45  # that a failure is shrunk for, at most
 CONDITION = 30.0  # by_sum divides by a sum: beyond this ratio of Σ|score| to |Σ score| rounding is all there is
@@ -88,7 +81,7 @@ class Case:
         given += [] if self.mask == "ts.everyone" else [f"mask={written(self.mask)}"]
         lines = [
             "import torch, telescope as ts",
-            "from benchmarks.fuzz import laid_out, numbers, small_blocks",
+            "from benchmarks.fuzz_attentions import laid_out, numbers, small_blocks",
             f"{', '.join(sizes)} = {', '.join(str(getattr(self, name)) for name in sizes)}",
             f"device, dtype, size = {self.device!r}, {self.dtype}, {self.size}",
             f"q, k, v = (laid_out(numbers(*shape, seed={self.seed} + i, device=device) * size, dtype, {self.layout!r})",
@@ -626,38 +619,3 @@ def hunt(first: int, count: int, device: str = "cpu", until: float = inf) -> Fou
             small, problem = shrunk(case, problem)
             wrong.append((f"{problem} (case {seed})", small.script(problem.line)))
     return Found(counts, wrong)
-
-
-def main(device: torch.device, minutes: float, seed: int, path: Path | None, header: dict[str, str]) -> int:
-    """Run for so many minutes in as many processes as there are cores; return 1 if anything was wrong."""
-    began, until, first, shown = perf_counter(), time() + 60.0 * minutes, seed * 10**9, 0.0
-    together = TOGETHER[device.type]
-    workers = min(os.cpu_count() or 1, 16 if device.type == "cuda" else 64)
-    counts: Counter[str] = Counter()
-    wrong: list[tuple[str, str]] = []
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        waiting = set()
-        while waiting or time() < until:
-            while len(waiting) < 2 * workers and time() < until:
-                waiting.add(pool.submit(hunt, first, together, device.type, until))
-                first += together
-            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for found in (future.result() for future in done):
-                counts += found.counts
-                wrong += found.wrong
-                for message, script in found.wrong:
-                    print(f"\nwrong: {message}\n\n{script}\n", flush=True)
-            if perf_counter() - shown > (1.0 if sys.stderr.isatty() else 60.0):
-                shown, end = perf_counter(), "\r" if sys.stderr.isatty() else "\n"
-                print(
-                    f"{counts['definitions']:,} definitions, {len(wrong)} wrong", end=end, file=sys.stderr, flush=True
-                )
-    seconds = perf_counter() - began
-    total = counts.pop("definitions")
-    print(*(f"{number:>9,}  {name}" for name, number in sorted(counts.items())), sep="\n")
-    kinds = f" of {counts.pop('kinds'):,} kinds" if device.type == "cuda" else ""
-    print(f"\n{total:,} definitions{kinds} in {seconds:.0f} s, {len(wrong)} wrong")
-    if path is not None:
-        report = {"benchmark": "fuzz", "machine": header, "seed": seed, "seconds": seconds, "definitions": total}
-        path.write_text(json.dumps({**report, "compared": counts, "wrong": wrong}, ensure_ascii=False, indent=1))
-    return 1 if wrong else 0

@@ -16,9 +16,18 @@ pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # torch,
 @pytest.fixture
 def fuzz(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
-    from benchmarks import fuzz
+    from benchmarks import fuzz_attentions
 
-    return fuzz
+    return fuzz_attentions
+
+
+@pytest.fixture
+def models(monkeypatch):
+    pytest.importorskip("transformers", reason="the hf extra is not installed")
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    from benchmarks import fuzz_models
+
+    return fuzz_models
 
 
 def test_the_fuzz_finds_nothing_wrong(fuzz):
@@ -69,3 +78,79 @@ def test_an_injected_fault_is_found_and_shrunk(fault, kind, normalize, fuzz, mon
     space = {}
     exec(small.script(problem.line), space)  # the printed lines run
     assert isinstance(space["attention"], ts.Attention)
+
+
+# -------------------------------------------------------------------------------------------------------- whole models
+
+
+def test_the_fuzz_of_models_finds_nothing_wrong(models):
+    found = models.hunt(500, 40)
+    assert found.wrong == []
+    assert found.counts["models"] == 40
+    kinds = ("padding: numbers", "padding: heads", "padding: edits", "endings", "chunks: edits", "shared layers")
+    assert min(found.counts[kind] for kind in (*kinds, "bypasses", "null")) > 0
+
+
+def count_padding(monkeypatch):
+    """Inject a fault: queries that are padding count."""
+    from telescope.watch import running_text
+
+    monkeypatch.setattr(running_text, "find_padding", lambda *args, **options: None)
+
+
+def boost_too_little(monkeypatch):
+    """Inject a fault: a boosted key counts a thousandth less than it should."""
+    from telescope.edit import edits
+
+    own = edits.boost
+    monkeypatch.setattr(ts, "boost", lambda keys, by, **options: own(keys, 0.999 * by, **options))
+
+
+def edit_the_first_pass(monkeypatch):
+    """Inject a fault: an edit of one pass through a shared layer changes the first one."""
+    own = ts.hide
+
+    def hide(*args, layers=None, **options):
+        is_pass = isinstance(layers, str) and layers[-1].isdigit()
+        return own(*args, layers=f"{layers[:-1]}1" if is_pass else layers, **options)
+
+    monkeypatch.setattr(ts, "hide", hide)
+
+
+@pytest.mark.parametrize(
+    ("fault", "check", "family"),
+    [
+        (count_padding, "padding", "llama"),
+        (count_padding, "padding", "GPT"),
+        (boost_too_little, "bypasses", "bert"),
+        (edit_the_first_pass, "shared layers", "albert"),
+    ],
+)
+def test_a_fault_in_whole_models_is_found(fault, check, family, models, monkeypatch):
+    cases = [(seed, models.drawn(seed)) for seed in range(4000)]
+    cases = [(seed, case) for seed, case in cases if (case.check, case.family) == (check, family) and case.is_exact]
+    fault(monkeypatch)
+    for seed, _ in cases[:20]:
+        found = models.hunt(seed, 1)
+        if found.wrong:
+            break
+    ((message, script),) = found.wrong
+    assert message.startswith(f"{check} of {family}: ")
+    with pytest.raises(models.WrongError):  # the printed lines show the fault
+        exec(script, {})
+    monkeypatch.undo()
+    models.check(models.drawn(seed))  # without it the case is right
+
+
+def test_errors_that_are_too_small_are_found(models, monkeypatch):
+    """The null test counts changes beyond three errors: with errors of a third, far more than the bound."""
+    from telescope.atlas.atlas import Atlas
+
+    own = Atlas.standard_error
+    monkeypatch.setattr(Atlas, "standard_error", lambda self, name: own(self, name) / 3)
+    case = models.ModelCase("null", "GPT", models.Sizes())
+    counts = models.Counter()
+    for seed in range(3):
+        counts += models.check(replace(case, seed=seed))
+    counts["null"] = models.ENOUGH  # as if it were many draws
+    assert [message.split(":")[1] for message, _ in models.judge_null(counts)] == [" changes", " strongest changes"]
