@@ -81,7 +81,7 @@ def check_tables(case: ModelCase, texts: Texts, dice: random.Random) -> None:
         case.equal(f"columns of the table of {of}", list(there.columns), list(here.columns))
         case.equal(f"rows of the table of {of}", len(there), len(here))
         for column in here:
-            if case.family == "t5" and of == "top" and column.startswith("key"):
+            if case.family == "t5" and of in ("queries", "top") and column in ("key", "peak_key"):
                 continue  # equal tokens at great distances have equal weights, of which rounding chooses one
             what = f"column {column} of the table of {of}"
             if here[column].dtype.kind == "f":
