@@ -194,3 +194,23 @@ def test_memory_of_a_long_text_grows_with_n():
     one = shares(q[:, :, -1:], k, attention, summary, placed(attention, shape, BatchTokens(ids), size=(1, 20_000)))
     far = last[: 20_000 - 1 - module.FAR].sum()
     assert one[0, 0, NAMES.index("far")] == pytest.approx(float(far), abs=1e-5)
+
+
+def test_tokens_of_32_bits_are_found_as_those_of_64():
+    """A token's number times the length of a text exceeds 32 bits for large vocabularies and long texts."""
+    ids = 1 + 2**22 * torch.randint(0, 2, (1, 1024), generator=torch.Generator().manual_seed(0))
+    found = []
+    for dtype in (torch.int32, torch.int64):
+        places = Places.of(
+            ts.Attention(mask=ts.causal),
+            batch=1,
+            heads=1,
+            size=(1024, 1024),
+            positions=None,
+            across=False,
+            text=BatchTokens(ids.to(dtype)),
+            device=torch.device("cpu"),
+        )
+        found.append([tensor for back in (0, 1) for tensor in places._by_token(back).tensors])
+    for narrow, wide in zip(*found, strict=True):
+        assert torch.equal(narrow, wide)

@@ -219,9 +219,9 @@ class Places:
         """
         assert self.ids is not None
         count, first, position = self.ids.shape[1], max(self.evicted, back), self.place + self.evicted
-        wanted, rows = (self.ids[:, position] * count).sort(stable=True, dim=1)
+        wanted, rows = (self.ids[:, position].long() * count).sort(stable=True, dim=1)
         keys = torch.arange(first, count, device=self.ids.device)
-        tokens, which = (self.ids[:, first - back : count - back] * count + keys).sort(1)
+        tokens, which = (self.ids[:, first - back : count - back].long() * count + keys).sort(1)
         start, stop = (torch.searchsorted(tokens, wanted + past)[None].int() for past in (0, position[rows]))
         return Listing(rows.int(), (keys - self.evicted)[which].int(), start, stop, wants_seen=not back)
 
