@@ -139,7 +139,7 @@ def test_a_python_that_is_missing_is_named(tmp_path):
     shim = tmp_path / "python3.12"
     shim.write_text("#!/bin/sh\nexit 127\n")
     shim.chmod(0o755)
-    command = ["make", "test-pythons", f"PYTHONS={shim} python3.99"]
+    command = ["make", "--no-print-directory", "test-pythons", f"PYTHONS={shim} python3.99"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0
     assert done.stdout == f"{shim} is missing: not tested\npython3.99 is missing: not tested\n"

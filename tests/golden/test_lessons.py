@@ -63,8 +63,9 @@ def line_breaks_and_key_biases(names):
     spread = names["spread"]
     return (
         {(first.layer, first.number), (second.layer, second.number)} == {("blocks.3.self", 3), ("blocks.2.self", 3)}
-        and min(first.errors, second.errors) > 10
-        and len(small) >= 11
+        and min(first.errors, second.errors) > 20
+        and max(head.errors for head in names["comparison"][2:]) < 6
+        and len(small) == 6
         and (round(spread.low, 2), round(spread.high, 2)) == (0.26, 0.80)
         and [round(max(names[when].logits["decoder.0.cross"])) for when in ("before", "after")] == [18, 7]
         and [round(max(names[when].logits["encoder.0.self"])) for when in ("before", "after")] == [9, 43]
