@@ -145,7 +145,7 @@ def _run_steps(
     """Decode until all lines have ended or the noise is used up; yield the new tokens of each step."""
     rows = list(lines)  # the line of each row; finished rows are dropped once they are half of all
     fixed = writer.fix_shapes() if is_worth_capturing(writer.model, noise.device, noise.shape[1]) else None
-    observed = has_hooks(writer.model)  # whoever looks on sees one batch from the beginning to the end
+    observed = has_hooks(writer.model)  # keep all rows then, so that hooks see one batch from beginning to end
 
     def run_eagerly(tokens: Int[Tensor, " rows"], noise: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
         with OnlyReal(_unended(rows) if observed else None):

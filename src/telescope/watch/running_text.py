@@ -1,7 +1,7 @@
 """The text that a model reads and writes: which of its tokens count, where its prompt ends, and what ends it.
 
-One rule holds for every number: a sentence in a padded batch has the numbers of the sentence alone. Whoever counts
-queries, keys or predictions asks here which tokens are real.
+One rule holds for every number: a sentence in a padded batch has the numbers of the sentence alone. This module decides
+which queries, keys and predictions count, for recordings, edits and effects.
 """
 
 from collections.abc import Iterator, Sequence
