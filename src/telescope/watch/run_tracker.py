@@ -71,7 +71,7 @@ class RunTracker:
                 before = ModuleHook(uncompiled(partial(self._before_run, key)))
                 after = ModuleHook(uncompiled(partial(self._after_run, key, names[key], is_active, report)))
                 hooks.callback(module.register_forward_pre_hook(before).remove)
-                hooks.callback(module.register_forward_hook(after, always_call=True).remove)
+                hooks.callback(module.register_forward_hook(after).remove)  # not called after an exception
             yield
 
     def _before_run(self, key: int, module: nn.Module, args: Any) -> None:
@@ -89,10 +89,10 @@ class RunTracker:
     ) -> None:
         """Report the attentions of a module whose run ended without a call.
 
-        After an exception `output` is None; the call may not have been reached, and nothing is reported.
+        A run that raises calls no hook: its call may not have been reached, and nothing is reported.
         """
         called = self._called.pop((get_ident(), key), True)
-        if called or output is None or not is_active():
+        if called or not is_active():
             return
         reason = f"the forward {_forward_name(module)} {self._route.missing}"
         for name in names:
