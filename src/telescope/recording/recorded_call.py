@@ -442,21 +442,23 @@ class RecordedCall(ABC):
         The result is the same object until the text grows.
         """
         if self._kept_attention is None or self._kept_attention[0] != (self.size, id(self.attention)):
-            attention, ids = self.saved_attention(), self.query_ids
-            if ids is not None and self.facts.written.ends:
-                attention = BatchTokens(ids).without_ended(attention, self.size, self.facts.written)
+            attention = self._without_ended(self.saved_attention())
             if self.facts.rows is not None:
                 attention = restrict_to_queries(attention, torch.tensor(self.facts.rows).long(), self.size)
             self._kept_attention = ((self.size, id(self.attention)), attention)
         return self._kept_attention[1]
 
+    def _without_ended(self, attention: Attention) -> Attention:
+        """Return a definition in which queries after the end of their text see nothing."""
+        ids = self.query_ids
+        if ids is None or not self.facts.written.ends:
+            return attention
+        return BatchTokens(ids).without_ended(attention, self.size, self.facts.written)
+
     def real_tokens(self) -> tuple[Bool[Tensor, "batch query"], Bool[Tensor, "batch key"]]:
         """Return which queries and keys are tokens that count: neither padding nor after the end of their text."""
-        attention, ids = self.attention, self.query_ids
-        if ids is not None and self.facts.written.ends:
-            attention = BatchTokens(ids).without_ended(attention, self.size, self.facts.written)
         return real_tokens(
-            attention,
+            self._without_ended(self.attention),
             batch=self.facts.shape[0],
             heads=len(self.heads),
             size=self.size,
