@@ -1,7 +1,6 @@
-"""The fuzz benchmark finds nothing wrong, and finds faults that are injected on purpose."""
+"""The fuzz of numbers finds nothing wrong, and finds faults that are injected on purpose."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,20 +13,18 @@ pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # torch,
 
 
 @pytest.fixture
-def fuzz(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
-    from benchmarks import fuzz_attentions
+def fuzz():
+    from fuzz.numbers import attentions
 
-    return fuzz_attentions
+    return attentions
 
 
 @pytest.fixture
-def models(monkeypatch):
+def models():
     pytest.importorskip("transformers", reason="the hf extra is not installed")
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
-    from benchmarks import fuzz_models
+    from fuzz.numbers import models
 
-    return fuzz_models
+    return models
 
 
 def test_the_fuzz_finds_nothing_wrong(fuzz):

@@ -15,9 +15,9 @@ import telescope as ts
 from telescope.decoding import generate
 from telescope.recording.recording import Recording
 
-from .fuzz_attentions import WrongError
-from .fuzz_families import FAMILIES, PAD, VOCABULARY, ModelCase, Padded, padded
-from .fuzz_padding import compare_heads, random_edit
+from .attentions import WrongError
+from .families import FAMILIES, PAD, VOCABULARY, ModelCase, Padded, padded
+from .padding import compare_heads, random_edit
 
 NEW = 8  # tokens that a text is continued by, at most
 

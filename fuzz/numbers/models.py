@@ -1,10 +1,10 @@
 """Whole models in `fuzz`: random families, sizes, texts and edits, each compared with an independent truth.
 
-padding        a padded batch with each of its sentences alone             fuzz_padding.py
-endings        a text that ends early in a batch with the text alone       fuzz_generation.py
-chunks         a prompt read in chunks with the prompt read at once        fuzz_generation.py
-shared layers  edits of passes through an ALBERT, with float64 by hand     fuzz_by_hand.py
-bypasses       an attention past the interception: refused and named       fuzz_by_hand.py
+padding        a padded batch with each of its sentences alone             padding.py
+endings        a text that ends early in a batch with the text alone       generation.py
+chunks         a prompt read in chunks with the prompt read at once        generation.py
+shared layers  edits of passes through an ALBERT, with float64 by hand     by_hand.py
+bypasses       an attention past the interception: refused and named       by_hand.py
 null           compare() of two draws of texts, of which nothing differs   here
 
 A case is drawn from its seed alone, so that the seed reproduces a failure.
@@ -24,11 +24,11 @@ import telescope as ts
 from telescope.recording import head_shares
 from telescope.recording.heads import HABITS
 
-from .fuzz_attentions import Found, WrongError
-from .fuzz_by_hand import FORWARDS, check_bypass, check_shared_layers
-from .fuzz_families import EAGER_ONLY, FAMILIES, FIRST_WORD, GROUPED, VOCABULARY, ModelCase, Sizes
-from .fuzz_generation import check_chunks, check_endings
-from .fuzz_padding import check_padding
+from .attentions import Found, WrongError
+from .by_hand import FORWARDS, check_bypass, check_shared_layers
+from .families import EAGER_ONLY, FAMILIES, FIRST_WORD, GROUPED, VOCABULARY, ModelCase, Sizes
+from .generation import check_chunks, check_endings
+from .padding import check_padding
 
 # ------------------------------------------------------------------------------------------------------- the null test
 
@@ -94,7 +94,7 @@ def judge_null(counts: Counter[str]) -> list[tuple[str, str]]:
         share = counts[f"{name} beyond"] / max(counts[name], 1)
         if counts["null"] >= ENOUGH and share > most:
             message = f"{name}: {share:.1%} are beyond {ERRORS:g} errors, more than {most:.0%}"
-            wrong.append((message, "python -m benchmarks fuzz --only models"))
+            wrong.append((message, "python -m fuzz numbers --of models"))
     return wrong
 
 
@@ -165,7 +165,7 @@ def script(seed: int, device: str) -> str:
     return "\n".join(
         (
             f"# {drawn(seed, device)}",
-            "from benchmarks.fuzz_models import check, drawn",
+            "from fuzz.numbers.models import check, drawn",
             f"check(drawn({seed}, {device!r}))",
         )
     )

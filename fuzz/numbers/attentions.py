@@ -81,7 +81,7 @@ class Case:
         given += [] if self.mask == "ts.everyone" else [f"mask={written(self.mask)}"]
         lines = [
             "import torch, telescope as ts",
-            "from benchmarks.fuzz_attentions import laid_out, numbers, small_blocks",
+            "from fuzz.numbers.attentions import laid_out, numbers, small_blocks",
             f"{', '.join(sizes)} = {', '.join(str(getattr(self, name)) for name in sizes)}",
             f"device, dtype, size = {self.device!r}, {self.dtype}, {self.size}",
             f"q, k, v = (laid_out(numbers(*shape, seed={self.seed} + i, device=device) * size, dtype, {self.layout!r})",

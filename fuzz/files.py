@@ -1,40 +1,33 @@
 """Files of every kind that Telescope reads, corrupted at random: each must open, or be refused in one sentence.
 
-    python tests/mutations.py --files 20000 [--seed 0] [--only 1234]
-
 A file is taken from what Telescope itself writes, or from the data of the tests, and changed in its structure (a value
 of another type, a field that is missing, duplicated or misspelt, numbers out of range, nesting, strange characters;
 wrong descriptions of tensors) or in its bytes (flipped, truncated, swapped, replaced by a folder, a link or a pipe). It
 is then opened and used as a user would.
 
 A failure is any exception but the documented one, a message of several lines, more than ten seconds or two gigabytes,
-or the end of the process: a worker runs the cases, and is started again after the one that ended it. Case 1234 of seed
-0 is always the same one: --only 1234 runs it alone and shows where it fails.
+or the end of the process.
 """
 
 import gzip
 import json
 import os
-import shutil
 import struct
-import subprocess
-import sys
 import tempfile
-import traceback
-from argparse import ArgumentParser
-from collections import Counter
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from random import Random
-from time import perf_counter, process_time
 from typing import Any
 
-HERE = Path(__file__).parent
-SECONDS, BYTES = 10, 2 << 30  # that one file may take, of a core and of memory
-HUNG = 60  # seconds by the clock, on a machine that has other things to do
+from .supervisor import ROOT, Done, WrongError
+
+UNIT = "files"
+SECONDS = 10.0  # that one file may take of a core
+HUNG = 60.0  # seconds by the clock, on a machine that has other things to do
+BYTES = 2 << 30
 
 DEEP, MANY = "@deep@", "@many@"  # what json.dumps cannot write; see `dumped`
 STRANGE: tuple[Any, ...] = (
@@ -503,7 +496,7 @@ def bins() -> list[Files]:
 
 @cache
 def recipes() -> list[Files]:
-    return [{"recipe.toml": file.read_bytes()} for file in sorted((HERE.parent / "recipes").glob("*.toml"))]
+    return [{"recipe.toml": file.read_bytes()} for file in sorted((ROOT / "recipes").glob("*.toml"))]
 
 
 def use_recipe(folder: Path, dice: Random) -> None:
@@ -628,7 +621,7 @@ def answers() -> list[Files]:
     lines = {name: 1 if name.startswith("shake") else 3 for name in report}
     return [
         {
-            "recipe.toml": (HERE.parent / "recipes" / f"{name}.toml").read_bytes(),
+            "recipe.toml": (ROOT / "recipes" / f"{name}.toml").read_bytes(),
             "evaluation/test.jsonl": b"\n".join([json.dumps(it).encode()] * lines[name]) + b"\n",
         }
         for name, it in report.items()
@@ -654,10 +647,6 @@ KINDS = (
 )
 
 
-class RawError(Exception):
-    """An error that is not one sentence."""
-
-
 def opened(call: Callable[[], Any], *allowed: type[Exception]) -> Any:
     """Return what a file holds. Only the documented error is accepted: a LoadError, or the given alternative."""
     from telescope.models import LoadError
@@ -666,138 +655,39 @@ def opened(call: Callable[[], Any], *allowed: type[Exception]) -> Any:
         return call()
     except Exception as problem:
         if type(problem) not in (LoadError, *allowed):
-            raise RawError(f"{type(problem).__name__}: {problem}") from problem
+            raise WrongError(f"{type(problem).__name__}: {problem}") from problem
         raise
 
 
 # ------------------------------------------------------------------------------------------------------------- running
 
 
-def run(number: int, seed: int, folder: Path) -> tuple[str, str, bool]:
-    """Return the kind of a case, what was done to its file, and whether it opened; raise any undocumented error."""
+def prepare() -> None:
+    for kind in KINDS:
+        kind.made()
+    api()
+
+
+def run(dice: Random, folder: Path) -> Done:
+    """Corrupt a file of some kind and use it; raise any undocumented error."""
     from telescope.models import LoadError
 
-    dice = Random(f"{seed}/{number}")
     (kind,) = dice.choices(KINDS, [it.share for it in KINDS])
     files = kind.before(dice.choice(kind.made()), dice)
-    for left in folder.iterdir():
-        shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
     place = folder / "it"
     for name, contents in files.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_bytes(contents)
-    done = corrupt(place, files, dice) if kind.name != "request" or dice.random() < 0.9 else "nothing"
+    if kind.name != "request" or dice.random() < 0.9:
+        corrupt(place, files, dice)
     if kind.name == "request" and not (place / "body.json").is_file():
-        return kind.name, done, False
+        return Done(kind.name, accepted=False)
     try:
         kind.use(place, dice)
     except (ValueError, LoadError) as problem:
         if type(problem) not in (ValueError, LoadError):  # not UnicodeError and the like
             raise
         if not str(problem) or "\n" in str(problem) or len(str(problem)) > 2000:
-            raise RawError(f"{type(problem).__name__} of {len(str(problem))} characters: {problem}") from problem
-        return kind.name, done, False
-    return kind.name, done, True
-
-
-def work(first: int, past: int, seed: int) -> None:
-    """Run these cases, and print a line before each and one with its result."""
-    import faulthandler
-    import resource
-    import warnings
-
-    sys.path[:0] = [str(HERE)]
-    import torch
-
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # of what a file holds, NaN for one
-    for kind in KINDS:
-        kind.made()
-    api()
-    size = (
-        int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() if os.path.exists("/proc") else 0
-    )
-    if size:
-        resource.setrlimit(resource.RLIMIT_AS, (size + BYTES, size + BYTES))
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(first, past):
-            print(json.dumps({"case": number}), flush=True)
-            faulthandler.dump_traceback_later(HUNG, exit=True)
-            began = process_time()
-            try:
-                kind_name, done, whole = run(number, seed, Path(folder))
-                report: dict[str, Any] = {"kind": kind_name, "done": done, "opened": whole}
-            except KeyboardInterrupt:
-                raise
-            except BaseException as problem:  # a panic in Rust is no Exception
-                dice = Random(f"{seed}/{number}")
-                name = dice.choices(KINDS, [it.share for it in KINDS])[0].name
-                frames = traceback.format_exception(problem)
-                report = {"kind": name, "raw": f"{type(problem).__name__}: {str(problem)[:200]}", "where": frames}
-            faulthandler.cancel_dump_traceback_later()
-            seconds = process_time() - began
-            if seconds > SECONDS:
-                report.setdefault("raw", f"it took {seconds:.1f} s")
-                report.setdefault("where", [])
-            print(json.dumps({"case": number, "seconds": seconds, **report}), flush=True)
-
-
-def supervise(files: int, seed: int, *, first: int = 0, say: Callable[[str], object] = print) -> dict[str, Any]:
-    """Run so many cases in a worker, which is started again after a case that ended it."""
-    counts, opened_ones, raw, slow = Counter(), Counter(), [], []
-    number, past = first, first + files
-    while number < past:
-        with tempfile.TemporaryFile("w+") as errors:
-            command = [sys.executable, str(Path(__file__)), "--work", f"{number},{past}", "--seed", str(seed)]
-            began = None
-            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as worker:
-                assert worker.stdout is not None
-                for line in worker.stdout:
-                    report = json.loads(line)
-                    if "kind" not in report:
-                        began = report["case"]
-                        continue
-                    number = report["case"] + 1
-                    counts[report["kind"]] += 1
-                    opened_ones[report["kind"]] += report.get("opened", False)
-                    slow.append((report["seconds"], report["case"]))
-                    if "raw" in report:
-                        raw.append(report)
-                        say(f"case {report['case']}, {report['kind']}: {report['raw']}")
-            errors.seek(0)
-            complaint = errors.read()
-        if number < past:
-            if began is None or began < number:
-                raise RuntimeError(f"the worker did not start: {complaint[-2000:]}")
-            raw.append(
-                {"case": began, "kind": "", "raw": f"ended the process: {worker.returncode}", "where": [complaint]}
-            )
-            say(f"case {began}: ended the process with {worker.returncode}: {complaint[-1500:]}")
-            number = began + 1
-    return {"counts": dict(counts), "opened": dict(opened_ones), "raw": raw, "slowest": sorted(slow)[-3:]}
-
-
-def main() -> None:
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--files", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, help="run this case alone, and show where it fails")
-    parser.add_argument("--work", help="run these cases here, from,to: what a worker does")
-    given = parser.parse_args()
-    if given.work:
-        work(*map(int, given.work.split(",")), given.seed)
-        return
-    began = perf_counter()
-    first, files = (0, given.files) if given.only is None else (given.only, 1)
-    report = supervise(files, given.seed, first=first)
-    if given.only is not None:
-        print(*("".join(one["where"]) for one in report["raw"]), sep="\n")
-    for kind, count in sorted(report["counts"].items()):
-        print(f"{kind:<12} {count:>7,} files, {report['opened'][kind]:,} opened")
-    slowest = ", ".join(f"case {case} {seconds:.1f} s" for seconds, case in reversed(report["slowest"]))
-    print(f"{files:,} files in {perf_counter() - began:.0f} s, {len(report['raw'])} raw exceptions; slowest: {slowest}")
-    raise SystemExit(bool(report["raw"]))
-
-
-if __name__ == "__main__":
-    main()
+            raise WrongError(f"{type(problem).__name__} of {len(str(problem))} characters: {problem}") from problem
+        return Done(kind.name, accepted=False)
+    return Done(kind.name)

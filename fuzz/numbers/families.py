@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import telescope as ts
 
-from .fuzz_attentions import WrongError
+from .attentions import WrongError
 
 VOCABULARY = 47
 PAD = 0

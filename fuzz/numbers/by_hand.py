@@ -21,8 +21,8 @@ from torch.nn.functional import embedding, gelu, layer_norm, linear, scaled_dot_
 import telescope as ts
 from telescope.watch.find_attentions import find_attentions
 
-from .fuzz_attentions import WrongError
-from .fuzz_families import FAMILIES, ModelCase, texts_of
+from .attentions import WrongError
+from .families import FAMILIES, ModelCase, texts_of
 
 # ---------------------------------------------------------------------------------------------------- edits by hand
 

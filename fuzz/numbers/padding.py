@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import telescope as ts
 from telescope.recording.recording import Recording
 
-from .fuzz_families import FAMILIES, Inputs, ModelCase, Texts, texts_of
+from .families import FAMILIES, Inputs, ModelCase, Texts, texts_of
 
 TOP = 4
 

@@ -1,7 +1,7 @@
-"""fuzz: compare random attentions and whole models with an independent truth, in several processes.
+"""Compare random attentions and whole models with an independent truth, in several processes.
 
-Attentions are compared with float64, on every engine (fuzz_attentions.py). Models are compared with the same numbers
-found another way (fuzz_models.py). What fails is printed as a script that shows the failure.
+Attentions are compared with float64, on every engine (attentions.py). Models are compared with the same numbers
+found another way (models.py). What fails is printed as a script that shows the failure.
 """
 
 import json
@@ -18,8 +18,8 @@ from time import perf_counter, time
 
 import torch
 
-from . import fuzz_attentions, fuzz_models
-from .fuzz_attentions import Found
+from . import attentions, models
+from .attentions import Found
 
 MOST = {"cpu": 64, "cuda": 16}  # processes: each takes memory of a GPU
 
@@ -33,8 +33,8 @@ class Kind:
 
 
 KINDS = {
-    "attentions": Kind(fuzz_attentions.hunt, {"cpu": 24, "cuda": 360}),  # on a GPU all of one definition
-    "models": Kind(fuzz_models.hunt, {"cpu": 24, "cuda": 24}),
+    "attentions": Kind(attentions.hunt, {"cpu": 24, "cuda": 360}),  # on a GPU all of one definition
+    "models": Kind(models.hunt, {"cpu": 24, "cuda": 24}),
 }
 
 
@@ -83,12 +83,12 @@ def main(
                 print(f"{_totals(counts)}, {len(wrong)} wrong", end=end, file=sys.stderr, flush=True)
 
     # The shares of the null test are judged over all of its draws.
-    for message, script in fuzz_models.judge_null(counts):
+    for message, script in models.judge_null(counts):
         wrong.append((message, script))
         print(f"\nwrong: {message}\n\n{script}\n", flush=True)
     seconds = perf_counter() - began
     total = _totals(counts)
-    report = {"benchmark": "fuzz", "machine": header, "seed": seed, "seconds": seconds}
+    report = {"attack": "numbers", "machine": header, "seed": seed, "seconds": seconds}
     report |= {name: counts.pop(name, 0) for name in ("definitions", "models")}
     print(*(f"{number:>9,}  {name}" for name, number in sorted(counts.items())), sep="\n")
     print(f"\n{total} in {seconds:.0f} s, {len(wrong)} wrong")
