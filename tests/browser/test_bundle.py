@@ -1,5 +1,6 @@
 """The shipped page equals the build of its source, and holds nothing that it should not."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -9,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 WEB, PAGE = ROOT / "web", ROOT / "src/telescope/explorer/page"
-BUNDLE = {path.name: path.read_bytes() for path in PAGE.iterdir()}
+BUILT = {path.name: path.read_bytes() for path in PAGE.iterdir()}
+BUNDLE = {name: body for name, body in BUILT.items() if name != "notices.txt"}
 
 
 def test_the_page_equals_the_build_of_its_source(tmp_path):
@@ -19,7 +21,7 @@ def test_the_page_equals_the_build_of_its_source(tmp_path):
         ["npm", "run", "--silent", "build", "--", f"--outdir={tmp_path}"], cwd=WEB, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == BUNDLE
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == BUILT
 
 
 def test_the_page_is_small():
@@ -46,3 +48,11 @@ def test_the_page_names_no_other_machine():
     """The namespaces of XML look like addresses, but are none."""
     named = {name for body in BUNDLE.values() for name in re.findall(rb"https?://([\w.]+)", body)}
     assert named == {b"www.w3.org"}
+
+
+def test_notices_name_every_library_of_the_bundle():
+    notices = BUILT["notices.txt"].decode()
+    for name, version in json.loads((WEB / "package.json").read_text())["dependencies"].items():
+        assert f"{name} {version}\n" in notices
+    assert "Copyright (c) 2015-present Jason Miller" in notices  # Preact, MIT
+    assert "Copyright 2018 Google Inc." in notices  # htm, Apache-2.0

@@ -295,7 +295,7 @@ def test_hostile_tokens_are_data(client):
     file = explorer.answer("GET", f"/runs/{run}/export", {"l": "0", "h": "1"})
     assert file.status == 200
     html = file.body.decode()
-    assert html.count("<script") == html.count("</script>") == 2
+    assert html.count("<script") == html.count("</script>") == 3
     (data,) = re.findall(r'<script type="application/json" id="telescope-answers">(.*?)</script>', html, re.S)
     assert not set("<>&\u2028\u2029") & set(data)
     answers = json.loads(data)["answers"]
@@ -351,12 +351,12 @@ def test_json_in_a_page_cannot_end_its_element():
         assert json.loads(json_for_html({"token": text})) == {"token": text}
         assert not set("<>&\u2028\u2029") & set(json_for_html({"token": text}))
     title = {"answers": {"/runs": {"runs": [{"title": "</title><script>window.pwned=1</script>"}]}}}
-    assert html_page(title).decode().count("<script") == 2
+    assert html_page(title).decode().count("<script") == 3  # answers, program, notices
 
 
 def test_the_files_of_the_page_are_a_fixed_list():
     assert "index.html" in page_files()
-    assert all(name.rpartition(".")[2] in ("html", "js", "css", "svg") for name in page_files())
+    assert all(name.rpartition(".")[2] in ("html", "js", "css", "svg", "txt") for name in page_files())
 
 
 def test_a_sentence_needs_a_model():

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from importlib import import_module
 
 import pytest
 import torch
@@ -105,3 +106,13 @@ def test_lines_are_short(page):
     for line in prose.splitlines():
         if not line.startswith(("|", ":::", "<img", "- [")) and "](" not in line:
             assert len(line) <= 130, line
+
+
+def test_the_stable_modules_are_those_of_the_reference():
+    """Each module of the list has an `__all__`, and each that the reference shows is in the list."""
+    listed = re.findall(r"`(telescope(?:\.\w+)?)`", (DOCS / "reference/stability.md").read_text())
+    assert all(import_module(name).__all__ for name in listed)
+    shown = {
+        found[1] for page in (DOCS / "reference").glob("*.md") for found in names.DIRECTIVE.finditer(page.read_text())
+    }
+    assert shown == set(listed)

@@ -39,6 +39,7 @@ KINDS = {
     "js": "text/javascript; charset=utf-8",
     "css": "text/css; charset=utf-8",
     "svg": "image/svg+xml",
+    "txt": "text/plain; charset=utf-8",
 }
 MISSING = b"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Telescope</title></head>
 <body><p>This copy of Telescope has no page yet; <code>make page</code> builds it. The numbers are under /api/v1.</p>
@@ -219,6 +220,7 @@ def html_page(file: dict[str, Any]) -> bytes:
     script = script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
     policy = POLICY.format(scripts=_hash(script), styles=_hash(style))
     title = escape(file["answers"]["/runs"]["runs"][0]["title"])
+    notices = _joined(files, ".txt").replace("</script", "<\\/script")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'
@@ -226,7 +228,8 @@ def html_page(file: dict[str, Any]) -> bytes:
         f"<title>{title} · Telescope</title><style>{style}</style></head>"
         '<body><div class="telescope" id="telescope"></div>'
         f'<script type="application/json" id="telescope-answers">{json_for_html(file)}</script>'
-        f'<script type="module">{script}</script></body></html>\n'
+        f'<script type="module">{script}</script>'
+        f'<script type="text/plain" id="telescope-notices">\n{notices}</script></body></html>\n'
     ).encode("utf-8", "replace")
 
 
