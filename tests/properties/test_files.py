@@ -310,7 +310,7 @@ def test_model_saved_before_is_replaced(tmp_path):
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-@pytest.mark.parametrize("step", ["write_json", "save_file", "write_tokenizer"])
+@pytest.mark.parametrize("step", ["write_json", "save_tensors", "write_tokenizer"])
 def test_an_interrupted_save_leaves_the_old_model(tmp_path, monkeypatch, error, step):
     first = small()
     first.save(tmp_path / "saved")

@@ -1,6 +1,7 @@
 """`Atlas`: every head of a model over a corpus, with its statistics, profiles, maps and evidence."""
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import isnan, nan
@@ -20,7 +21,7 @@ from ..recording.row_sample import BUCKETS, bucket_limits
 from ..trace.render import render_text
 from ..words import check_index, hint
 from .card import write_card
-from .evidence import merge_skipped
+from .evidence import merge_skipped, places_of
 from .exact import ExactSum
 from .folder import read_folder, write_folder
 from .hub import download, upload
@@ -93,9 +94,12 @@ class Atlas:
         self.skipped_count, self.skipped = merge_skipped(rest["skipped"] for rest in rests)
         """How many texts could not be read, and why, by number; the first hundred."""
         self.read_texts = sum(rest["read_texts"] for rest in rests)
-        self.left_out = tuple(dict.fromkeys(name for rest in rests for name in rest.get("left_out", ())))
-        """The attentions whose heads are missing, since they cannot be watched or ran past the watch."""
-        self._texts = {(text, first): about for rest in rests for text, first, about in rest["evidence"]}
+        self.left_out = tuple(sorted({name for rest in rests for name in rest.get("left_out", ())}, key=_by_number))
+        """The attentions whose heads are missing, since they cannot be watched or ran past the watch, by name."""
+        # Each process kept the evidence of its own texts; much of it is weaker than that of the others.
+        needed = places_of(self.sums)
+        known = {(text, first): about for rest in rests for text, first, about in rest["evidence"]}
+        self._texts = {place: known[place] for place in sorted(needed & known.keys())}
         self.places = [(layer, number) for layer, numbers, _ in self.sums.layers for number in numbers]
         """The layer and the number of each head, in the order of the model."""
         self._table: dict[str, Tensor] | None = None
@@ -221,7 +225,7 @@ class Atlas:
         """Write the atlas to a folder, as a whole or not at all: JSON, Parquet tables and a card. See docs/atlas.md."""
         rest = {
             "skipped": {"count": self.skipped_count, "texts": [[*each] for each in self.skipped.items()]},
-            "evidence": [[*place, about] for place, about in sorted(self._texts.items())],
+            "evidence": [[*place, about] for place, about in self._texts.items()],
             "read_texts": self.read_texts,
             "left_out": [*self.left_out],
         }
@@ -331,6 +335,11 @@ class Atlas:
         if by not in known:
             raise ValueError(f'there is no profile by "{by}"; {hint(str(by), known)}')
         return known[by]
+
+
+def _by_number(name: str) -> list[str | int]:
+    """Return the key that sorts blocks.9 before blocks.10."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def _positive(count: Tensor) -> Tensor:

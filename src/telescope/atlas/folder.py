@@ -3,7 +3,6 @@
 import os
 import warnings
 from collections.abc import Iterable, Mapping
-from errno import ENOSPC
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -54,24 +53,19 @@ def write_folder(
     checksums = {name: safetensors.tensor_checksum(tensor) for name, tensor in tensors.items()}
     manifest = {"is": KIND, "version": VERSION, "about": dict(about), "sums": sums.description(), **rest}
     manifest["crc32_of_sums"] = checksums
-    try:
-        with atomic_folder(path, lambda place: check_can_save(place, replace=replace)) as folder:
-            save_file(tensors, folder / SUMS)
-            write_json(folder / FILE, {**manifest, "crc32": safetensors.manifest_checksum(manifest)})
-            (folder / CARD).write_text(card, encoding="utf-8")
-            if find_spec("pyarrow") is None:
-                warnings.warn(
-                    "the Parquet tables of the atlas are left out, since pyarrow is missing; "
-                    "pip install 'telescope-attention[atlas]', and save it again",
-                    stacklevel=4,
-                )
-            else:
-                for name, rows in tables.items():
-                    _write_parquet(folder / f"{name}.parquet", rows)
-    except (OSError, SafetensorError) as problem:
-        full = getattr(problem, "errno", None) == ENOSPC or "No space left" in str(problem)
-        reason = "the disk is full; make room, and run the same command again" if full else str(problem)
-        raise ValueError(f"{path} cannot be written: {reason}") from None
+    with atomic_folder(path, lambda place: check_can_save(place, replace=replace)) as folder:
+        save_file(tensors, folder / SUMS)
+        write_json(folder / FILE, {**manifest, "crc32": safetensors.manifest_checksum(manifest)})
+        (folder / CARD).write_text(card, encoding="utf-8")
+        if find_spec("pyarrow") is None:
+            warnings.warn(
+                "the Parquet tables of the atlas are left out, since pyarrow is missing; "
+                "pip install 'telescope-attention[atlas]', and save it again",
+                stacklevel=4,
+            )
+        else:
+            for name, rows in tables.items():
+                _write_parquet(folder / f"{name}.parquet", rows)
 
 
 def _write_parquet(file: Path, rows: Rows) -> None:

@@ -12,7 +12,7 @@ atlas.py          Atlas                 the tables, profiles, maps and evidence 
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -22,6 +22,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from ..files.atomic import recover, resolve_path
 from ..recording.call_facts import KeepOptions
 from ..recording.names import Layers, list_names
 from ..watch.watch import record_calls
@@ -33,7 +34,7 @@ from .folder import REPLACE, check_can_save, is_atlas
 from .measure import layers_of, measure_batch
 from .processes import Share
 from .reading import ModelReader
-from .shared_work import Heartbeat, Progress
+from .shared_work import SETTINGS, Heartbeat, Progress, remove_finished
 from .sums import CLASSES, AtlasSums
 from .texts import Corpus, Text, Texts, shards
 from .token_classes import TokenClasses
@@ -41,7 +42,7 @@ from .transfers import send
 
 SHARD = 1 << 16  # characters of the texts that are one shard
 PENDING = 16  # shards whose evidence is looked up together: a GPU waits for each look
-ALL_BROKEN = 8  # texts: if the first of them all break, the fault is not theirs
+ALL_BROKEN = 8  # texts: if the first of the corpus all break, the fault is not theirs
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,7 @@ def atlas(
     """
     corpus, tokenizer = Corpus(texts, column=column), tokenizer or getattr(model, "tokenizer", None)
     encode, length = encoder_of(tokenizer), _check_length(model, length)
+    layers = _ordered(layers)
     if batch < 1:
         raise ValueError(f"batch={batch} is how many sequences the model reads at once; it takes 1 or more")
     share = Share.of(model)
@@ -134,18 +136,25 @@ def atlas(
         "shard": shard,
     }
     if out is not None:
+        if share.rank == 0:
+            recover(resolve_path(out))
         if not replace and is_atlas(out):
             finished = Atlas.open(out)
             check_same_run(f"{out} holds an atlas already", finished.about, _about(settings), REPLACE)
-            return finished  # the same command again; perhaps it was killed at its very end
+            if share.rank == 0:  # the same command again; perhaps it was killed at its very end
+                remove_finished(out, settings)
+            return finished
         check_can_save(out, replace=replace)
     work = Work(model, tokenizer, layers, length, batch, packed, encode)
-    progress = Progress(out, settings, share.rank) if out is not None and share.writes else None
-    heart = None if progress is None else Heartbeat(progress.folder, share.rank, 1 if share.together else share.count)
+    writers = 1 if share.together else share.count
+    progress = Progress(out, settings, share.rank, writers) if out is not None and share.writes else None
+    heart = None
     was_training = model.training
     model.eval()
     try:
         done = share.broadcast(progress.finished() if progress is not None else set())
+        # A sign of life also tells the first process that this one has seen what is done: the folder may then go.
+        heart = None if progress is None else Heartbeat(progress.folder, share.rank, writers)
         clock = Stopwatch(corpus.size, report)
         saved, count = perf_counter(), 0
         for count, texts_of_shard in enumerate(shards(corpus, shard), 1):
@@ -197,7 +206,8 @@ class Work:
         self.skipped = Skipped()
         self.evidence = EvidenceTexts()
         self.left_out: dict[str, None] = {}  # the attentions that were not watched, in the order of the model
-        self.read_texts = self.broken = 0
+        self.read_texts = 0
+        self.broken: set[int] = set()  # of the first texts of the corpus, those that break the model
         self.pending: list[Pending] = []
 
     def read(self, texts: list[Text]) -> Iterator[int]:
@@ -257,9 +267,12 @@ class Work:
                 for i in range(len(batch.lengths)):
                     yield from self._add(batch.only(i), sources)
                 return
-            self.skipped.add(sources[int(batch.places[0, 0])], _first_line(problem))
-            self.broken += 1
-            if not self.sums.texts and self.broken == ALL_BROKEN:
+            text = sources[int(batch.places[0, 0])]
+            self.skipped.add(text, _first_line(problem))
+            # The first texts of the corpus, not of this process: a run that goes on may begin anywhere.
+            if text.number < ALL_BROKEN and not self.sums.texts:
+                self.broken.add(text.number)
+            if len(self.broken) == ALL_BROKEN:
                 raise ValueError(f"each of the first {ALL_BROKEN} texts breaks the model: {problem}") from problem
 
     def _measure(self, batch: TokenBatch) -> Tensor:
@@ -363,7 +376,8 @@ def _merge(
         share.barrier()
         return Atlas.open(place)
     if share.rank == 0:
-        heart.wait(lambda: len(progress.finished()) == count)
+        heart.wait(lambda: progress.is_complete(count) and heart.all_came())
+        progress.check_disjoint(count)
         sums, headers = progress.merged()
         atlas = Atlas(sums, about, *headers)
         atlas.check_not_empty()
@@ -371,8 +385,15 @@ def _merge(
         progress.remove()
         share.barrier()
         return atlas
-    heart.wait(lambda: not progress.folder.exists() or not (progress.folder / "settings.json").exists())
+    heart.wait(lambda: not (progress.folder / SETTINGS).exists())
     return Atlas.open(place)
+
+
+def _ordered(layers: Layers) -> Layers:
+    """Return layers with one order in every process, which a set does not have, and that can be read twice."""
+    if isinstance(layers, Set):
+        return sorted(layers, key=repr)
+    return [*layers] if isinstance(layers, Iterator) else layers
 
 
 def _about(settings: dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,11 @@
 """Share a corpus among processes, and keep what each has done in files, so that a killed run can go on.
 
+    OUT.progress/
+        settings.json                  what the run is of; removed last
+        lock-RANK-of-COUNT             locked while the process of this rank lives
+        alive-RANK                     a counter that rises while it does
+        part-RANK-RANDOM.safetensors   the sums of the shards that one process has finished, in one attempt
+
 Shard s of the corpus belongs to process s modulo the number of processes. Every process writes the sums of its finished
 shards to a file of its own in OUT.progress, each time as a whole; sums merge exactly, so that neither the number of
 processes nor the moments at which they were killed can be seen in the result. Processes talk through this folder alone.
@@ -7,9 +13,10 @@ processes nor the moments at which they were killed can be seen in the result. P
 
 import json
 import os
+import re
+import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from errno import ENOSPC
 from pathlib import Path
 from secrets import token_hex
 from threading import Event, Thread
@@ -21,8 +28,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..files.atomic import resolve_path, sync_file
-from ..files.errors import LoadError
-from ..files.locks import lock_file
+from ..files.errors import LoadError, WriteError
+from ..files.locks import is_locked, lock_file
 from .fingerprint import check_same_run
 from .sums import AtlasSums
 
@@ -30,6 +37,8 @@ TIMEOUT = 30.0  # seconds without a sign of life, after which a process is taken
 GRACE = 60.0  # seconds for a process to load its model before it gives its first sign of life
 BEAT = 1.0  # seconds between two signs of life
 POLL = 0.1  # seconds between two looks while waiting
+REMOVALS = 20  # attempts to empty a folder into which other processes write their last signs of life
+SETTINGS = "settings.json"
 VERSION = 1
 
 
@@ -57,19 +66,25 @@ class ShardSet:
 class Progress:
     """The folder OUT.progress: the settings of the run, and a file of sums for each process of each attempt."""
 
-    def __init__(self, out: str | os.PathLike[str], settings: Mapping[str, Any], rank: int) -> None:
-        place = resolve_path(out)
-        self.folder, self.rank = place.with_name(f"{place.name}.progress"), rank
+    def __init__(self, out: str | os.PathLike[str], settings: Mapping[str, Any], rank: int, count: int = 1) -> None:
+        self.folder = progress_folder(out)
+        self.rank = rank
         self.file = self.folder / f"part-{rank:05d}-{token_hex(4)}.safetensors"
         self.done = ShardSet()
+        self._saved = 0  # of the shards in `done`, how many the file holds
+        self._damaged: set[Path] = set()
+        own_lock = self.folder / f"lock-{rank:05d}-of-{count:05d}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = lock_file(own_lock)
         except OSError as problem:
-            raise ValueError(f"{self.folder} cannot be made: {problem.strerror}") from None
-        self._lock = lock_file(self.folder / f"lock-{rank:05d}")
-        if self._lock is None:
-            raise ValueError(f"{self.folder} is being written by another run; wait for it, or choose another out=")
+            raise WriteError(self.folder, problem) from None
         try:
+            # Processes of one run have the same count; a run with another may have left some of its own alive.
+            others = [file for file in self.folder.glob("lock-*") if not file.name.endswith(f"-of-{count:05d}")]
+            if self._lock is None or any(map(is_locked, others)):
+                raise ValueError(f"{self.folder} is being written by another run; wait for it, or choose another out=")
+            self._remove_unfinished(count)
             self._check_settings(dict(settings))
         except BaseException:
             self.release()
@@ -80,18 +95,32 @@ class Progress:
         if self._lock is not None:
             self._lock.release()
 
+    def _remove_unfinished(self, count: int) -> None:
+        """Remove the files that processes of this rank were writing when they were killed.
+
+        The first process does so for the ranks that this run does not have.
+        """
+        for file in self.folder.glob(".*"):
+            match = re.match(r"\.(?:part|settings)-(\d+)-", file.name)
+            if match and (int(match[1]) == self.rank or (self.rank == 0 and int(match[1]) >= count)):
+                file.unlink(missing_ok=True)
+
     def _check_settings(self, settings: dict[str, Any]) -> None:
         """Write the settings of a new run; raise a ValueError where an unfinished run had others."""
-        file = self.folder / "settings.json"
+        file = self.folder / SETTINGS
         settings = json.loads(json.dumps(settings))
         if not file.exists():
-            beside = self.folder / f".settings-{self.rank}-{token_hex(4)}"
-            beside.write_text(json.dumps(settings), encoding="utf-8")
-            with suppress(OSError):  # another process was first: its settings count
-                os.link(beside, file)
-            if not file.exists():  # a file system without hard links
-                beside.replace(file)
-            beside.unlink(missing_ok=True)
+            beside = self.folder / f".settings-{self.rank:05d}-{token_hex(4)}"
+            try:
+                beside.write_text(json.dumps(settings), encoding="utf-8")
+                with suppress(OSError):  # another process was first: its settings count
+                    os.link(beside, file)
+                if not file.exists():  # a file system without hard links
+                    beside.replace(file)
+            except OSError as problem:
+                raise WriteError(self.folder, problem) from None
+            finally:
+                beside.unlink(missing_ok=True)
         try:
             known = json.loads(file.read_text(encoding="utf-8"))
         except ValueError:
@@ -100,61 +129,132 @@ class Progress:
         check_same_run(f"{self.folder} holds an unfinished atlas", known, settings, way_out)
 
     def parts(self) -> dict[Path, dict[str, Any]]:
-        """Return the description of each file of sums; a LoadError where one is damaged."""
-        return {file: _read_header(file) for file in sorted(self.folder.glob("part-*.safetensors"))}
+        """Return the description of each file of sums; one that is damaged is named in a warning and left out."""
+        found = {}
+        for file in sorted(self.folder.glob("part-*.safetensors")):
+            try:
+                found[file] = _read_header(file)
+            except (OSError, SafetensorError, KeyError, ValueError) as problem:
+                if isinstance(problem, LoadError):  # whole, and of another version
+                    raise
+                if file not in self._damaged:
+                    warnings.warn(f"{file} is damaged, so its shards are read again: {problem}", stacklevel=2)
+                self._damaged.add(file)
+        return found
+
+    def disjoint_parts(self) -> dict[Path, dict[str, Any]]:
+        """Return the description of the files of sums that are added up: no two of them have a shard in common.
+
+        Two runs at once, which nothing prevents on a disk without locks, may read a shard twice. The file with more
+        shards then counts, and what the other one alone has is read again. A file of other shards changes no choice.
+        """
+        found = {}
+        taken = set[int]()
+        parts = self.parts()
+        for file in sorted(parts, key=lambda file: (-len(_shards(parts[file])), file)):
+            own = _shards(parts[file])
+            if not own & taken:
+                found[file] = parts[file]
+                taken |= own
+        return found
 
     def finished(self) -> set[int]:
-        """Return the shards that are done, by whichever process."""
-        return {number for part in self.parts().values() for number in ShardSet(part["done"]).numbers}
+        """Return the shards that are done, by whichever process, and need not be read again."""
+        return {number for part in self.disjoint_parts().values() for number in _shards(part)}
+
+    def is_complete(self, count: int) -> bool:
+        """Return whether each of `count` shards is done by some process."""
+        return len({number for part in self.parts().values() for number in _shards(part)}) == count
 
     def save(self, sums: AtlasSums, rest: Mapping[str, Any]) -> None:
-        """Write the sums of this process's finished shards, as a whole or not at all."""
+        """Write the sums of this process's finished shards, as a whole or not at all; nothing if there are no new ones.
+
+        Once all shards are saved, the first process may remove the folder: whoever has nothing new must not write.
+        """
+        if len(self.done.numbers) == self._saved:
+            return
         header = {"version": VERSION, "done": self.done.ranges(), "sums": sums.description(), **rest}
         beside = self.file.with_name(f".{self.file.name}.new")
         try:
             save_file(sums.tensors(), beside, metadata={"atlas": json.dumps(header)})
             sync_file(beside)
             beside.replace(self.file)
+            self._saved = len(self.done.numbers)
         except (OSError, SafetensorError) as problem:
-            beside.unlink(missing_ok=True)
-            full = getattr(problem, "errno", None) == ENOSPC or "No space left" in str(problem)
-            reason = "the disk is full; make room" if full else f"{problem}; see to it"
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
+            raise WriteError(self.folder, problem) from None
+
+    def check_disjoint(self, count: int) -> None:
+        """Raise a ValueError if `finished` lacks some of the `count` shards, though all are done."""
+        missing = count - len(self.finished())
+        if missing:
             raise ValueError(
-                f"{self.folder} cannot be written: {reason}, and run the same command: it goes on from the shards done"
-            ) from None
+                f"two runs wrote to {self.folder} at once; run the same command again, which reads {missing} shards"
+            )
 
     def merged(self) -> tuple[AtlasSums, list[dict[str, Any]]]:
         """Return the sums of all processes, and the descriptions of their files."""
-        total: AtlasSums | None = None
-        headers, seen = [], set[int]()
-        for file, header in self.parts().items():
-            own = ShardSet(header["done"]).numbers
-            if own & seen:
-                raise LoadError(f"{file} repeats shard {min(own & seen)}: two runs wrote to this folder; delete it")
-            seen |= own
+        parts = self.disjoint_parts()
+        total = AtlasSums([])
+        for file, header in parts.items():
             sums = AtlasSums.load(_read_tensors(file), header["sums"])
-            headers.append(header)
-            if total is None:
-                total = sums
-            elif sums.layers:
+            # The sums of shards without a text that could be read have no layers.
+            if sums.layers and total.layers:
                 total.merge(sums)
-        if total is None:
-            raise ValueError("no text could be read")
-        return total, headers
+            elif sums.layers:
+                total = sums
+        return total, [*parts.values()]
 
     def remove(self) -> None:
         """Remove the folder once the atlas is written."""
-        for file in [*self.folder.iterdir()]:
-            file.unlink(missing_ok=True)
-        self.folder.rmdir()
+        _remove(self.folder)
+
+
+def progress_folder(out: str | os.PathLike[str]) -> Path:
+    """Return the folder in which the progress towards the atlas `out` is kept."""
+    place = resolve_path(out)
+    return place.with_name(f"{place.name}.progress")
+
+
+def remove_finished(out: str | os.PathLike[str], settings: Mapping[str, Any]) -> None:
+    """Remove the progress of a run with these settings that was killed after it had written its atlas.
+
+    The progress of another run is kept, and so is that of one which is alive.
+    """
+    folder = progress_folder(out)
+    if not folder.is_dir() or any(map(is_locked, folder.glob("lock-*"))):
+        return
+    file = folder / SETTINGS
+    try:
+        is_other = file.exists() and json.loads(file.read_text(encoding="utf-8")) != json.loads(json.dumps(settings))
+    except ValueError:  # damaged
+        return
+    if not is_other:
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder of progress: the settings last, so that sums are never found without what they are of."""
+    for _ in range(REMOVALS):
+        try:
+            for file in sorted(folder.iterdir(), key=lambda file: file.name == SETTINGS):
+                file.unlink(missing_ok=True)
+            folder.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError:  # another process has given one more sign of life
+            sleep(POLL)
+
+
+def _shards(header: Mapping[str, Any]) -> set[int]:
+    """Return the shards whose sums a file holds, from its description."""
+    return ShardSet(header["done"]).numbers
 
 
 def _read_header(file: Path) -> dict[str, Any]:
-    try:
-        with safe_open(file, "pt") as opened:
-            header: dict[str, Any] = json.loads((opened.metadata() or {})["atlas"])
-    except (OSError, SafetensorError, KeyError, ValueError) as problem:
-        raise LoadError(f"{file} is damaged: {problem}; delete it, and its shards are read again") from None
+    with safe_open(file, "pt") as opened:
+        header: dict[str, Any] = json.loads((opened.metadata() or {})["atlas"])
     if header.get("version") != VERSION:
         raise LoadError(f"{file} is of version {header.get('version')!r}, not {VERSION}; delete its folder")
     return header
@@ -176,6 +276,7 @@ class Heartbeat:
         self.folder, self.rank = folder, rank
         self.others = [other for other in range(count) if other != rank]
         self.seen = dict.fromkeys(self.others, ("", monotonic() + GRACE - TIMEOUT))
+        self.before = {other: self._sign(other) for other in self.others}  # perhaps of processes that were killed
         self.checked, self.stopped = 0.0, Event()
         self.thread = Thread(target=self._beat, daemon=True)
         if self.others:
@@ -196,10 +297,7 @@ class Heartbeat:
             return
         self.checked = now
         for other in self.others:
-            try:
-                sign = (self.folder / f"alive-{other:05d}").read_text()
-            except OSError:
-                sign = ""
+            sign = self._sign(other)
             known, since = self.seen[other]
             if sign != known and sign:
                 self.seen[other] = (sign, now)
@@ -208,6 +306,17 @@ class Heartbeat:
                     f"process {other} of {len(self.others) + 1} has given no sign of life for {TIMEOUT:.0f} s, so this "
                     "one ends too; what is done is kept, and the same command goes on from there"
                 )
+
+    def _sign(self, other: int) -> str:
+        """Return the latest sign of life of a process; nothing if there is none."""
+        try:
+            return (self.folder / f"alive-{other:05d}").read_text()
+        except OSError:
+            return ""
+
+    def all_came(self) -> bool:
+        """Return whether every other process has given a sign of life since this one began."""
+        return all(self._sign(other) not in ("", self.before[other]) for other in self.others)
 
     def wait(self, done: Any) -> None:
         """Wait until `done()` is true, while the other processes live."""

@@ -191,8 +191,9 @@ class AtlasSums:
         found = {f"distribution.{name}": part for name, part in self.distribution.tensors().items()}
         for name, sums in self._sums().items():
             found |= {f"{name}.{part}": tensor for part, tensor in sums.tensors().items()}
-        found |= {f"map.{k}": cells for k, cells in self.maps.items()}
-        found |= {f"map_texts.{k}": count for k, count in self.map_texts.items()}
+        # In the order of k: the order in which lengths came up depends on how many processes shared the corpus.
+        found |= {f"map.{k}": cells for k, cells in sorted(self.maps.items())}
+        found |= {f"map_texts.{k}": count for k, count in sorted(self.map_texts.items())}
         found |= {"evidence.share": self.evidence_share, "evidence.text": self.evidence_text}
         found["class_tokens"] = self.class_tokens
         return {name: tensor.cpu().contiguous() for name, tensor in found.items()}

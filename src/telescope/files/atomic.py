@@ -1,4 +1,4 @@
-"""Atomic writes of folders: a new folder is filled next to its destination and renamed once everything is on disk."""
+"""Atomic writes: a new folder is filled next to its destination and renamed once everything is on disk."""
 
 import ctypes
 import json
@@ -15,6 +15,7 @@ from time import time
 
 from safetensors import SafetensorError, safe_open
 
+from .errors import WriteError
 from .safetensors import WEIGHTS_FILE
 
 # The metadata in the header of our weights, by which a folder that Telescope wrote is recognised. "format" is needed by
@@ -36,16 +37,60 @@ def atomic_folder(
 
     check_replaceable  is called with the resolved path, and raises a ValueError where what exists there must not be
                        replaced; by default, anything but a model that Telescope saved
+
+    Raises a WriteError where the disk is full or cannot be written; what was there before is then unchanged.
     """
     place = resolve_path(path)
-    recover(place)
-    (check_replaceable or _check_is_saved_model)(place)
-    place.parent.mkdir(parents=True, exist_ok=True)
+    with _explained(path):
+        recover(place)
+        (check_replaceable or _check_is_saved_model)(place)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with _new_folder(place) as new:
+            yield new
+            _sync_folder(new)
+            _put_in_place(new, place)
+
+
+@contextmanager
+def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield the path of a new file to write; rename it to `path` when the block ends, remove it after an error.
+
+    The new file has the name of the old one, in a folder next to it. What is no plain file, such as a pipe, is written
+    where it is. Raises a WriteError where the disk is full or cannot be written; the old file is then unchanged.
+    """
+    place = resolve_path(path)
+    with _explained(path):
+        if place.exists() and not place.is_file():
+            yield place
+            return
+        recover(place)
+        with _new_folder(place) as new:
+            yield new / place.name
+            if place.exists():
+                shutil.copymode(place, new / place.name)
+            sync_file(new / place.name)
+            (new / place.name).replace(place)
+            sync_file(place.parent)
+            new.rmdir()
+
+
+@contextmanager
+def _explained(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Raise a WriteError instead of an error of the system or of the safetensors library."""
+    try:
+        yield
+    except WriteError:
+        raise
+    except (OSError, SafetensorError) as problem:
+        raise WriteError(path, problem) from problem
+
+
+@contextmanager
+def _new_folder(place: Path) -> Iterator[Path]:
+    """Yield an empty folder next to `place`, locked so that no other process removes it; remove it after an error."""
     new, lock = _create_locked_folder(place)
     try:
         yield new
-        _sync_folder(new)
-        _put_in_place(new, place)
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         raise

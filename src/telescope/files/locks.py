@@ -18,6 +18,27 @@ class FileLock:
         self._descriptor = None
 
 
+def is_locked(file: Path) -> bool:
+    """Return whether a process holds the lock of a file; False where the system or the disk cannot lock files.
+
+    The lock that is tried is a shared one, so that several processes can ask at once.
+    """
+    try:
+        fcntl = import_module("fcntl")
+        opened = os.open(file, os.O_RDONLY)
+    except (ImportError, FileNotFoundError):
+        return False
+    try:
+        fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a network disk without locks
+        return False
+    finally:
+        os.close(opened)
+    return False
+
+
 def lock_file(file: Path) -> FileLock | None:
     """Lock a file, which is made if it does not exist; return None if another process has the lock.
 

@@ -13,6 +13,7 @@ from zlib import crc32
 import torch
 from jaxtyping import Shaped
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from . import paths
@@ -106,6 +107,23 @@ class TensorsInMemory(StoredTensors):
     @contextmanager
     def reader(self) -> Iterator[Callable[[str], Tensor]]:
         yield self._tensors.__getitem__
+
+
+def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str]) -> None:
+    """Write tensors to a file; equal tensors and metadata give equal bytes.
+
+    The safetensors library writes metadata in another order in each process: sort the header afterwards, in place.
+    """
+    save_file(dict(tensors), file, metadata=dict(metadata))
+    with file.open("r+b") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        # Spaces may follow the header; so many that its length, and with it the place of all tensors, is as before.
+        assert len(text) <= length, "the safetensors library writes longer JSON than Python"
+        opened.seek(8)
+        opened.write(text.ljust(length))
 
 
 def scan_folder(folder: Path) -> StoredTensors:

@@ -4,11 +4,11 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool
-from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -17,7 +17,7 @@ from ..attention import Attention, Mask
 from ..attention.values import has_data
 from ..files.atomic import WRITTEN_BY, atomic_folder, write_json
 from ..files.definitions import check_savable, to_json
-from ..files.safetensors import WEIGHTS_FILE
+from ..files.safetensors import WEIGHTS_FILE, save_tensors
 from ..layers.attend import DefinitionModule
 from .config import Config, Special
 from .saved.tensor_names import named_weights
@@ -69,7 +69,9 @@ class Model(nn.Module):
         The folder appears complete or not at all. A model that was saved there before is replaced.
 
         Raises a ValueError where `path` holds anything else, where the model differs from what its config describes,
-        or where its definition has a function; a TypeError where the class or the tokenizer cannot be saved.
+        or where its definition has a function; a WriteError, which is a ValueError and an OSError, where the disk is
+        full or cannot be written; a TypeError where the class or the tokenizer cannot be saved. Equal models have equal
+        files.
         """
         attention = custom_attention(self)
         check_matches_config(self, attention)
@@ -89,7 +91,7 @@ class Model(nn.Module):
             }  # safetensors refuses views of one storage
         with atomic_folder(path) as folder:
             write_json(folder / "config.json", config)
-            save_file(weights, folder / WEIGHTS_FILE, metadata=WRITTEN_BY)
+            save_tensors(weights, folder / WEIGHTS_FILE, WRITTEN_BY)
             write_tokenizer(self, folder)
 
 
@@ -100,7 +102,8 @@ MODEL_CLASSES: dict[str, type[Model]] = {}
 def write_tokenizer(model: Model, folder: os.PathLike[str]) -> None:
     """Write tokenizer.json into a folder, if the model has a tokenizer."""
     if isinstance(model.tokenizer, Tokenizer):
-        model.tokenizer.save(os.path.join(folder, "tokenizer.json"))
+        # As `Tokenizer.save` writes it, which raises a bare Exception on a full disk.
+        Path(folder, "tokenizer.json").write_bytes(model.tokenizer.to_str(pretty=True).encode())
     elif model.tokenizer is not None:
         raise TypeError(f"model.tokenizer is a {type(model.tokenizer).__name__}; a tokenizers.Tokenizer can be saved")
 

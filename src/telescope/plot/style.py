@@ -16,6 +16,7 @@ try:
 except ImportError:
     raise ImportError("ts.plot needs matplotlib: pip install 'telescope-attention[plot]'") from None
 
+from ..files.atomic import atomic_file
 from ..words import hint
 
 __all__ = [
@@ -86,14 +87,15 @@ class Picture(Figure):
     def save(self, path: str | os.PathLike[str], *, dpi: float = 300.0) -> None:
         """Write the picture as PNG, SVG or PDF, by the ending of `path`; `dpi` are the pixels of an inch of a PNG.
 
-        The same picture gives the same bytes. Raises ValueError for another ending.
+        The same picture gives the same bytes. An earlier file of this name is replaced as a whole or not at all.
+        Raises ValueError for another ending, or where the file cannot be written.
         """
         ending = os.fspath(path).rpartition(".")[2].lower()
         if ending not in FORMATS:
             raise ValueError(f'"{os.fspath(path)}" is not a .png, .svg or .pdf; {hint(ending, FORMATS)}')
         dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-        with styled():
-            self.savefig(path, dpi=dpi, metadata=dated.get(ending))
+        with styled(), atomic_file(path) as new:
+            self.savefig(new, format=ending, dpi=dpi, metadata=dated.get(ending))
 
     def _repr_png_(self) -> bytes:
         page = BytesIO()

@@ -41,7 +41,8 @@ def write(out: Path, checkpoint: Checkpoint) -> Path:
     folder = _folder(out, checkpoint.step)
     earlier = saved_steps(out)
     try:
-        with atomic_folder(folder) as new:
+        # A run that stops at the step at which it began writes the same checkpoint again.
+        with atomic_folder(folder, lambda place: None) as new:
             for name, tensors in checkpoint.tensors.items():
                 save_file(dict(tensors), new / f"{name}.safetensors")
             write_json(new / STATE, checkpoint.state)

@@ -10,6 +10,7 @@ from typing import cast, get_args
 
 import torch
 
+from ...files.atomic import atomic_file
 from ...layers.check_sizes import check_choice
 from ...models import load
 from ...models.saved.load import find_model
@@ -75,7 +76,8 @@ def predict(
     answers = TASKS[settings.task].answer(settings, model, data_folder(data), cast(Split, split))
     file = _file(folder, split, out)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in answers), encoding="utf-8")
+    with atomic_file(file) as new:
+        new.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in answers), encoding="utf-8")
     return file
 
 
@@ -85,7 +87,8 @@ def score(folder: Place, *, split: str = "test", recipe: Place | None = None, ou
     file = _file(folder, split, out)
     answers = _read_answers(file)
     evaluation = Evaluation(settings.name, split, len(answers), TASKS[settings.task].score(settings, answers))
-    file.with_suffix(".json").write_text(json.dumps(asdict(evaluation), indent=1) + "\n", encoding="utf-8")
+    with atomic_file(file.with_suffix(".json")) as new:
+        new.write_text(json.dumps(asdict(evaluation), indent=1) + "\n", encoding="utf-8")
     return evaluation
 
 

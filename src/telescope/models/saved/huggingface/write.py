@@ -3,11 +3,10 @@
 import os
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ....files.atomic import WRITTEN_BY, atomic_folder, write_json
-from ....files.safetensors import WEIGHTS_FILE
+from ....files.safetensors import WEIGHTS_FILE, save_tensors
 from ...encoder import Encoder
 from ...gpt import GPT
 from ...model import Model, check_matches_config, write_tokenizer
@@ -48,7 +47,7 @@ def export(model: Model, path: str | os.PathLike[str]) -> None:
     }
     with atomic_folder(path) as folder:
         write_json(folder / "config.json", config)
-        save_file(tensors_for(model, family), folder / WEIGHTS_FILE, metadata=WRITTEN_BY)
+        save_tensors(tensors_for(model, family), folder / WEIGHTS_FILE, WRITTEN_BY)
         write_tokenizer(model, folder)
         if model.tokenizer is not None:
             write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
