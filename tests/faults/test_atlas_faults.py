@@ -74,33 +74,6 @@ def test_broken_lines_are_named_skipped_and_counted(tmp_path):
             assert torch.equal(tensor, found.sums.tensors()[name]), name
 
 
-def write_damaged_parquet(file, texts):
-    """Write a Parquet file of which the second of two row groups has a page that cannot be unpacked."""
-    arrow = pytest.importorskip("pyarrow", reason="the atlas extra is not installed")
-    parquet = pytest.importorskip("pyarrow.parquet", reason="the atlas extra is not installed")
-    options = {"row_group_size": 256, "compression": "gzip", "use_dictionary": False}
-    parquet.write_table(arrow.table({"text": texts}), file, **options)
-    page = parquet.ParquetFile(file).metadata.row_group(1).column(0)
-    past = page.data_page_offset + page.total_compressed_size
-    contents = bytearray(file.read_bytes())
-    contents[past - 60 : past - 40] = bytes(20)
-    file.write_bytes(contents)
-
-
-def test_a_damaged_parquet_file_is_named_and_the_rest_is_read(tmp_path):
-    corpus = tmp_path / "corpus"
-    corpus.mkdir()
-    write_damaged_parquet(corpus / "a.parquet", TEXTS[:1] * 256 + TEXTS[1:])
-    (corpus / "b.parquet").write_bytes(b"PAR1 nothing")
-    (corpus / "c.jsonl").write_text(json.dumps({"text": TEXTS[2]}))
-    found = atlas(corpus, out=tmp_path / "out")
-    assert found.texts == 256 + 1
-    first, second = found.skipped.values()
-    assert first.startswith(f"{corpus / 'a.parquet'}, line 257: cannot be read from row 257 on: ")
-    assert second.startswith(f"{corpus / 'b.parquet'}: is not a Parquet file that can be read: ")
-    assert atlas(corpus, out=tmp_path / "out").texts == found.texts
-
-
 class Fragile(torch.nn.Module):
     """A model that breaks at a token, or computes no number there."""
 

@@ -18,11 +18,13 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
+from ..files import paths
 from ..files.atomic import resolve_path, sync_file
 from ..files.errors import LoadError
 from ..files.locks import lock_file
+from ..files.safetensors import scan_file
+from .description import check_done, check_part
 from .fingerprint import check_same_run
 from .sums import AtlasSums
 
@@ -93,8 +95,8 @@ class Progress:
                 beside.replace(file)
             beside.unlink(missing_ok=True)
         try:
-            known = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError:
+            known = paths.read_json(file)
+        except LoadError:
             raise ValueError(f"{file} is damaged; delete {self.folder}, and run the same command again") from None
         way_out = "delete that folder to begin anew"
         check_same_run(f"{self.folder} holds an unfinished atlas", known, settings, way_out)
@@ -132,7 +134,7 @@ class Progress:
             if own & seen:
                 raise LoadError(f"{file} repeats shard {min(own & seen)}: two runs wrote to this folder; delete it")
             seen |= own
-            sums = AtlasSums.load(_read_tensors(file), header["sums"])
+            sums = _read_sums(file, header["sums"])
             headers.append(header)
             if total is None:
                 total = sums
@@ -150,20 +152,31 @@ class Progress:
 
 
 def _read_header(file: Path) -> dict[str, Any]:
+    """Return the description of a file of sums, after checking it."""
     try:
-        with safe_open(file, "pt") as opened:
-            header: dict[str, Any] = json.loads((opened.metadata() or {})["atlas"])
-    except (OSError, SafetensorError, KeyError, ValueError) as problem:
-        raise LoadError(f"{file} is damaged: {problem}; delete it, and its shards are read again") from None
+        with safe_open(paths.check_is_file(file), "pt") as opened:
+            header = paths.parse_json((opened.metadata() or {})["atlas"].encode(), f"the description of {file}")
+    except (OSError, SafetensorError, KeyError, LoadError) as problem:
+        raise _damaged(file, problem) from None
     if header.get("version") != VERSION:
         raise LoadError(f"{file} is of version {header.get('version')!r}, not {VERSION}; delete its folder")
+    try:
+        check_part(header, "its description")
+        check_done(header.get("done"), "its description")
+    except LoadError as problem:
+        raise _damaged(file, problem) from None
     return header
 
 
-def _read_tensors(file: Path) -> dict[str, Tensor]:
-    with safe_open(file, "pt") as opened:
-        names: list[str] = opened.keys()
-        return {name: opened.get_tensor(name) for name in names}
+def _read_sums(file: Path, description: Mapping[str, Any]) -> AtlasSums:
+    try:
+        return AtlasSums.load(scan_file(file).read_all(), description)
+    except ValueError as problem:
+        raise _damaged(file, problem) from None
+
+
+def _damaged(file: Path, problem: Exception) -> LoadError:
+    return LoadError(f"{file} is damaged: {problem}; delete it, and its shards are read again")
 
 
 class Heartbeat:
