@@ -118,3 +118,10 @@ def test_tokenizer_that_cannot_be_read(tmp_path):
         says(tmp_path, "tokenizer.bin", part)
     llama2c.write_tokenizer(tmp_path, learned=(" ", "a", "a"))
     says(tmp_path, "tokenizer.bin has the same piece twice")
+
+
+def test_a_piece_of_any_length_is_refused(tmp_path):
+    """Every way to split a piece is tried: those of a million letters would fill the memory."""
+    llama2c.write(tmp_path)
+    llama2c.write_tokenizer(tmp_path, learned=(" ", "a", "a" * 1_000_000))
+    says(tmp_path, "tokenizer.bin: piece 261 should have 1,000,000 bytes; 128 are the most")

@@ -12,7 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import telescope as ts
+import writers
 from telescope.models import GPT, GPTConfig
+from telescope.models.saved import build
 
 SHAPE = {"vocabulary": 11, "max_positions": 8, "d_model": 8, "blocks": 2, "heads": 2}
 
@@ -161,8 +163,8 @@ def test_config_that_is_not_text(saved):
         ({"norm": "leyer"}, ['did you mean "layer"?']),
         ({"blocks": 10**12}, ["blocks=1000000000000", "holds only", "tensors"]),
         ({"vocabulary": 10**30}, ["vocabulary is a whole number of 100 bits; at most 63 can be"]),
-        ({"d_model": 2 * 10**9, "d_hidden": 2 * 10**9}, ["does not describe a model that can be built"]),
-        ({"d_hidden": 2 * 10**9}, ["feed_forward.W_1.weight", "[2000000000, 8]"]),
+        ({"d_model": 2 * 10**9, "d_hidden": 2 * 10**9}, ["d_model=2000000000, but no tensor in"]),
+        ({"d_hidden": 2 * 10**9}, ["d_hidden=2000000000, but no tensor in"]),
     ],
 )
 def test_config_that_does_not_fit(saved, fields, parts):
@@ -171,6 +173,18 @@ def test_config_that_does_not_fit(saved, fields, parts):
 
 
 # ------------------------------------------------------------------------------------------------ what the tensors are
+
+
+@pytest.mark.parametrize("name", ["vocabulary", "d_model", "d_hidden", "heads"])
+def test_a_width_that_no_tensor_has_is_refused_before_anything_is_built(tmp_path, name, monkeypatch):
+    """The positions of a translator are computed: of a billion features they would take seconds and gigabytes."""
+    writers.translator(encoder_blocks=1, decoder_blocks=1).save(tmp_path / "saved")
+    monkeypatch.setattr(build, "build_on_meta", lambda *_: pytest.fail("the model was built"))
+    fields = {name: 10**9} | ({"d_model": 10**9} if name == "heads" else {})
+    file = tmp_path / "saved" / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"config": config["config"] | fields}))
+    says(tmp_path / "saved", "config.json", "=1000000000, but no tensor in", "has a side above 340")
 
 
 def change(saved, **tensors):
@@ -401,7 +415,7 @@ PANIC = {"type": "BPE", "continuing_subword_prefix": "####", "vocab": {"a": 0, "
 )
 def test_tokenizer_that_cannot_be_read(saved, contents):
     (saved / "tokenizer.json").write_bytes(contents)
-    says(saved, "tokenizer.json is not a tokenizer that can be read")
+    says(saved, "tokenizer.json is not ", " that can be read")
 
 
 # ------------------------------------------------------------------------------------------------------------ arguments

@@ -74,7 +74,7 @@ def test_texts_come_from_every_kind_of_file(tmp_path):
     else:
         pyarrow.parquet.write_table(pyarrow.table({"text": texts[5:]}), tmp_path / "b.parquet", row_group_size=2)
         kinds.append(tmp_path / "b.parquet")
-        with pytest.raises(ValueError, match='has no column "words"; it has text'):
+        with pytest.raises(ValueError, match=r'b\.parquet: has no column "words"; there are text'):
             ts.atlas(tiny_gpt(), tmp_path / "b.parquet", tokenizer=Letters(), column="words")
     expected = ts.atlas(tiny_gpt(), texts, tokenizer=Letters())
     for given in (tmp_path, kinds):

@@ -14,7 +14,8 @@ from telescope.tasks.learning.evaluate import evaluate
 from telescope.tasks.learning.new_recipe import new_recipe
 from telescope.tasks.learning.registry import read
 from telescope.tasks.learning.train import train
-from telescope.text.own_files import read_rows, read_running_text, split_of
+from telescope.text import own_files
+from telescope.text.own_files import column_names, read_rows, read_running_text, split_of
 
 PAIRS = [(f"I see {i} dogs.", f"Ich sehe {i} Hunde.") for i in range(200)]
 QUOTED = [('She said "hi",\nand left.', 'Sie sagte "hi".'), ("a, b", "c")]
@@ -59,11 +60,40 @@ def test_parquet(here):
     assert read_rows(here, "pairs.parquet", ("english", "german")) == PAIRS
     with pytest.raises(ValueError, match=r'pairs\.parquet has no column "englsh"; did you mean "english"'):
         read_rows(here, "pairs.parquet", ("englsh", "german"))
-    with pytest.raises(ValueError, match="hold something else than texts"):
+    with pytest.raises(ValueError, match='holds something else than texts in the column "id": int64'):
         read_rows(here, "pairs.parquet", ("id", "german"))
     (here / "broken.parquet").write_bytes(b"PAR1 nothing")
     with pytest.raises(ValueError, match=r"broken\.parquet is not a Parquet file that can be read"):
         read_rows(here, "broken.parquet", ("english", "german"))
+    with pytest.raises(ValueError, match=r"broken\.parquet is not a Parquet file that can be read"):
+        column_names(here, "broken.parquet")
+
+
+def test_a_damaged_page_of_parquet_is_an_error_that_names_the_file(here):
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from pyarrow import parquet
+
+    english, german = zip(*PAIRS, strict=True)
+    options = {"compression": "gzip", "use_dictionary": False}
+    parquet.write_table(arrow.table({"german": german, "english": english}), "pairs.parquet", **options)
+    page = parquet.ParquetFile("pairs.parquet").metadata.row_group(0).column(0)
+    past = page.data_page_offset + page.total_compressed_size
+    contents = bytearray((here / "pairs.parquet").read_bytes())
+    contents[past - 60 : past - 40] = bytes(20)
+    (here / "pairs.parquet").write_bytes(contents)
+    with pytest.raises(ValueError, match=r"pairs\.parquet cannot be read from row 1 on: ") as error:
+        read_rows(here, "pairs.parquet", ("english", "german"))
+    assert "\n" not in str(error.value)
+
+
+def test_parquet_that_unpacks_to_more_than_a_file_of_data_holds_is_refused(here, monkeypatch):
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from pyarrow import parquet
+
+    monkeypatch.setattr(own_files, "MAX_BYTES", 10_000)
+    parquet.write_table(arrow.table({"english": ["x" * 100] * 1000}), "pairs.parquet")
+    with pytest.raises(ValueError, match=r"pairs\.parquet holds more than 10,000 characters"):
+        read_rows(here, "pairs.parquet", ("english",))
 
 
 def test_quotes_and_line_breaks_of_csv_are_kept_and_those_of_tsv_are_letters(here):

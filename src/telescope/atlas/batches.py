@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from ..files.panics import panics_as_errors
 from .texts import Text
 
 DEFAULT_LENGTH = 2048  # tokens of a sequence, where the model would take more
@@ -45,7 +46,8 @@ def encoder_of(tokenizer: Any) -> Encode:
         raise ValueError("an atlas reads texts, so it needs a tokenizer: ts.atlas(model, texts, tokenizer=...)")
 
     def encode(text: str) -> list[int]:
-        encoded = tokenizer.encode(text)
+        with panics_as_errors("the tokenizers library panics"):
+            encoded = tokenizer.encode(text)
         return list(getattr(encoded, "ids", encoded))
 
     return encode

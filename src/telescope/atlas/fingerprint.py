@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from ..edit.edit import running_edits
 from ..layers.attend import DefinitionModule
+from ..words import one_line
 from .checksums import checksum, joined, tensor_checksums
 
 OPTIONS = ("layers", "length", "batch", "packed", "column", "shard")
@@ -67,7 +68,7 @@ def check_same_run(holds: str, known: Mapping[str, Any], wanted: Mapping[str, An
         )
     found = differences(known, wanted)
     if found:
-        raise ValueError(f"{holds} with {' and '.join(found)}; {way_out}")
+        raise ValueError(one_line(f"{holds} with {' and '.join(found)}; {way_out}"))
 
 
 def differences(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

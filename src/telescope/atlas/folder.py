@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from ..files import paths, safetensors
 from ..files.atomic import atomic_folder, resolve_path, write_json
 from ..files.errors import LoadError
 from ..files.optional import import_optional
+from .description import check_atlas
 from .sums import AtlasSums
 
 FILE, SUMS, CARD = "atlas.json", "sums.safetensors", "README.md"
@@ -97,20 +98,20 @@ def read_folder(path: str | os.PathLike[str]) -> tuple[AtlasSums, dict[str, Any]
         )
     if manifest.get("crc32") != safetensors.manifest_checksum(manifest):
         raise LoadError(f"{where} does not match its checksum: it was damaged, or changed by hand")
+    check_atlas(manifest, where)
     tensors = _read_tensors(folder / SUMS, manifest["crc32_of_sums"])
     try:
         sums = AtlasSums.load(tensors, manifest["sums"])
-    except (KeyError, ValueError, RuntimeError, TypeError) as problem:
+    except ValueError as problem:
         raise LoadError(f"{folder / SUMS} does not fit {FILE}: {problem}") from None
     return sums, manifest["about"], manifest
 
 
 def _read_tensors(file: Path, checksums: Mapping[str, int]) -> dict[str, Tensor]:
-    try:
-        with safe_open(paths.check_is_file(file), "pt") as opened:
-            tensors = {name: opened.get_tensor(name) for name in checksums}
-    except (OSError, SafetensorError) as problem:
-        raise LoadError(f"{file} cannot be read: {problem}") from None
+    stored = safetensors.scan_file(file)
+    for name in stored.keys() ^ checksums.keys():
+        raise LoadError(f'{file}: tensor "{name}" and its checksum in {FILE} are not both there')
+    tensors = stored.read_all()
     for name, tensor in tensors.items():
         if safetensors.tensor_checksum(tensor) != checksums[name]:
             raise LoadError(f'{file}: tensor "{name}" does not match its checksum: the file was damaged or changed')

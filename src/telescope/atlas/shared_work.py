@@ -25,11 +25,13 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
+from ..files import paths
 from ..files.atomic import resolve_path, sync_file
 from ..files.errors import LoadError, WriteError
 from ..files.locks import is_locked, lock_file
+from ..files.safetensors import scan_file
+from .description import check_done, check_part
 from .fingerprint import check_same_run
 from .sums import AtlasSums
 
@@ -122,8 +124,8 @@ class Progress:
             finally:
                 beside.unlink(missing_ok=True)
         try:
-            known = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError:
+            known = paths.read_json(file)
+        except LoadError:
             raise ValueError(f"{file} is damaged; delete {self.folder}, and run the same command again") from None
         way_out = "delete that folder to begin anew"
         check_same_run(f"{self.folder} holds an unfinished atlas", known, settings, way_out)
@@ -134,9 +136,7 @@ class Progress:
         for file in sorted(self.folder.glob("part-*.safetensors")):
             try:
                 found[file] = _read_header(file)
-            except (OSError, SafetensorError, KeyError, ValueError) as problem:
-                if isinstance(problem, LoadError):  # whole, and of another version
-                    raise
+            except DamagedError as problem:
                 if file not in self._damaged:
                     warnings.warn(f"{file} is damaged, so its shards are read again: {problem}", stacklevel=2)
                 self._damaged.add(file)
@@ -198,7 +198,7 @@ class Progress:
         parts = self.disjoint_parts()
         total = AtlasSums([])
         for file, header in parts.items():
-            sums = AtlasSums.load(_read_tensors(file), header["sums"])
+            sums = _read_sums(file, header["sums"])
             # The sums of shards without a text that could be read have no layers.
             if sums.layers and total.layers:
                 total.merge(sums)
@@ -252,18 +252,32 @@ def _shards(header: Mapping[str, Any]) -> set[int]:
     return ShardSet(header["done"]).numbers
 
 
+class DamagedError(Exception):
+    """Raised for a file of sums whose description cannot be read."""
+
+
 def _read_header(file: Path) -> dict[str, Any]:
-    with safe_open(file, "pt") as opened:
-        header: dict[str, Any] = json.loads((opened.metadata() or {})["atlas"])
+    """Return the description of a file of sums; raise a DamagedError if the file is cut or holds something else."""
+    try:
+        with safe_open(paths.check_is_file(file), "pt") as opened:
+            header = paths.parse_json((opened.metadata() or {})["atlas"].encode(), f"the description of {file}")
+    except (OSError, SafetensorError, KeyError, LoadError) as problem:
+        raise DamagedError(problem) from None
     if header.get("version") != VERSION:
         raise LoadError(f"{file} is of version {header.get('version')!r}, not {VERSION}; delete its folder")
+    try:
+        check_part(header, "its description")
+        check_done(header.get("done"), "its description")
+    except LoadError as problem:
+        raise DamagedError(problem) from None
     return header
 
 
-def _read_tensors(file: Path) -> dict[str, Tensor]:
-    with safe_open(file, "pt") as opened:
-        names: list[str] = opened.keys()
-        return {name: opened.get_tensor(name) for name in names}
+def _read_sums(file: Path, description: Mapping[str, Any]) -> AtlasSums:
+    try:
+        return AtlasSums.load(scan_file(file).read_all(), description)
+    except ValueError as problem:
+        raise LoadError(f"{file} is damaged: {problem}; delete it, and its shards are read again") from None
 
 
 class Heartbeat:

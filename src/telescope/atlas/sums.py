@@ -205,21 +205,40 @@ class AtlasSums:
 
     @classmethod
     def load(cls, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> "AtlasSums":
-        """Return the sums of a file; a KeyError, ValueError or RuntimeError where tensors do not fit."""
-        sums = cls([LayerHeads(layer, tuple(heads), across) for layer, heads, across in description["layers"]])
-        sums.distribution.load({name[13:]: part for name, part in tensors.items() if name.startswith("distribution.")})
+        """Return the sums of a file, whose description was checked; a ValueError where the tensors do not fit it."""
+        layers = [LayerHeads(layer, tuple(heads), across) for layer, heads, across in description["layers"]]
+        heads = sum(len(layer.heads) for layer in layers)
+        # Before memory is taken: each head needs tens of kilobytes, and may be a few characters of JSON.
+        _check_tensor("sampled.whole", tensors, (heads,), torch.int64)
+        sums = cls(layers)
         if f"{GROUPED[0]}.whole" not in tensors:  # of an earlier version
             sums.group_numerator = sums.group_denominator = None
-        for name, own in sums._sums().items():
-            own.whole.copy_(tensors[f"{name}.whole"])
-            own.fraction.copy_(tensors[f"{name}.fraction"])
-        sums.maps = {int(name[4:]): cells for name, cells in tensors.items() if name.startswith("map.")}
-        sums.map_texts = {int(name[10:]): count for name, count in tensors.items() if name.startswith("map_texts.")}
-        sums.evidence_share.copy_(tensors["evidence.share"])
-        sums.evidence_text.copy_(tensors["evidence.text"])
-        sums.class_tokens.copy_(tensors["class_tokens"])
-        sums.texts, sums.tokens = int(description["texts"]), int(description["tokens"])
+
+        # A class of lengths has a map and its number of texts.
+        for k in map(str, range(64)):
+            if f"map.{k}" in tensors:
+                sums.maps[int(k)] = torch.zeros(heads, ROWS, ROWS, dtype=torch.int64)
+                sums.map_texts[int(k)] = torch.zeros(heads, dtype=torch.int64)
+        own = sums.tensors()
+        for name in tensors.keys() - own.keys():
+            raise ValueError(f'it has a tensor "{name}", which sums do not have')
+        for name, tensor in own.items():
+            _check_tensor(name, tensors, tuple(tensor.shape), tensor.dtype)
+            tensor.copy_(tensors[name])
+        sums.texts = description["texts"]
+        sums.tokens = description["tokens"]
         return sums
+
+
+def _check_tensor(name: str, tensors: Mapping[str, Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Raise a ValueError unless there is a tensor of this name, shape and dtype."""
+    if name not in tensors:
+        raise ValueError(f'its tensor "{name}" is missing')
+    given = tensors[name]
+    if tuple(given.shape) != shape or given.dtype != dtype:
+        raise ValueError(
+            f'its tensor "{name}" is {given.dtype} of shape {list(given.shape)}, and should be {dtype} of {list(shape)}'
+        )
 
 
 def error_of_sum(influences: Float[Tensor, "group heads"]) -> Float[Tensor, " heads"]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..files.optional import import_optional
+from ..files.parquet import read_texts
 from .checksums import checksum, file_checksum
 
 SUFFIXES = (".txt", ".jsonl", ".parquet")
@@ -141,21 +142,14 @@ def _lines(file: Path) -> Iterator[tuple[str, str]]:
 
 
 def _read_parquet(file: Path, column: str) -> Iterator[Line]:
-    """Yield the text of each row, a batch of rows at a time."""
-    parquet = import_optional("pyarrow.parquet", "a .parquet file", "atlas")
-    try:
-        opened = parquet.ParquetFile(file)
-        names = opened.schema_arrow.names
-    except Exception as problem:  # pyarrow has an exception for each way of being broken
-        yield 0, "", f"is not a Parquet file: {str(problem).splitlines()[0]}"
-        return
-    if column not in names:
-        raise ValueError(f'{file} has no column "{column}"; it has {", ".join(names)}')
+    """Yield the text of each row; where the file is damaged, the reason in place of the first row that is lost."""
+    import_optional("pyarrow.parquet", "a .parquet file", "atlas")  # its absence is no damage, and ends the run
     row = 0
-    for batch in opened.iter_batches(batch_size=256, columns=[column]):
-        for value in batch.column(0).to_pylist():
-            row += 1
-            yield row, value if isinstance(value, str) else "", "" if isinstance(value, str) else "has no text"
+    try:
+        for row, (text,) in enumerate(read_texts(file, [column]), 1):
+            yield row, text or "", "" if text is not None else "has no text"
+    except ValueError as problem:
+        yield row + 1 if row else 0, "", str(problem)
 
 
 READERS = {".txt": _read_txt, ".jsonl": _read_jsonl, ".parquet": _read_parquet}

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..attention import Mask, padding
+from ..files.panics import panics_as_errors
 from ..layers import Cache
 from ..models import GPT, LuongCache, LuongMemory, LuongTranslator, Model, Transformer, TransformerCache
 from .inference_copy import inference_copy
@@ -233,7 +234,8 @@ def _read_prompt(model: Model, prompt: Any, vocabulary: int, name: str) -> list[
     if isinstance(prompt, str):
         if model.tokenizer is None:
             raise ValueError(f"{name} is text, but the model has no tokenizer; give ids, or set model.tokenizer")
-        prompt = model.tokenizer.encode(prompt).ids
+        with panics_as_errors(f"{name} makes the tokenizer fail"):
+            prompt = model.tokenizer.encode(prompt).ids
     ids = prompt.tolist() if isinstance(prompt, Tensor) else prompt
     if not isinstance(ids, Sequence) or not all(type(i) is int for i in ids):
         raise TypeError(f"{name} is {type(prompt).__name__}; a prompt is text, or whole numbers, one for each token")

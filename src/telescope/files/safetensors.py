@@ -91,6 +91,11 @@ class StoredTensors(Mapping[str, TensorEntry]):
 
             yield read
 
+    def read_all(self) -> dict[str, Tensor]:
+        """Return every tensor by its name."""
+        with self.reader() as read:
+            return {name: read(name) for name in self}
+
 
 class TensorsInMemory(StoredTensors):
     """Tensors that were read from a file of another format."""

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from .. import decoding
 from ..files import paths
+from ..files.panics import panics_as_errors
 from ..models import GPT, Encoder, Model, Transformer, load
-from ..models.saved.load import find_model, read_tokenizer
+from ..models.saved.load import find_model
+from ..models.saved.tokenizer_file import read_tokenizer
 from ..recording.recording import Recording
 from ..watch.watch import watch
 
@@ -51,7 +53,8 @@ def watch_text(
     """
     model, tokenizer = open_model(folder)
     model = (model.float() if device == "cpu" else model).to(device).eval()  # on a CPU, compute in float32
-    ids = torch.tensor([tokenizer.encode(text).ids[:tokens]], device=device)
+    with panics_as_errors("the tokenizer fails"):
+        ids = torch.tensor([tokenizer.encode(text).ids[:tokens]], device=device)
     if not ids.numel():
         raise ValueError("the text has no tokens; a model needs at least one")
     with torch.no_grad(), watch(model, layers=layers, keep=keep, store=store, tokenizer=tokenizer) as recording:

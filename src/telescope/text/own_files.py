@@ -12,14 +12,13 @@ Paths are relative to the working directory, or to the folder given by --data.
 import csv
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
-from importlib import import_module
 from io import StringIO
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
+from ..files import parquet
 from ..words import closest_name, hint, one_line
-from .corpus_files import Split, parse_json, read_lines, read_text
+from .corpus_files import MAX_BYTES, Split, parse_json, read_lines, read_text
 
 TABLES = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
 PLAIN = (".txt", ".text", ".md")
@@ -87,7 +86,10 @@ def column_names(data: Path, name: str) -> list[str]:
         case ".tsv" | ".csv":
             return next(_read_cells(file), ("", []))[1]
         case ".parquet":
-            return list(_parquet(file).schema_arrow.names)
+            try:
+                return parquet.column_names(file)
+            except ValueError as problem:
+                raise ValueError(f"{file} {problem}") from None
         case ".jsonl" | ".json":
             _, record = next(_read_objects(file), ("", {}))
             return list(record) if isinstance(record, dict) else []
@@ -181,30 +183,17 @@ def _read_json(file: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
         yield tuple(record[column] for column in columns)
 
 
-def _parquet(file: Path) -> Any:
-    try:
-        parquet = import_module("pyarrow.parquet")
-    except ImportError:
-        raise ValueError(f"reading {file.name} needs pyarrow: pip install pyarrow") from None
-    try:
-        return parquet.ParquetFile(file)
-    except Exception as problem:  # pyarrow raises errors of its own
-        raise ValueError(
-            f"{file} is not a Parquet file that can be read: {str(problem).partition(chr(10))[0]}"
-        ) from None
-
-
 def _read_parquet(file: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    opened = _parquet(file)
-    names = list(opened.schema_arrow.names)
-    for column in columns:
-        if column not in names:
-            raise ValueError(one_line(f'{file} has no column "{column}"; {hint(column, names)}'))
-    for batch in opened.iter_batches(columns=list(columns)):
-        for row in zip(*(batch.column(column).to_pylist() for column in columns), strict=True):
-            if not all(cell is None or isinstance(cell, str) for cell in row):
-                raise ValueError(f"{file}: the columns {' and '.join(columns)} hold something else than texts")
-            yield tuple(cell or "" for cell in row)
+    size = 0
+    try:
+        for row in parquet.read_texts(file, columns):
+            cells = tuple(cell or "" for cell in row)
+            size += sum(map(len, cells))  # a small file may unpack to any size, like a .gz
+            if size > MAX_BYTES:
+                raise ValueError(f"holds more than {MAX_BYTES:,} characters; a file of data holds at most so many")
+            yield cells
+    except ValueError as problem:
+        raise ValueError(f"{file} {problem}") from None
 
 
 def _read_parallel_texts(data: Path, name: str, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:

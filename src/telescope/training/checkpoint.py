@@ -66,7 +66,7 @@ def read(out: Path) -> Checkpoint | None:
     folder = _folder(out, steps[-1])
     state = paths.read_json(folder / STATE)
     files = [name for name in paths.list_names(folder) if name.endswith(".safetensors")]
-    tensors = {name.removesuffix(".safetensors"): _read_tensors(folder / name) for name in files}
+    tensors = {name.removesuffix(".safetensors"): scan_file(folder / name).read_all() for name in files}
     return Checkpoint(steps[-1], state, tensors)
 
 
@@ -97,12 +97,6 @@ def _remove_unfinished(out: Path) -> None:
     """Delete the folders that a run has left which was killed while writing."""
     for folder in (out / "checkpoints").glob(".step-*"):
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _read_tensors(file: Path) -> dict[str, Tensor]:
-    tensors = scan_file(file)
-    with tensors.reader() as read:
-        return {name: read(name) for name in tensors}
 
 
 def _reason(error: Exception) -> str:

@@ -42,11 +42,26 @@ def build_model(
     for name, count in asdict(built).items():  # a billion blocks would take hours to build, even without numbers
         if name.endswith(("blocks", "layers")) and count > len(tensors):
             raise LoadError(f"{file}: {name}={count}, but {tensors.source} holds only {len(tensors)} tensors")
+    _check_widths(built, file, tensors)
     try:
         return build_on_meta(kind, built, attention)
     except (ValueError, TypeError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise LoadError(f"{file} does not describe a model that can be built: {reason}") from None
+
+
+NOT_STORED = ("max_positions", "window", "rotary_original", "synthesizer_block")  # sizes that no tensor needs to have
+BUILT_AT_ONCE = 1 << 20  # up to this width, what is computed when a model is built takes milliseconds
+
+
+def _check_widths(config: Config, file: Path, tensors: StoredTensors) -> None:
+    """Raise a LoadError where a width is huge, and larger than each side of each tensor: building would take long."""
+    for name, width in asdict(config).items():
+        if type(width) is not int or width <= BUILT_AT_ONCE or name in NOT_STORED:
+            continue
+        largest = max((side for entry in tensors.values() for side in entry.shape), default=0)
+        if width > largest:
+            raise LoadError(f"{file}: {name}={width}, but no tensor in {tensors.source} has a side above {largest}")
 
 
 def read_special(given: Mapping[str, Any], file: Path, vocabulary: int | None = None) -> Special:

@@ -21,6 +21,7 @@ HEADER = struct.Struct("<7i")
 SIZES = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "seq_len")
 NEWER = b"24ka"  # the first bytes of llama2.c's later formats
 
+LONGEST_PIECE = 128  # bytes of a piece of a tokenizer: every way to split it is tried
 UNKNOWN, BEGIN, END, BYTES = 0, 1, 2, range(3, 259)  # ids of the first pieces; learned pieces follow
 
 
@@ -161,7 +162,7 @@ def read_tokenizer(file: Path) -> Tokenizer:
     pieces = _read_pieces(file)
     ids = {piece: i for i, (piece, _) in enumerate(pieces)}
     learned = sorted(pieces[BYTES.stop :], key=lambda piece: -piece[1])
-    splits = [(piece[:at], piece[at:]) for piece, _ in learned for at in range(1, len(piece))]
+    splits = ((piece[:at], piece[at:]) for piece, _ in learned for at in range(1, len(piece)))
     merges = [(left, right) for left, right in splits if left in ids and right in ids]
 
     tokenizer = Tokenizer(models.BPE(vocab=ids, merges=merges, unk_token=pieces[UNKNOWN][0], byte_fallback=True))
@@ -177,13 +178,17 @@ def _read_pieces(file: Path) -> list[tuple[str, float]]:
 
     The format: one number (the length of the longest piece), then for each piece its score, its length and its bytes.
     """
-    contents = paths.read_bytes(file, at_most=100_000_000)
+    contents = paths.read_bytes(file, at_most=10_000_000)
     pieces: list[tuple[str, float]] = []
     at = 4
     try:
         while at < len(contents):
             score, length = struct.unpack_from("<fi", contents, at)
             at += 8 + length
+            if length > LONGEST_PIECE:
+                raise LoadError(
+                    f"{file}: piece {len(pieces):,} should have {length:,} bytes; {LONGEST_PIECE} are the most"
+                )
             if length < 1 or at > len(contents):
                 raise LoadError(f"{file}: piece {len(pieces):,} should have {length:,} bytes; the file is truncated")
             pieces.append((contents[at - length : at].decode("utf-8"), score))

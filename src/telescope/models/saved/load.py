@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 
 from ...attention import Attention, values
 from ...files import paths
@@ -18,6 +17,7 @@ from ..shipped import find_shipped, shipped_models
 from . import huggingface, llama2c
 from .build import build_model, load_weights, read_special
 from .tensor_names import identity_rows
+from .tokenizer_file import read_tokenizer
 
 
 def load(
@@ -131,13 +131,3 @@ def _read_definition(
         raise LoadError(f"{file}: {problem}") from None
     used = {id(tensor) for tensor in values.tensors(attention)}
     return attention, {name for name, tensor in numbers.items() if id(tensor) in used}
-
-
-def read_tokenizer(file: Path) -> Tokenizer:
-    """Return the tokenizer in a tokenizer.json; a LoadError where it cannot be read."""
-    try:
-        return Tokenizer.from_str(paths.read_bytes(file, at_most=1_000_000_000).decode("utf-8"))
-    except (KeyboardInterrupt, SystemExit, MemoryError):
-        raise
-    except BaseException as error:  # the tokenizers library raises bare Exceptions, and BaseExceptions for Rust panics
-        raise LoadError(f"{file} is not a tokenizer that can be read: {error}") from None

@@ -12,6 +12,7 @@ from torch import Tensor
 from ...decoding import Written
 from ...decoding.output import IncrementalDecoder
 from ...decoding.writers import start_token
+from ...files.panics import panics_as_errors
 from ...models import GPT, Model, Transformer
 from ...recording.names import select_layers
 from ...recording.recording import Recording
@@ -127,7 +128,9 @@ def _watch_continuation(model: GPT, prompt: Sequence[int], written: Sequence[int
 def source_words(model: Model, source: str) -> Words:
     """Return the words of a text that the model reads."""
     assert model.tokenizer is not None
-    return Words.from_encoding(source, model.tokenizer.encode(source))
+    with panics_as_errors("the tokenizer fails"):
+        encoding = model.tokenizer.encode(source)
+    return Words.from_encoding(source, encoding)
 
 
 def written_words(model: Model, ids: Sequence[int]) -> Words:

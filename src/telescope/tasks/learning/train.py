@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ... import training
 from ...models import Model
-from ...models.saved.load import read_tokenizer
+from ...models.saved.tokenizer_file import read_tokenizer
 from ...text.corpus_files import data_folder
 from ...training.processes import import_required
 from .recipe import Recipe

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from ...decoding import Written, beam
+from ...files.panics import panics_as_errors
 from ...models import LuongTranslator, Model, Transformer
 
 BATCH = 32
@@ -67,7 +68,8 @@ def encode_text(model: Model, text: str) -> list[int]:
     """Return the token ids of a text; raise a ValueError where the tokenizer cannot encode it."""
     assert model.tokenizer is not None
     try:
-        ids: list[int] = model.tokenizer.encode(text).ids
+        with panics_as_errors("it fails"):
+            ids: list[int] = model.tokenizer.encode(text).ids
     except Exception as problem:  # the tokenizers library raises nothing narrower
         raise ValueError(f"the model's tokenizer does not know all characters of the text ({problem})") from None
     return ids
