@@ -33,6 +33,24 @@ class Letters:
         return "".join(LETTERS[token] for token in ids)
 
 
+class Fragile(torch.nn.Module):
+    """A model that breaks at a token, or computes no number there."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(30, 8)
+        self.attention = ts.layers.MultiHeadAttention(8, 2, attention=ts.Attention(mask=ts.causal))
+        self.how = how
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        if self.how == "raise" and (ids == 25).any():
+            raise RuntimeError("this model has no z\nand more")
+        if self.how == "nan":
+            x = x + torch.where(ids == 25, torch.nan, 0.0)[..., None]
+        return self.attention(x)
+
+
 def tiny_gpt(seed=0, heads=2, **options):
     torch.manual_seed(seed)
     sizes = {"vocabulary": len(LETTERS), "max_positions": 64, "d_model": 16, "blocks": 2, "heads": heads}

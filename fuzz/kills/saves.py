@@ -47,7 +47,7 @@ KNOWN: dict[str, Known] = {}
 
 def prepare() -> None:
     """Make an old and a new one of each kind, and save both undisturbed."""
-    for name, kind in _kinds().items():
+    for name, kind in make_kinds().items():
         KINDS[name] = kind
         with TemporaryDirectory() as temporary:
             folder = Path(temporary)
@@ -62,7 +62,7 @@ def prepare() -> None:
             KNOWN[name] = Known(files, old, new, taken)
 
 
-def _kinds() -> dict[str, Kind]:
+def make_kinds() -> dict[str, Kind]:
     """Return everything that Telescope writes as a whole; training has an attack of its own."""
     models = [mapping.tiny_gpt(seed) for seed in (0, 1)]
     atlases = [mapping.make(mapping.corpus(3, seed)) for seed in (1, 2)]

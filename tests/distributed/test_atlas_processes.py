@@ -37,12 +37,18 @@ def assert_same(one, other):
         assert one.evidence(layer, head, "previous") == other.evidence(layer, head, "previous")
 
 
+def different_files(one, other):
+    """Return the names of the files that two folders do not have in common, byte by byte."""
+    names = {file.name for folder in (one, other) for file in folder.iterdir()}
+    return [name for name in names if (one / name).read_bytes() != (other / name).read_bytes()]
+
+
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.filterwarnings("ignore:the Parquet tables")
 def test_processes_and_kills_leave_no_trace(tmp_path):
     draw = random.Random(5)
     kills = [draw.uniform(0.0, 0.06) for _ in range(10)]
-    jobs = [{"out": str(tmp_path / str(world)), "world": world} for world in (1, 2, 4)]
+    jobs = [{"out": str(tmp_path / str(world)), "world": world} for world in (1, 2, 3)]
     killed = {"out": str(tmp_path / "killed"), "kills": kills}
     both = {"out": str(tmp_path / "both"), "world": 2, "kills": [0.1, 0.02]}
     died = {"out": str(tmp_path / "died"), "world": 2, "missing": 1}
@@ -56,8 +62,8 @@ def test_processes_and_kills_leave_no_trace(tmp_path):
     whole = ts.open(tmp_path / "1")
     assert whole.texts == 40
     assert not (tmp_path / "1.progress").exists()
-    for name in ("2", "4", "killed", "both", "died"):
-        assert_same(ts.open(tmp_path / name), whole)
+    for name in ("2", "3", "killed", "both", "died"):
+        assert different_files(tmp_path / name, tmp_path / "1") == [], name
     torch.set_num_threads(1)
     assert_same(mapping.make(mapping.corpus()), whole)  # and in memory, in this process
 

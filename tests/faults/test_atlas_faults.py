@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import mapping
 import telescope as ts
-from mapping import Letters, tiny_gpt
+from mapping import Fragile, Letters, tiny_gpt
 from telescope.atlas import folder, shared_work
 from telescope.files.safetensors import manifest_checksum
 
@@ -72,24 +72,6 @@ def test_broken_lines_are_named_skipped_and_counted(tmp_path):
     for name, tensor in atlas(TEXTS).sums.tensors().items():
         if name != "evidence.text" and not name.startswith("group_"):  # the texts have other numbers
             assert torch.equal(tensor, found.sums.tensors()[name]), name
-
-
-class Fragile(torch.nn.Module):
-    """A model that breaks at a token, or computes no number there."""
-
-    def __init__(self, how):
-        super().__init__()
-        self.embedding = torch.nn.Embedding(30, 8)
-        self.attention = ts.layers.MultiHeadAttention(8, 2, attention=ts.Attention(mask=ts.causal))
-        self.how = how
-
-    def forward(self, ids):
-        x = self.embedding(ids)
-        if self.how == "raise" and (ids == 25).any():
-            raise RuntimeError("this model has no z\nand more")
-        if self.how == "nan":
-            x = x + torch.where(ids == 25, torch.nan, 0.0)[..., None]
-        return self.attention(x)
 
 
 @pytest.mark.parametrize(("how", "reason"), [("raise", "this model has no z"), ("nan", "is not finite")])

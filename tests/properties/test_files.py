@@ -17,7 +17,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import llama2c
 import telescope as ts
-from telescope.files.atomic import atomic_folder, recover
+from telescope.files.atomic import atomic_file, atomic_folder, recover
+from telescope.files.errors import WriteError
 from telescope.models import (
     GPT,
     Encoder,
@@ -319,7 +320,8 @@ def test_an_interrupted_save_leaves_the_old_model(tmp_path, monkeypatch, error, 
         raise error
 
     monkeypatch.setattr(f"telescope.models.model.{step}", interrupted)
-    with pytest.raises(type(error)):
+    says = "^.*saved cannot be written: the disk is full; make room, and run the same command again$"
+    with pytest.raises(type(error), match=says if isinstance(error, OSError) else None):
         small().save(tmp_path / "saved")
     with pytest.raises(type(error)):
         small().save(tmp_path / "new")
@@ -430,6 +432,37 @@ def test_a_save_that_fails_at_the_last_moment_restores_the_old_model(tmp_path, m
     monkeypatch.undo()
     assert same(ts.load(path), first)
     assert [place.name for place in tmp_path.iterdir()] == ["saved"]
+
+
+def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path):
+    file = tmp_path / "file.txt"
+    file.write_text("old")
+    file.chmod(0o600)
+    with pytest.raises(ZeroDivisionError), atomic_file(file) as new:
+        assert new.write_text("half of the n") / 0
+    assert file.read_text() == "old"
+    with atomic_file(file) as new:
+        new.write_text("new")
+        assert file.read_text() == "old"
+    assert file.read_text() == "new"
+    assert file.stat().st_mode & 0o777 == 0o600
+    says = r"nowhere/file\.txt cannot be written: No such file or directory"
+    with pytest.raises(WriteError, match=says), atomic_file(tmp_path / "nowhere" / "file.txt") as new:
+        new.write_text("new")
+    assert [place.name for place in tmp_path.iterdir()] == ["file.txt"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such pipes")
+def test_a_pipe_is_written_where_it_is(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    read = []
+    reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_text()))
+    reader.start()
+    with atomic_file(tmp_path / "pipe") as new:
+        new.write_text("new")
+    reader.join()
+    assert read == ["new"]
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_a_folder_with_other_files_is_not_replaced(tmp_path):

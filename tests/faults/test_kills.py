@@ -1,0 +1,16 @@
+"""Kill -9 at random moments of writing: nothing is lost, and the next run finishes. See fuzz/kills/."""
+
+import os
+
+import pytest
+from fuzz.supervisor import supervise
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows can neither fork nor kill -9")
+def test_thirty_five_kills():
+    lines = []
+    report = supervise("kills", 20, say=lines.append)
+    assert report.wrong == [], lines
+    assert report.counts.total() >= 20
+    assert report.counts["atlas"] > 5
+    assert len(report.counts) > 4  # kinds of what is saved
