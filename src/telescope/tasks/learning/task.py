@@ -1,7 +1,7 @@
 """What a task provides to `train` and `evaluate`: what its recipe holds, how a model is trained, and measured."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -35,8 +35,9 @@ def check_fields(answers: Sequence[Answer], **types: type | tuple[type, ...]) ->
 class Stage:
     """One training of a model.
 
-    better  how to choose the checkpoint to keep, by a figure of `validate`, such as "highest bleu"; without
-            `validate`, the last checkpoint is kept
+    better    how to choose the checkpoint to keep, by a figure of `validate`, such as "highest bleu"; without
+              `validate`, the last checkpoint is kept
+    left_out  how many rows of the files are not in the data, by the reason
     """
 
     settings: Training
@@ -44,6 +45,7 @@ class Stage:
     objective: Objective
     validate: Validate | None = None
     better: str = "lowest loss"
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
