@@ -23,6 +23,7 @@ from torch import Tensor
 from ..files.atomic import resolve_path, sync_file
 from ..files.errors import LoadError
 from ..files.locks import lock_file
+from ..files.paths import parse_json
 from .fingerprint import check_same_run
 from .sums import AtlasSums
 
@@ -87,15 +88,19 @@ class Progress:
         if not file.exists():
             beside = self.folder / f".settings-{self.rank}-{token_hex(4)}"
             beside.write_text(json.dumps(settings), encoding="utf-8")
+            sync_file(beside)  # before it gets its name: a crash of the machine must not leave half of it there
             with suppress(OSError):  # another process was first: its settings count
                 os.link(beside, file)
             if not file.exists():  # a file system without hard links
                 beside.replace(file)
             beside.unlink(missing_ok=True)
         try:
-            known = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError:
-            raise ValueError(f"{file} is damaged; delete {self.folder}, and run the same command again") from None
+            known = parse_json(file.read_bytes(), str(file))
+        except LoadError:
+            raise ValueError(
+                f"{file}, the settings of an unfinished atlas, is cut off or damaged; delete {self.folder}, and run "
+                "the same command again"
+            ) from None
         way_out = "delete that folder to begin anew"
         check_same_run(f"{self.folder} holds an unfinished atlas", known, settings, way_out)
 

@@ -18,10 +18,12 @@ from torch import Tensor
 
 from ..files import paths
 from ..files.atomic import atomic_folder, write_json
+from ..files.errors import LoadError
 from ..files.safetensors import scan_file
 from .settings import TrainingError
 
 STATE = "state.json"
+STATE_FIELDS = "recipe", "standing", "totals", "targets"
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,16 @@ def read(out: Path) -> Checkpoint | None:
     if not steps:
         return None
     folder = _folder(out, steps[-1])
-    state = paths.read_json(folder / STATE)
-    files = [name for name in paths.list_names(folder) if name.endswith(".safetensors")]
-    tensors = {name.removesuffix(".safetensors"): _read_tensors(folder / name) for name in files}
+    try:
+        state = paths.read_json(folder / STATE)
+        missing = [name for name in STATE_FIELDS if name not in state]
+        if missing:
+            raise LoadError(f'{folder / STATE} has no "{missing[0]}"')
+        files = [name for name in paths.list_names(folder) if name.endswith(".safetensors")]
+        tensors = {name.removesuffix(".safetensors"): _read_tensors(folder / name) for name in files}
+    except LoadError as problem:
+        rest = f"go on from the one of step {steps[-2]:,}" if len(steps) > 1 else "start anew"
+        raise LoadError(f"{problem}; this checkpoint cannot be resumed: delete {folder} to {rest}") from None
     return Checkpoint(steps[-1], state, tensors)
 
 

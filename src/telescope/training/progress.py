@@ -53,7 +53,7 @@ def format_event(event: Event) -> str | None:
             device = event.device if event.processes == 1 else f"{event.processes} x {event.device}"
             resumed = f"   going on from step {event.step:,}" if event.step else ""
             parameters = _format_count(event.parameters)
-            left_out = format_left_out(event.left_out)
+            left_out = f", left out: {format_counts(event.left_out)}" if event.left_out else ""
             return f"{parameters} parameters   {event.data}{left_out}   {device}   {event.steps:,} steps{resumed}"
         case Logged():
             parts = f"step {event.step:,}", f"loss {event.loss:.4f}", f"lr {event.lr:.2e}"
@@ -77,10 +77,9 @@ def format_event(event: Event) -> str | None:
             return f"finished at step {event.step:,} with the weights of step {event.kept:,}"
 
 
-def format_left_out(counts: Mapping[str, int]) -> str:
-    """Return how many rows were left out and why, behind a comma: ", left out: 3 empty, 12 too long"."""
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.items() if count)
-    return f", left out: {reasons}" if reasons else ""
+def format_counts(counts: Mapping[str, int]) -> str:
+    """Return counts by name as text: "3 empty, 12 too long"."""
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items())
 
 
 def format_duration(seconds: float) -> str:
