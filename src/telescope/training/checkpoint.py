@@ -52,10 +52,7 @@ def write(out: Path, checkpoint: Checkpoint) -> Path:
         raise TrainingError(
             f"{folder} cannot be written: {_reason(error)}; {kept}; run the same command again to go on"
         ) from None
-    for step in earlier:
-        if step != checkpoint.step:
-            shutil.rmtree(_folder(out, step), ignore_errors=True)
-    _remove_unfinished(out)
+    remove_others(out, checkpoint.step)
     return folder
 
 
@@ -101,9 +98,10 @@ def _folder(out: Path, step: int) -> Path:
     return out / "checkpoints" / f"step-{step:08d}"
 
 
-def _remove_unfinished(out: Path) -> None:
-    """Delete the folders that a run has left which was killed while writing."""
-    for folder in (out / "checkpoints").glob(".step-*"):
+def remove_others(out: Path, kept: int) -> None:
+    """Delete all checkpoints but that of step `kept`, and what a run has left that was killed while writing."""
+    others = [_folder(out, step) for step in saved_steps(out) if step != kept]
+    for folder in (*others, *(out / "checkpoints").glob(".step-*")):
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -339,6 +339,8 @@ class TrainingRun:
             )
         self.state = RunState(**contents["standing"])
         self.saved_step = self.state.step
+        if self.processes.is_first:  # a run that was killed right after it saved has not removed the one before
+            checkpoint.remove_others(self.out, self.saved_step)
         tensors: Any = checkpoints[0].tensors if checkpoints else {}
         processes.load_weights(self.model, tensors.get("weights", {}))
         processes.load_optimiser_state(self.model, self.step.optimiser, tensors.get("optimiser", {}))
