@@ -73,16 +73,17 @@ def prepare() -> None:
         undisturbed(count)
 
 
-def kill_training(dice: Random, folder: Path, count: int | None = None) -> Done:
-    """Disturb a training one to three times, resume it until it finishes, and compare it with an undisturbed one.
+def kill_training(dice: Random, folder: Path, count: int | None = None, times: int | None = None) -> Done:
+    """Disturb a training some times, resume it until it finishes, and compare it with an undisturbed one.
 
     count  the number of processes; drawn unless given
+    times  how often it is disturbed; one to three times unless given
     """
     count = count or dice.choice((1, 1, 1, 2))
     expected = undisturbed(count)
     out = folder / "run"
     kills = 0
-    for _ in range(dice.randint(1, 3)):
+    for _ in range(times or dice.randint(1, 3)):
         disturbance = draw(dice, count, expected)
         before = saved_step(out)
         codes = attempt(out, count, disturbance)
@@ -107,11 +108,15 @@ def draw(dice: Random, count: int, expected: Undisturbed) -> Disturbance:
 # ------------------------------------------------------------------------------------------------------- one attempt
 
 
-def attempt(out: Path, count: int, disturbance: Disturbance | None = None) -> list[int]:
-    """Run or resume the training in `out`; return the exit code of each process, negative if a signal ended it."""
+def attempt(out: Path, count: int, disturbance: Disturbance | None = None) -> list[int | None]:
+    """Run or resume the training in `out`; return how each process ended.
+
+    An end is an exit code, negative if a signal ended the process, or None for a process that had to be ended because
+    another one had failed.
+    """
     store = out.with_name(f"store-{time.monotonic_ns()}")
     children = [fork(lambda rank=rank: learn(out, rank, count, store, disturbance)) for rank in range(count)]
-    ends: dict[int, int] = {}
+    ends: dict[int, int | None] = {}
     began = time.monotonic()
     signalled = disturbance is None or disturbance.seconds is None
     while len(ends) < count:
@@ -126,13 +131,14 @@ def attempt(out: Path, count: int, disturbance: Disturbance | None = None) -> li
                 ended, status = os.waitpid(child, os.WNOHANG)
                 if ended:
                     ends[rank] = os.waitstatus_to_exitcode(status)
-        # As torchrun does: where one process has failed, the others are ended. None may hang on after that.
+        # As torchrun does: where one process has failed, the others are ended.
         failed = any(code not in (0, STOPPED) for code in ends.values())
         if failed or passed > HUNG:
             for rank, child in enumerate(children):
                 if rank not in ends:
                     os.kill(child, signal.SIGKILL)
-                    ends[rank] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+                    os.waitpid(child, 0)
+                    ends[rank] = None
         if passed > HUNG:
             raise WrongError(f"an attempt takes more than {HUNG:g} s: {said(out)}")
         time.sleep(0.001)
@@ -205,18 +211,23 @@ def wrap_writers(out: Path, disturbance: Disturbance | None) -> None:
 # ------------------------------------------------------------------------------------------------ what must be found
 
 
-def check_attempt(out: Path, codes: list[int], disturbance: Disturbance, before: int) -> None:
-    """Raise where a disturbed attempt ended otherwise than by its signal, or lost a step."""
+def check_attempt(out: Path, codes: list[int | None], disturbance: Disturbance, before: int) -> None:
+    """Raise where a disturbed attempt ended otherwise than by its signal, or lost a step.
+
+    A process may fail only where the other one was ended by the signal. Before the training begins and after it has
+    ended, SIGTERM ends a process as it does any other.
+    """
     after = saved_step(out)
     if after < before:
         raise WrongError(f"the checkpoint of step {before} was lost; now there is {after}: {codes}, {disturbance}")
-    ended = {0, STOPPED} if disturbance.signal == signal.SIGTERM else {0, 1, -signal.SIGKILL}
-    # Before training begins and after it has ended, SIGTERM ends the process as it does any other.
-    unheeded = -signal.SIGTERM in codes
-    if not unheeded and not set(codes) <= ended:
+    if -disturbance.signal in codes:
+        return
+    finished = set(codes) == {0}
+    stopped = set(codes) == {STOPPED} and disturbance.signal == signal.SIGTERM
+    if not finished and not stopped:
         raise WrongError(f"{disturbance} ended the run with {codes}: {said(out)}")
-    if STOPPED in codes and not unheeded and (len(set(codes)) > 1 or stopped_step(out) != after):
-        raise WrongError(f"asked to stop, the run ended with {codes} at {stopped_step(out)}, with the step {after}")
+    if stopped and stopped_step(out) != after:
+        raise WrongError(f"asked to stop, the run ended at step {stopped_step(out)}, with the checkpoint of {after}")
 
 
 def check_finished(out: Path, expected: Undisturbed) -> None:
