@@ -317,9 +317,11 @@ def test_an_unfinished_atlas_of_an_earlier_version_is_not_gone_on_with(tmp_path,
     settings.write_text(json.dumps({"model": {"class": "GPT", "parameters": 1, "checksum": 1}, "length": 64}))
     with pytest.raises(ValueError, match="an unfinished atlas, written by an earlier version, which cannot be checked"):
         atlas(out=tmp_path / "out")
-    settings.write_text("{")
-    with pytest.raises(ValueError, match=r"settings\.json is damaged; delete"):
-        atlas(out=tmp_path / "out")
+    for cut in ("", "{", '{"model": {"cl', "[]"):
+        settings.write_text(cut)
+        message = r"settings\.json, the settings of an unfinished atlas, is cut off or damaged; delete .*out\.progress,"
+        with pytest.raises(ValueError, match=message):
+            atlas(out=tmp_path / "out")
 
 
 def test_two_runs_do_not_write_to_one_folder(tmp_path):

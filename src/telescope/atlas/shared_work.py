@@ -115,6 +115,7 @@ class Progress:
             beside = self.folder / f".settings-{self.rank:05d}-{token_hex(4)}"
             try:
                 beside.write_text(json.dumps(settings), encoding="utf-8")
+                sync_file(beside)  # before it gets its name: a crash of the machine must not leave half of it there
                 with suppress(OSError):  # another process was first: its settings count
                     os.link(beside, file)
                 if not file.exists():  # a file system without hard links
@@ -126,7 +127,10 @@ class Progress:
         try:
             known = paths.read_json(file)
         except LoadError:
-            raise ValueError(f"{file} is damaged; delete {self.folder}, and run the same command again") from None
+            raise ValueError(
+                f"{file}, the settings of an unfinished atlas, is cut off or damaged; delete {self.folder}, and run "
+                "the same command again"
+            ) from None
         way_out = "delete that folder to begin anew"
         check_same_run(f"{self.folder} holds an unfinished atlas", known, settings, way_out)
 

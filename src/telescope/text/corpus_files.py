@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Literal
 
 Split = Literal["train", "validation", "test"]
 MAX_BYTES = 1 << 28  # of an unpacked file: a small .gz may unpack to any size
+LONE_SURROGATE = re.compile("[\\ud800-\\udfff]")  # in a str of Python every surrogate is a lone one
 DEFAULT_FOLDERS = ("data", "shared/data", "../shared/data")  # in the current folder, or beside the checkout
 
 
@@ -81,6 +83,8 @@ def read_records(file: Path, *fields: str) -> Iterator[tuple[str, ...]]:
         texts = tuple(value for value in values if isinstance(value, str))
         if len(texts) < len(fields):
             raise ValueError(f"{where}: is not an object with the texts {' and '.join(fields)}")
+        for field, text in zip(fields, texts, strict=True):
+            check_characters(text, where, field)
         yield texts
 
 
@@ -92,6 +96,16 @@ def read_parallel(left: Path, right: Path) -> list[tuple[str, str]]:
             f"{left} has {len(left_lines):,} lines, {right} {len(right_lines):,}; they should be the same sentences"
         )
     return list(zip(left_lines, right_lines, strict=True))
+
+
+def check_characters(text: str, where: str, field: str) -> None:
+    """Raise a ValueError that begins with `where` if a text has half of a character, as JSON can escape it: \\ud800."""
+    half = LONE_SURROGATE.search(text)
+    if half is not None:
+        raise ValueError(
+            f'{where}: "{field}" has \\u{ord(half[0]):04x}, which is half of a character; write the whole character, '
+            "or remove the half"
+        )
 
 
 def parse_json(text: str, where: str) -> Any:

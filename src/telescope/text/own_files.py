@@ -10,6 +10,7 @@ Paths are relative to the working directory, or to the folder given by --data.
 """
 
 import csv
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from io import StringIO
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from ..files import parquet
 from ..words import closest_name, hint, one_line
-from .corpus_files import MAX_BYTES, Split, parse_json, read_lines, read_text
+from .corpus_files import MAX_BYTES, Split, check_characters, parse_json, read_lines, read_text
 
 TABLES = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
 PLAIN = (".txt", ".text", ".md")
@@ -44,11 +45,14 @@ def find_file(data: Path, name: str) -> Path:
     raise ValueError(f"there is no file {name}, here or in {data}{suggestion}")
 
 
-def read_rows(data: Path, name: str, columns: Sequence[str]) -> list[tuple[str, ...]]:
+def read_rows(
+    data: Path, name: str, columns: Sequence[str], left_out: Counter[str] | None = None
+) -> list[tuple[str, ...]]:
     """Return the texts of these columns, a tuple for each row; rows in which one of them is empty are left out.
 
-    name     a table, or two plain texts with {} in the place of the column's name
-    columns  names in the header of the table; "1", "2", ... for a table without a header
+    name      a table, or two plain texts with {} in the place of the column's name
+    columns   names in the header of the table; "1", "2", ... for a table without a header
+    left_out  its entry "empty" is increased by the number of rows that are left out
 
     Raises a ValueError for a missing file or column, a line that cannot be read, and a file without texts.
     """
@@ -57,20 +61,26 @@ def read_rows(data: Path, name: str, columns: Sequence[str]) -> list[tuple[str, 
     else:
         file = find_file(data, name)
         rows = _read_table(file, columns)
-    texts = [row for row in (tuple(cell.strip() for cell in row) for row in rows) if all(row)]
+    stripped = [tuple(cell.strip() for cell in row) for row in rows]
+    texts = [row for row in stripped if all(row)]
+    if left_out is not None:
+        left_out["empty"] += len(stripped) - len(texts)
     if not texts:
         wanted = " and ".join(f'"{column}"' for column in columns)
         raise ValueError(f"{name} is empty: it has no row with {wanted}")
     return texts
 
 
-def read_running_text(data: Path, name: str, column: str | None) -> str:
-    """Return one long text: a plain text, or one column of a table, with a line break after each row."""
+def read_running_text(data: Path, name: str, column: str | None, left_out: Counter[str] | None = None) -> str:
+    """Return one long text: a plain text, or one column of a table, with a line break after each row.
+
+    left_out  as in `read_rows`
+    """
     file = find_file(data, name)
     if _ending(file) in TABLES:
         if column is None:
             raise ValueError(f'{name} is a table; text = "..." names its column of texts')
-        return "".join(f"{text}\n" for (text,) in read_rows(data, name, (column,)))
+        return "".join(f"{text}\n" for (text,) in read_rows(data, name, (column,), left_out))
     if column is not None:
         raise ValueError(f'{name} is plain text, which has no column text="{column}"; leave `text` out')
     text = read_text(file)
@@ -180,6 +190,7 @@ def _read_json(file: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
                 raise ValueError(one_line(f'{place}: has no field "{column}"; {hint(column, record)}'))
             if not isinstance(record[column], str):
                 raise ValueError(f'{place}: "{column}" is no text')
+            check_characters(record[column], place, column)
         yield tuple(record[column] for column in columns)
 
 

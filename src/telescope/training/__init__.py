@@ -6,6 +6,7 @@ May import: attention, layers, models, survey, watch and files. Read first: loop
 from .batch import IGNORE, Data, PairBatch, Spec, TextBatch, generator
 from .events import Event, Finished, HeadsWatched, Logged, Report, Saved, Started, Stopped, Validated
 from .examples import Examples
+from .json_log import read_log
 from .loop import train
 from .objectives import Objective, language, translation
 from .settings import Training, TrainingError, learning_rate
@@ -38,6 +39,7 @@ __all__ = [
     "language",
     "learning_rate",
     "mean_loss",
+    "read_log",
     "train",
     "translation",
 ]

@@ -18,10 +18,12 @@ from torch import Tensor
 
 from ..files import paths
 from ..files.atomic import atomic_folder, write_json
+from ..files.errors import LoadError
 from ..files.safetensors import scan_file
 from .settings import TrainingError
 
 STATE = "state.json"
+STATE_FIELDS = "recipe", "standing", "totals", "targets"
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,7 @@ def write(out: Path, checkpoint: Checkpoint) -> Path:
         raise TrainingError(
             f"{folder} cannot be written: {_reason(error)}; {kept}; run the same command again to go on"
         ) from None
-    for step in earlier:
-        if step != checkpoint.step:
-            shutil.rmtree(_folder(out, step), ignore_errors=True)
-    _remove_unfinished(out)
+    remove_others(out, checkpoint.step)
     return folder
 
 
@@ -64,9 +63,16 @@ def read(out: Path) -> Checkpoint | None:
     if not steps:
         return None
     folder = _folder(out, steps[-1])
-    state = paths.read_json(folder / STATE)
-    files = [name for name in paths.list_names(folder) if name.endswith(".safetensors")]
-    tensors = {name.removesuffix(".safetensors"): scan_file(folder / name).read_all() for name in files}
+    try:
+        state = paths.read_json(folder / STATE)
+        missing = [name for name in STATE_FIELDS if name not in state]
+        if missing:
+            raise LoadError(f'{folder / STATE} has no "{missing[0]}"')
+        files = [name for name in paths.list_names(folder) if name.endswith(".safetensors")]
+        tensors = {name.removesuffix(".safetensors"): scan_file(folder / name).read_all() for name in files}
+    except LoadError as problem:
+        rest = f"go on from the one of step {steps[-2]:,}" if len(steps) > 1 else "start anew"
+        raise LoadError(f"{problem}; this checkpoint cannot be resumed: delete {folder} to {rest}") from None
     return Checkpoint(steps[-1], state, tensors)
 
 
@@ -93,9 +99,10 @@ def _folder(out: Path, step: int) -> Path:
     return out / "checkpoints" / f"step-{step:08d}"
 
 
-def _remove_unfinished(out: Path) -> None:
-    """Delete the folders that a run has left which was killed while writing."""
-    for folder in (out / "checkpoints").glob(".step-*"):
+def remove_others(out: Path, kept: int) -> None:
+    """Delete all checkpoints but that of step `kept`, and what a run has left that was killed while writing."""
+    others = [_folder(out, step) for step in saved_steps(out) if step != kept]
+    for folder in (*others, *(out / "checkpoints").glob(".step-*")):
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,7 +1,7 @@
 """Events of a training run, and the reports that receive them: a report is a function of an event."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from .processes import import_required
@@ -15,6 +15,7 @@ class Started:
     parameters  number of parameters of the model
     data        description of the data
     device      device of the first process, and `processes`, how many share the run
+    left_out    how many rows of the data files are not in the data, by the reason
 
     Example:
         >>> from telescope.training import Started
@@ -28,6 +29,7 @@ class Started:
     data: str
     device: str
     processes: int
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

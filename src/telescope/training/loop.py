@@ -1,6 +1,7 @@
 """The training loop: run steps, log, validate, save checkpoints, and resume from the last one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from math import isfinite
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..files.definitions import check_savable, to_json
+from ..files.locks import locked_folder
 from ..layers.attend import DefinedLayer
 from ..models import Model
 from ..models.model import custom_attention
@@ -19,11 +21,13 @@ from .batch import Data
 from .checkpoint import Checkpoint
 from .events import Event, Finished, HeadsWatched, Logged, Report, Saved, Started, Stopped, Validated, tensorboard
 from .health import Heads, health
+from .json_log import LOG, json_log
 from .objectives import Learner, Objective
 from .processes import Processes
 from .progress import Clock, terminal_report
 from .settings import Training, TrainingError, learning_rate
 from .step import TrainingStep
+from .stopping import StopRequest, stop_error
 from .validation import Criterion, Validate, WeightAverage
 
 T = TypeVar("T")
@@ -42,6 +46,7 @@ def train(
     validate: Validate | None = None,
     better: str = "lowest loss",
     report: Report | None = None,
+    left_out: Mapping[str, int] | None = None,
 ) -> Model:
     """Train a copy of the model and return the copy in `eval` mode, on the training device, in every process.
 
@@ -51,17 +56,22 @@ def train(
     data       `Examples`, `Windows` or any other `Data`; moved to the training device
     objective  `language`, `translation` or any other function from model and batch to a summed loss
     settings   length of the run, batches, optimiser and intervals
-    out        folder of the run: checkpoints in out/checkpoints, TensorBoard logs in out/log
+    out        folder of the run: checkpoints in out/checkpoints, TensorBoard logs in out/log, and out/log.jsonl
     validate   returns metrics of a model by name, such as {"loss": 1.2, "bleu": 38.0}; called in the first process
     better     the metric that selects the weights to return: "lowest loss", "highest bleu". Without `validate` the
                weights of the last step are returned
-    report     called with each event, in the first process. By default events go to the terminal and to TensorBoard
+    report     called with each event, in the first process. By default events go to the terminal, to TensorBoard and to
+               out/log.jsonl, which `read_log` reads
+    left_out   how many rows the data lacks, by the reason, such as {"empty": 3}; reported with the start
 
     If `out` holds a checkpoint of the same run, training resumes from there, with the numbers of a run that was never
-    interrupted. Under torchrun or accelerate launch all processes share each batch.
+    interrupted. Under torchrun or accelerate launch all processes share each batch. SIGTERM and Ctrl-C stop the run
+    after the current step, with a checkpoint; `train` then raises SystemExit(143) or KeyboardInterrupt. A second Ctrl-C
+    stops at once, without.
 
     Raises TrainingError if `out` holds a checkpoint of another run, if a loss or a weight is not finite, or if a
-    checkpoint cannot be written; ValueError if the data has ids outside the model's vocabulary.
+    checkpoint cannot be written; ValueError if the data has ids outside the model's vocabulary, or if another process
+    trains in `out`.
 
     Example:
         >>> from telescope.models import GPT, GPTConfig
@@ -74,7 +84,16 @@ def train(
         ['Started', 'Logged', 'Saved', 'Finished']
     """
     run = TrainingRun(model, data, objective, settings, Path(out), validate, Criterion.parse(better), report)
-    return run.run()
+    with locked(Path(out), run.processes):
+        return run.run(left_out or {})
+
+
+@contextmanager
+def locked(folder: Path, among: Processes) -> Iterator[None]:
+    """Lock the folder of a run in the first process; if another run has the lock, raise a ValueError in all."""
+    with ExitStack() as stack:
+        among.in_first(lambda: stack.enter_context(locked_folder(folder)))
+        yield
 
 
 @dataclass
@@ -133,10 +152,11 @@ class TrainingRun:
         checkpoint.seed_generators(settings.seed, self.processes.rank)
         self.report = _default_report(self.out) if report is None and self.processes.is_first else report
         self.clock = Clock()
+        self.stop = StopRequest()
 
     # ------------------------------------------------------------------------------------------------------ learning
 
-    def run(self) -> Model:
+    def run(self, left_out: Mapping[str, int]) -> Model:
         """Train until the last step and return the model with the best weights."""
         self._restore()
         self._emit(
@@ -147,12 +167,14 @@ class TrainingRun:
                 data=self.data.describe(),
                 device=str(self.device),
                 processes=self.processes.count,
+                left_out=left_out,
             )
         )
         self.clock = Clock(self.state.step)
         try:
-            while not self.state.finished:
-                self._run_epoch()
+            with self.stop:
+                while not self.state.finished:
+                    self._run_epoch()
         except BaseException:
             self._emit(Stopped(self.state.step, self.saved_step))
             raise
@@ -176,6 +198,7 @@ class TrainingRun:
             if epoch_ended:
                 state.epoch, state.batch = state.epoch + 1, 0
             self._after_step(epoch_ended)
+            self._stop_if_asked()
             if epoch_ended:
                 return
 
@@ -193,6 +216,14 @@ class TrainingRun:
                 self._validate(self.validate)
             if state.step % settings.save_every == 0 or state.finished:
                 self._save()
+
+    def _stop_if_asked(self) -> None:
+        """Save a checkpoint and raise, if a signal asks this process or another one to stop."""
+        number = self.stop.agreed(last=self.state.finished)
+        if number:
+            if self.saved_step != self.state.step:
+                self._save()
+            raise stop_error(number)
 
     def _is_due(self, every: int | None, epoch_ended: bool) -> bool:
         return epoch_ended if every is None else self.state.step % every == 0
@@ -281,24 +312,24 @@ class TrainingRun:
             tensors["average"] = self.average.tensors()
         if self.best_weights is not None:
             tensors["best"] = self.best_weights
+        # The sum of each process by itself: adding them up here would change how later losses are rounded.
         total, targets = self.step.sums()
-        contents = {"recipe": self.identity, "standing": asdict(state), "total": total, "targets": targets}
-        problem, folder = None, self.out
-        if self.processes.is_first:
-            try:
-                folder = checkpoint.write(self.out, Checkpoint(state.step, contents, tensors))
-            except TrainingError as error:
-                problem = str(error)
-        problem = self.processes.broadcast(problem)
-        if problem is not None:
-            raise TrainingError(problem)
+        totals = self.processes.gather(total)
+        contents = {"recipe": self.identity, "standing": asdict(state), "totals": totals, "targets": targets}
+        folder = self.processes.in_first(lambda: checkpoint.write(self.out, Checkpoint(state.step, contents, tensors)))
         self.saved_step = state.step
         self._emit(Saved(state.step, folder))
 
     def _restore(self) -> None:
         """Load the last checkpoint of `out`, if there is one; raise a TrainingError if it is that of another run."""
-        found = checkpoint.read(self.out) if self.processes.is_first else None
-        contents = self.processes.broadcast(None if found is None else found.state)
+        checkpoints: list[Checkpoint] = []  # in the first process, the last checkpoint
+
+        def read() -> Mapping[str, Any] | None:
+            found = checkpoint.read(self.out)
+            checkpoints.extend([] if found is None else [found])
+            return None if found is None else found.state
+
+        contents = self.processes.in_first(read)
         if contents is None:
             return
         for difference in checkpoint.differences(self.identity, contents["recipe"]):
@@ -308,14 +339,22 @@ class TrainingRun:
             )
         self.state = RunState(**contents["standing"])
         self.saved_step = self.state.step
-        tensors: Any = {} if found is None else found.tensors
+        if self.processes.is_first:  # a run that was killed right after it saved has not removed the one before
+            checkpoint.remove_others(self.out, self.saved_step)
+        tensors: Any = checkpoints[0].tensors if checkpoints else {}
         processes.load_weights(self.model, tensors.get("weights", {}))
         processes.load_optimiser_state(self.model, self.step.optimiser, tensors.get("optimiser", {}))
-        self.step.set_sums(contents["total"], contents["targets"])
+        self.step.set_sums(self._own_total(contents["totals"]), contents["targets"])
         random = self.processes.broadcast(tensors.get("random"))
         checkpoint.restore_generators(random, self.processes.rank, self.device)
         self.average.restore(self.processes.broadcast(tensors.get("average", {})))
         self.best_weights = self.processes.broadcast(tensors.get("best"))
+
+    def _own_total(self, totals: list[float]) -> float:
+        """Return this process's part of the saved losses: its own, or all in the first if there were more or fewer."""
+        if len(totals) == self.processes.count:
+            return totals[self.processes.rank]
+        return sum(totals) if self.processes.is_first else 0.0
 
     def _emit(self, event: Event) -> None:
         """Pass an event to the report, in the first process."""
@@ -355,8 +394,8 @@ def _broadcast_weights(model: Model) -> None:
 
 
 def _default_report(out: Path) -> Report:
-    """Return a report to the terminal and to TensorBoard logs in out/log."""
-    reports = terminal_report(), tensorboard(out / "log")
+    """Return a report to the terminal, to TensorBoard logs in out/log and to out/log.jsonl."""
+    reports = terminal_report(), tensorboard(out / "log"), json_log(out / LOG)
 
     def report(event: Event) -> None:
         for each in reports:

@@ -1,8 +1,9 @@
 """The processes that share a run, by accelerate: several under torchrun or accelerate launch, otherwise this one."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
@@ -12,6 +13,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ..layers import DecoderBlock, EncoderBlock
 from ..layers.attend import DefinitionModule
+from .settings import TrainingError
+
+T = TypeVar("T")
 
 
 def import_required(module: str) -> Any:
@@ -25,6 +29,12 @@ def import_required(module: str) -> Any:
         ) from None
 
 
+def uses_gpu() -> bool:
+    """Return whether training runs on GPUs: where torch finds one, unless the variable ACCELERATE_USE_CPU is set."""
+    forbidden = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on", "y", "t")
+    return torch.cuda.is_available() and not forbidden
+
+
 class Processes:
     """The processes of a run, and the place of this one among them.
 
@@ -35,7 +45,10 @@ class Processes:
 
     def __init__(self) -> None:
         accelerate = import_required("accelerate")
-        self.accelerator = accelerate.Accelerator(mixed_precision="no")  # Learner applies bfloat16 itself
+        _check_launch()
+        # Without cpu=True, on a machine without a GPU, accelerate takes each process of torchrun for a run of its own.
+        # mixed_precision="no": Learner applies bfloat16 itself.
+        self.accelerator = accelerate.Accelerator(cpu=not uses_gpu(), mixed_precision="no")
         self.utils = import_required("accelerate.utils")
         self.device: torch.device = self.accelerator.device
         self.rank: int = self.accelerator.process_index
@@ -45,6 +58,12 @@ class Processes:
         if kind not in ("NO", "MULTI_GPU", "MULTI_CPU"):
             raise ValueError(
                 f"accelerate is set up for {kind}; launch it without, and set shard = true in the recipe for FSDP"
+            )
+        launched = _launched_processes()
+        if self.count != launched:
+            raise ValueError(
+                f"{launched} processes were started, but accelerate was set up for {self.count} before the training; "
+                "leave that to the training, or call accelerate.PartialState(cpu=True) where there is no GPU"
             )
 
     def wrap(self, learner: nn.Module) -> nn.Module:
@@ -56,6 +75,28 @@ class Processes:
         """Return the first process's value in every process."""
         return self.utils.broadcast_object_list([value])[0]
 
+    def in_first(self, function: Callable[[], T]) -> T:
+        """Call the function in the first process, and return its result in every process.
+
+        Where the function fails, every process fails: none waits for a process that has ended.
+        """
+        result = None
+        problem = None
+        failure = None
+        if self.is_first:
+            try:
+                result = function()
+            except Exception as error:
+                failure = error
+                problem = str(error) or type(error).__name__
+        result, problem = self.broadcast((result, problem))
+        if failure is not None:
+            raise failure
+        if problem is not None:
+            raise TrainingError(problem)
+        answer: T = result
+        return answer
+
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all processes in every process."""
         values: list[Any] = self.utils.gather_object([value])
@@ -65,6 +106,21 @@ class Processes:
         """Return the sum of all processes' tensors in every process."""
         total: Tensor = self.accelerator.reduce(tensor, "sum")
         return total
+
+
+def _launched_processes() -> int:
+    """Return how many processes torchrun or accelerate launch has started."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else 1
+
+
+def _check_launch() -> None:
+    """Raise a ValueError if this machine has more processes of the run than GPUs, unless the run is on the CPU."""
+    started = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if uses_gpu() and started > torch.cuda.device_count():
+        raise ValueError(
+            f"{started} processes were started on a machine with {torch.cuda.device_count()} GPU; start one for each "
+            "GPU, or set ACCELERATE_USE_CPU=true to train on the CPU"
+        )
 
 
 def shard(learner: nn.Module, device: torch.device) -> nn.Module:

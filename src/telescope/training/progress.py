@@ -1,7 +1,7 @@
 """Show a run's events on standard error: one line with a progress bar on a terminal, plain lines elsewhere."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 
@@ -53,7 +53,8 @@ def format_event(event: Event) -> str | None:
             device = event.device if event.processes == 1 else f"{event.processes} x {event.device}"
             resumed = f"   going on from step {event.step:,}" if event.step else ""
             parameters = _format_count(event.parameters)
-            return f"{parameters} parameters   {event.data}   {device}   {event.steps:,} steps{resumed}"
+            left_out = f", left out: {format_counts(event.left_out)}" if event.left_out else ""
+            return f"{parameters} parameters   {event.data}{left_out}   {device}   {event.steps:,} steps{resumed}"
         case Logged():
             parts = f"step {event.step:,}", f"loss {event.loss:.4f}", f"lr {event.lr:.2e}"
             norm = () if event.norm is None else (f"norm {event.norm:.2f}",)
@@ -74,6 +75,11 @@ def format_event(event: Event) -> str | None:
             return f"stopped at step {event.step:,}; the same command {next_run}"
         case Finished():
             return f"finished at step {event.step:,} with the weights of step {event.kept:,}"
+
+
+def format_counts(counts: Mapping[str, int]) -> str:
+    """Return counts by name as text: "3 empty, 12 too long"."""
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items())
 
 
 def format_duration(seconds: float) -> str:

@@ -90,17 +90,19 @@ class TrainingStep:
 
         Waits for the GPU.
         """
-        (total, targets), norm = self.sums(), self.norm.item()
+        total = self.processes.sum(self.total).item()
+        targets = int(self.targets)
+        norm = self.norm.item() if self.settings.clip else None
         self.set_sums(0.0, 0)
-        return total / max(1, targets), targets, norm if self.settings.clip else None
+        return total / max(1, targets), targets, norm
 
     def sums(self) -> tuple[float, int]:
-        """Return the summed loss of all processes and the number of targets since the last reset."""
-        return self.processes.sum(self.total).item(), int(self.targets)
+        """Return the summed loss of this process and the number of all processes' targets since the last reset."""
+        return self.total.item(), int(self.targets)
 
     def set_sums(self, total: float, targets: int) -> None:
-        """Set the summed loss and the number of targets, for a reset or a resumed run."""
-        self.total.fill_(total if self.processes.is_first else 0.0)
+        """Set the summed loss of this process and the number of targets, for a reset or a resumed run."""
+        self.total.fill_(total)
         self.targets.fill_(targets)
 
 

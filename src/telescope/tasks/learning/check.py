@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from ...text.corpus_files import Split, data_folder
-from ...training.progress import format_duration
+from ...training.processes import uses_gpu
+from ...training.progress import format_counts, format_duration
 from .recipe import Recipe
 from .registry import TASKS
 from .task import Stage
@@ -38,10 +39,12 @@ def check(recipe: Recipe, *, data: str | None = None, out: str | None = None) ->
     model = work.model
     tokens = "" if model.tokenizer is None else f", {model.tokenizer.get_vocab_size():,} tokens in the vocabulary"
     yield f"{'model':<12}{type(model).__name__}, {sum(p.numel() for p in model.parameters()):,} parameters{tokens}"
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device("cuda" if uses_gpu() else "cpu")
     model.to(device)
     for name, stage in work.stages.items():
         yield f"{name:<12}{_describe_stage(stage, model, device)}"
+        if stage.left_out:
+            yield f"{'left out':<12}{format_counts(stage.left_out)}"
     if out is not None:
         exists = Path(out).is_dir() and any(Path(out).iterdir())
         yield f"{'folder':<12}{out}: {'a run that will go on' if exists else 'will be made'}"

@@ -1,5 +1,6 @@
 """The task "generate": a GPT trained on running text, of characters or BPE tokens, measured by its loss."""
 
+from collections import Counter
 from dataclasses import dataclass
 from math import exp
 from pathlib import Path
@@ -15,7 +16,7 @@ from ...text.tokenizer import character_tokenizer, check_vocabulary_size, train_
 from ...training import Training, Windows, language, mean_loss
 from .own_data import OwnData
 from .recipe import Recipe, Shape
-from .task import Answer, Stage, Task, Work, check_fields
+from .task import Answer, LeftOut, Stage, Task, Work, check_fields
 
 LARGEST_LOSS = 700.0  # nats per token; the perplexity of larger losses overflows a float
 
@@ -29,10 +30,10 @@ class RunningText(OwnData):
     def check(self) -> None:
         self.check_source(TEXTS)
 
-    def read(self, data: Path, split: Split) -> str:
-        """Return the text of a split."""
+    def read(self, data: Path, split: Split, left_out: Counter[str] | None = None) -> str:
+        """Return the text of a split; count rows of one's own tables that are left out."""
         if self.corpus is None:
-            return self.read_whole_text(data, split, self.text)
+            return self.read_whole_text(data, split, self.text, left_out)
         return TEXTS[self.corpus](data, split)
 
 
@@ -68,12 +69,15 @@ def prepare(recipe: GenerateRecipe, data: Path, tokenizer: Tokenizer | None) -> 
     tokenizer = tokenizer or recipe.tokenizer.learn(data, recipe.data)
     model = recipe.model.build(tokenizer.get_vocab_size(), recipe.training.seed)
     model.tokenizer = tokenizer
-    training, held_out = (windows(model, recipe.data.read(data, split)) for split in ("train", "validation"))
+    left_out = LeftOut()
+    training = windows(model, recipe.data.read(data, "train", left_out.training))
+    held_out = windows(model, recipe.data.read(data, "validation", left_out.validation))
 
     def validate(model: Model) -> dict[str, float]:
         return {"loss": mean_loss(model, held_out, language, recipe.training)}
 
-    return Work(model, {"training": Stage(recipe.training, training, language, validate, "lowest loss")})
+    stage = Stage(recipe.training, training, language, validate, "lowest loss", left_out.counts())
+    return Work(model, {"training": stage})
 
 
 def windows(model: Model, text: str) -> Windows:

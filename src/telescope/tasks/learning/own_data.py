@@ -1,5 +1,6 @@
 """The fields of a [data] table that name a corpus, or a user's own files."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,10 +46,16 @@ class OwnData(Config):
         named = {"train": self.train, "validation": self.validation, "test": self.test or self.validation}[split]
         return named or self.train, self.validation is None and (split == "train" or named is None)
 
-    def read_pairs(self, data: Path, split: Split, source: str, target: str) -> list[TextPair]:
-        """Return the pairs of a split, each source once with all its targets."""
+    def read_pairs(
+        self, data: Path, split: Split, source: str, target: str, left_out: Counter[str] | None = None
+    ) -> list[TextPair]:
+        """Return the pairs of a split, each source once with all its targets.
+
+        left_out  counts the rows that are left out, by the reason; those of a file with two splits count as training
+        """
         file, shared = self.file_of(split)
-        rows = read_rows(data, file, (source, target))
+        counted = None if shared and split != "train" else left_out
+        rows = read_rows(data, file, (source, target), counted)
         if shared:
             wanted = "train" if split == "train" else "validation"
             rows = [row for row in rows if split_of(row[0], self.held_out) == wanted]
@@ -58,10 +65,13 @@ class OwnData(Config):
                 )
         return group_targets([(text, other) for text, other in rows])
 
-    def read_whole_text(self, data: Path, split: Split, column: str | None) -> str:
-        """Return the running text of a split; held out is the end of the training text."""
+    def read_whole_text(
+        self, data: Path, split: Split, column: str | None, left_out: Counter[str] | None = None
+    ) -> str:
+        """Return the running text of a split; held out is the end of the training text. `left_out` as above."""
         file, shared = self.file_of(split)
-        text = read_running_text(data, file, column)
+        counted = None if shared and split != "train" else left_out
+        text = read_running_text(data, file, column, counted)
         if not shared:
             return text
         cut = len(text) - len(text) * self.held_out // 100

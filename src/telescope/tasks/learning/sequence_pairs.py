@@ -19,7 +19,7 @@ from ...text.tokenizer import check_vocabulary_size, encode, encode_with_dropout
 from ...training import Examples, Gapped, Training, mean_loss, translation
 from ...training.processes import import_required
 from .recipe import Recipe, Shape
-from .task import Answer, Stage, Work, check_fields
+from .task import Answer, LeftOut, Stage, Work, check_fields
 
 Ids = list[list[int]]
 MOST_AGAIN = 1000  # most additional copies of the training data
@@ -126,10 +126,12 @@ def truncate(ids: list[int], longest: int) -> list[int]:
     return ids if len(ids) <= longest else [*ids[: longest - 1], ids[-1]]
 
 
-def examples(pairs: Sequence[TextPair], source: TextColumn, target: TextColumn, again: int = 0) -> Examples:
+def examples(
+    pairs: Sequence[TextPair], source: TextColumn, target: TextColumn, left_out: Counter[str], again: int = 0
+) -> Examples:
     """Return each source with each of its targets as training data, and `again` copies in other pieces.
 
-    The target begins with the start token. Pairs with a side that is too long are left out.
+    The target begins with the start token. Pairs with a side that is too long are left out, and counted.
     """
     sources, targets = zip(*((pair.source, text) for pair in pairs for text in pair.targets), strict=True)
     both = [
@@ -137,8 +139,14 @@ def examples(pairs: Sequence[TextPair], source: TextColumn, target: TextColumn, 
         for way in range(again + 1)
         for ids, others in zip(source.encode(sources, way), target.encode(targets, way), strict=True)
     ]
-    both = [(ids, others) for ids, others in both if source.accepts(ids) and target.accepts(others)]
-    return Examples([ids for ids, _ in both], [ids for _, ids in both])
+    short = [(ids, others) for ids, others in both if source.accepts(ids) and target.accepts(others)]
+    if not short:
+        raise ValueError(
+            f"all {len(both):,} pairs are too long: a source may have {source.longest} tokens, a target "
+            f"{target.longest}; allow more in the table [data]"
+        )
+    left_out["too long"] += len(both) - len(short)
+    return Examples([ids for ids, _ in short], [ids for _, ids in short])
 
 
 def gapped(pairs: Sequence[TextPair], source: TextColumn) -> Gapped:
@@ -160,17 +168,19 @@ def build_work(
     target: TextColumn,
     better: str,
     figures: Callable[[list[Answer]], dict[str, float]],
+    left_out: LeftOut,
 ) -> Work:
     """Build a new model and its stages of training.
 
     training  the pairs to train on
     held_out  the pairs to validate on, by the loss and by the `figures` of what the model writes
     better    the figure that chooses the best checkpoint, such as "highest bleu"
+    left_out  the rows that were left out when the files were read; pairs that are too long are added
     """
     tokenizer, settings, decoding = target.tokenizer, recipe.training, recipe.decoding
     model = recipe.model.build(tokenizer.get_vocab_size(), settings.seed)
     model.tokenizer, model.special = tokenizer, special_ids(tokenizer)
-    held_out_examples = examples(held_out, source, target)
+    held_out_examples = examples(held_out, source, target, left_out.validation)
     # Every n-th pair, not the first ones: a file may be sorted by length.
     validated = held_out[:: -(-len(held_out) // decoding.validated)]
 
@@ -181,8 +191,9 @@ def build_work(
     stages = {}
     if recipe.pretraining is not None:
         stages["pretraining"] = Stage(recipe.pretraining, gapped(training, source), translation)
-    pairs = examples(training, source, target, recipe.tokenizer.again)
-    return Work(model, stages | {"training": Stage(settings, pairs, translation, validate, better)})
+    pairs = examples(training, source, target, left_out.training, recipe.tokenizer.again)
+    stages["training"] = Stage(settings, pairs, translation, validate, better, left_out.counts())
+    return Work(model, stages)
 
 
 def answers(

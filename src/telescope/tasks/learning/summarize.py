@@ -1,5 +1,6 @@
 """The task "summarize": an encoder-decoder trained on documents and their summaries, measured by ROUGE."""
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from ...text.corpus_files import Split
 from . import sequence_pairs
 from .own_data import OwnData
 from .sequence_pairs import MOST_AGAIN, PairsRecipe, TextColumn, answers, build_work, predictions
-from .task import Answer, Task, Work
+from .task import Answer, LeftOut, Task, Work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +33,10 @@ class SummaryData(OwnData):
         if self.renamed < 0:
             raise ValueError(f"renamed={self.renamed} must be at least 0, which is no copy")
 
-    def read(self, data: Path, split: Split) -> list[TextPair]:
-        """Return the documents and summaries of a split."""
+    def read(self, data: Path, split: Split, left_out: Counter[str] | None = None) -> list[TextPair]:
+        """Return the documents and summaries of a split; count rows of one's own files that are left out."""
         if self.corpus is None:
-            return self.read_pairs(data, split, self.document, self.summary)
+            return self.read_pairs(data, split, self.document, self.summary, left_out)
         return SUMMARIES[self.corpus](data, split)
 
 
@@ -48,14 +49,15 @@ class SummarizeRecipe(PairsRecipe):
 
 def prepare(recipe: SummarizeRecipe, data: Path, tokenizer: Tokenizer | None) -> Work:
     """Build the model and its stages of training."""
-    training = recipe.data.read(data, "train")
+    left_out = LeftOut()
+    training = recipe.data.read(data, "train", left_out.training)
     if tokenizer is None:
         tokenizer = recipe.tokenizer.learn(training, data)
     others = [pair for seed in range(recipe.data.renamed) for pair in rename_speakers(training, seed)]
     document = TextColumn(tokenizer, recipe.data.longest, whole=False)
     summary = TextColumn(tokenizer, recipe.data.longest_summary, whole=True)
-    held_out = recipe.data.read(data, "validation")
-    return build_work(recipe, training + others, held_out, document, summary, "highest chrf", figures)
+    held_out = recipe.data.read(data, "validation", left_out.validation)
+    return build_work(recipe, training + others, held_out, document, summary, "highest chrf", figures, left_out)
 
 
 def figures(answers: list[Answer]) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """What a task provides to `train` and `evaluate`: what its recipe holds, how a model is trained, and measured."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -32,11 +33,25 @@ def check_fields(answers: Sequence[Answer], **types: type | tuple[type, ...]) ->
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """Count the rows of the files that are not in the data, by the reason: "empty", "too long"."""
+
+    training: Counter[str] = field(default_factory=Counter)
+    validation: Counter[str] = field(default_factory=Counter)
+
+    def counts(self) -> dict[str, int]:
+        """Return all counts above zero, such as {"empty": 3, "too long in validation": 1}."""
+        counts = dict(self.training) | {f"{reason} in validation": n for reason, n in self.validation.items()}
+        return {reason: count for reason, count in counts.items() if count}
+
+
+@dataclass(frozen=True)
 class Stage:
     """One training of a model.
 
-    better  how to choose the checkpoint to keep, by a figure of `validate`, such as "highest bleu"; without
-            `validate`, the last checkpoint is kept
+    better    how to choose the checkpoint to keep, by a figure of `validate`, such as "highest bleu"; without
+              `validate`, the last checkpoint is kept
+    left_out  counts of a `LeftOut`
     """
 
     settings: Training
@@ -44,6 +59,7 @@ class Stage:
     objective: Objective
     validate: Validate | None = None
     better: str = "lowest loss"
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

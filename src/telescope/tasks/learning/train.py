@@ -4,13 +4,19 @@ import os
 import shutil
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from ... import training
+from ...files.atomic import sync_file
+from ...files.locks import LOCK
 from ...models import Model
 from ...models.saved.tokenizer_file import read_tokenizer
 from ...text.corpus_files import data_folder
-from ...training.processes import import_required
+from ...training.loop import locked
+from ...training.processes import Processes
 from .recipe import Recipe
 from .registry import TASKS, read
+from .task import Work
 
 RECIPE = "recipe.toml"
 
@@ -37,34 +43,56 @@ def train(
     data    the folder of all data; see `data_folder`
     report  called with each event of the training; see `training.train`
 
-    Raises ValueError for a wrong recipe, missing data, and a folder that holds anything but a run of this recipe.
+    Raises ValueError for a wrong recipe, missing data, and a folder that holds anything but a run of this recipe, or in
+    which another process trains.
     """
     recipe = recipe if isinstance(recipe, Recipe) else read(recipe)
     folder = Path(out)
-    check_folder(folder, recipe)
-    tokenizer_file = folder / "tokenizer.json"  # trained once: a run that continues must have the same ids
-    tokenizer = read_tokenizer(tokenizer_file) if tokenizer_file.exists() else None
-    work = TASKS[recipe.task].prepare(recipe, data_folder(data), tokenizer)
-    if first_process():
-        folder.mkdir(parents=True, exist_ok=True)
-        _write_whole(folder / RECIPE, recipe.to_toml())
-        if work.model.tokenizer is not None:
-            _write_whole(tokenizer_file, work.model.tokenizer.to_str(pretty=True))
-    model = work.model
-    for name, stage in work.stages.items():
-        model = training.train(
-            model,
-            stage.data,
-            stage.objective,
-            stage.settings,
-            folder / name,
-            validate=stage.validate,
-            better=stage.better,
-            report=report,
-        )
-    if first_process():
-        save(model, folder)
+    processes = Processes()
+    processes.in_first(lambda: check_folder(folder, recipe))  # before a lock is put into the folder of something else
+    with locked(folder, processes):
+        work = _prepare(recipe, folder, data_folder(data), processes)
+        model = work.model
+        for name, stage in work.stages.items():
+            model = training.train(
+                model,
+                stage.data,
+                stage.objective,
+                stage.settings,
+                folder / name,
+                validate=stage.validate,
+                better=stage.better,
+                report=report,
+                left_out=stage.left_out,
+            )
+        processes.in_first(lambda: save(model, folder))
     return model
+
+
+def _prepare(recipe: Recipe, folder: Path, data: Path, processes: Processes) -> Work:
+    """Prepare the training in every process, and write the recipe and the tokenizer of a new run.
+
+    The first process goes first, and the others take its tokenizer: learning one need not give the same pieces twice.
+    """
+    tokenizer_file = folder / "tokenizer.json"  # trained once: a run that continues must have the same ids
+    prepare = TASKS[recipe.task].prepare
+    prepared = []
+
+    def prepare_first() -> str | None:
+        check_folder(folder, recipe)  # again: another run may have ended in the folder before it was locked
+        tokenizer = read_tokenizer(tokenizer_file) if tokenizer_file.exists() else None
+        work = prepare(recipe, data, tokenizer)
+        prepared.append(work)
+        _write_whole(folder / RECIPE, recipe.to_toml())
+        if work.model.tokenizer is None:
+            return None
+        _write_whole(tokenizer_file, work.model.tokenizer.to_str(pretty=True))
+        return str(work.model.tokenizer.to_str())
+
+    text = processes.in_first(prepare_first)
+    if prepared:
+        return prepared[0]
+    return prepare(recipe, data, None if text is None else Tokenizer.from_str(text))
 
 
 def save(model: Model, folder: Path) -> None:
@@ -77,17 +105,16 @@ def save(model: Model, folder: Path) -> None:
     new.rmdir()
 
 
-def first_process() -> bool:
-    """Return whether this is the first process of torchrun or accelerate launch: only that one writes files."""
-    return bool(import_required("accelerate").PartialState().is_main_process)
-
-
 def check_folder(folder: Path, recipe: Recipe) -> None:
     """Raise a ValueError unless the folder is new or empty, or holds a run of this recipe.
 
     Only what determines the token ids is compared here; `training` compares the settings.
     """
-    if not folder.is_dir() or not (names := sorted(os.listdir(folder))):
+    if not folder.is_dir():
+        return
+    # A run that was killed before it wrote its recipe leaves only these.
+    names = sorted(set(os.listdir(folder)) - {LOCK, _unfinished(folder / RECIPE).name})
+    if not names:
         return
     if RECIPE not in names:
         raise ValueError(f"{folder} holds {names[0]}, and no run of a recipe; choose a new folder")
@@ -99,6 +126,12 @@ def check_folder(folder: Path, recipe: Recipe) -> None:
 
 def _write_whole(file: Path, text: str) -> None:
     """Write a file completely or not at all."""
-    new = file.with_name(f".{file.name}.new")
+    new = _unfinished(file)
     new.write_text(text, encoding="utf-8")
+    sync_file(new)
     new.replace(file)
+
+
+def _unfinished(file: Path) -> Path:
+    """Return the place where a file is written before it gets its name."""
+    return file.with_name(f".{file.name}.new")

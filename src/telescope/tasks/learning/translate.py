@@ -1,5 +1,6 @@
 """The task "translate": an encoder-decoder trained on pairs of sentences, measured by BLEU."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from .sequence_pairs import (
     sources_of,
     targets_of,
 )
-from .task import Answer, Task, Work
+from .task import Answer, LeftOut, Task, Work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +56,18 @@ class Translations(OwnData):
         elif self.source == self.target:
             raise ValueError(f'source and target are both "{self.source}"; a translation has two columns')
 
-    def read(self, data: Path, split: Split, corpus: str | None = None) -> list[TextPair]:
-        """Return the pairs of a split, of `corpus` or of another corpus."""
+    def read(
+        self, data: Path, split: Split, corpus: str | None = None, left_out: Counter[str] | None = None
+    ) -> list[TextPair]:
+        """Return the pairs of a split, of `corpus` or of another corpus; count rows of one's own that are left out."""
         name = corpus or self.corpus
         if name is None:
-            return self.read_pairs(data, split, self.source, self.target)
+            return self.read_pairs(data, split, self.source, self.target, left_out)
         return TRANSLATIONS[name](data, split, self.source, self.target)
 
-    def read_training(self, data: Path) -> list[TextPair]:
+    def read_training(self, data: Path, left_out: Counter[str] | None = None) -> list[TextPair]:
         """Return all pairs to train on, in a fixed order."""
-        pairs = self.read(data, "train")
+        pairs = self.read(data, "train", left_out=left_out)
         others = [] if self.also is None else self.read(data, "train", self.also)
         random = Random(0)
         return pairs + [without_stop(pair) for pair in pairs if random.randrange(100) < self.bare] + others
@@ -107,16 +110,17 @@ class TranslateRecipe(PairsRecipe):
 
 def prepare(recipe: TranslateRecipe, data: Path, tokenizer: Tokenizer | None) -> Work:
     """Build the model and its stages of training."""
-    training = recipe.data.read_training(data)
+    left_out = LeftOut()
+    training = recipe.data.read_training(data, left_out.training)
     if tokenizer is None:
         tokenizer = recipe.tokenizer.learn(training, data)
     whole = TextColumn(tokenizer, recipe.data.longest, whole=True)
-    held_out = recipe.data.read(data, "validation")
+    held_out = recipe.data.read(data, "validation", left_out=left_out.validation)
 
     def figures(answers: list[Answer]) -> dict[str, float]:
         return {"bleu": score(recipe, answers)["bleu"]}
 
-    return build_work(recipe, training, held_out, whole, whole, "highest bleu", figures)
+    return build_work(recipe, training, held_out, whole, whole, "highest bleu", figures, left_out)
 
 
 def answer(recipe: TranslateRecipe, model: Model, data: Path, split: Split) -> list[Answer]:
