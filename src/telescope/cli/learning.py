@@ -62,17 +62,18 @@ def recipe(
     """Write a recipe for data of your own: a TOML file with a comment at each setting."""
     from pathlib import Path
 
+    from ..files.writable import check_can_write
     from ..tasks.learning.new_recipe import new_recipe
 
     place = Path(file or f"{task}.toml")
+    check_can_write(place)
     text = new_recipe(task, str(place), train=train, source=source, target=target, data=data)
+    place.parent.mkdir(parents=True, exist_ok=True)
     try:
         with place.open("x", encoding="utf-8") as opened:
             opened.write(text)
     except FileExistsError:
         raise ValueError(f"{place} exists; name another file: telescope new recipe {task} FILE") from None
-    except OSError as problem:
-        raise ValueError(f"{place} cannot be written: {problem.strerror}") from None
     print(f"{place} written. Next: telescope train {place} --check")
 
 

@@ -165,6 +165,7 @@ def watch(
     plain: Plain = False,
 ) -> None:
     """Record the attention of a model that reads a text. Prints what kind each head is."""
+    from ..files.writable import check_can_write
     from ..recording.saved.save import check_can_save
     from ..tasks.look import to_json, watch_text
     from ..words import format_bytes
@@ -175,6 +176,7 @@ def watch(
         raise ValueError(f"--text {text} cannot be read: {problem}") from None
     if out is not None:  # checked before the model runs, which may take long
         check_can_save(out, replace=replace, way="--replace replaces it")
+        check_can_write(out, name="--out")
         if keep in PAGE_LACKS:
             print(f"telescope: {PAGE_LACKS[keep]}", file=sys.stderr)
     chosen = int(layers) if layers is not None and layers.lstrip("-").isdecimal() else layers

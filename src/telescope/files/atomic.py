@@ -15,6 +15,8 @@ from time import time
 
 from safetensors import SafetensorError, safe_open
 
+from .errors import error_of_writing
+from .paths import describe_error
 from .safetensors import WEIGHTS_FILE
 
 # The metadata in the header of our weights, by which a folder that Telescope wrote is recognised. "format" is needed by
@@ -46,6 +48,9 @@ def atomic_folder(
         yield new
         _sync_folder(new)
         _put_in_place(new, place)
+    except (OSError, SafetensorError) as problem:
+        shutil.rmtree(new, ignore_errors=True)
+        raise error_of_writing(problem, place) from None
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         raise
@@ -74,8 +79,10 @@ def resolve_path(path: str | os.PathLike[str]) -> Path:
     """Return the absolute path behind all symbolic links, so that writing to it keeps the links."""
     try:
         return Path(path).resolve()
-    except (OSError, RuntimeError):
+    except RuntimeError:  # Python 3.11 and 3.12; an OSError since
         raise ValueError(f"{path} cannot be written: its links go in a circle") from None
+    except OSError as problem:
+        raise ValueError(f"{path} cannot be written: {describe_error(problem)}") from None
 
 
 # ------------------------------------------------------------------------------------------------------------ renaming

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from .. import decoding
 from ..files import paths
 from ..models import GPT, Encoder, Model, Transformer, load
+from ..models.device import check_device
 from ..models.saved.load import find_model, read_tokenizer
 from ..recording.recording import Recording
 from ..watch.watch import watch
@@ -47,11 +48,12 @@ def watch_text(
     tokens               read at most this many tokens of the text
     progress             called after each attention
 
-    Raises ValueError for a folder without a tokenizer, and for a text without tokens.
+    Raises ValueError for a device that is not here, a folder without a tokenizer, and a text without tokens.
     """
+    place = check_device(device)
     model, tokenizer = open_model(folder)
-    model = (model.float() if device == "cpu" else model).to(device).eval()  # on a CPU, compute in float32
-    ids = torch.tensor([tokenizer.encode(text).ids[:tokens]], device=device)
+    model = (model.float() if place.type == "cpu" else model).to(place).eval()  # on a CPU, compute in float32
+    ids = torch.tensor([tokenizer.encode(text).ids[:tokens]], device=place)
     if not ids.numel():
         raise ValueError("the text has no tokens; a model needs at least one")
     with torch.no_grad(), watch(model, layers=layers, keep=keep, store=store, tokenizer=tokenizer) as recording:

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 from ... import training
+from ...files.writable import check_can_write
 from ...models import Model
 from ...models.saved.load import read_tokenizer
 from ...text.corpus_files import data_folder
@@ -42,10 +43,14 @@ def train(
     recipe = recipe if isinstance(recipe, Recipe) else read(recipe)
     folder = Path(out)
     check_folder(folder, recipe)
+    check_can_write(folder / RECIPE)  # before the data is read, which may take long
     tokenizer_file = folder / "tokenizer.json"  # trained once: a run that continues must have the same ids
     tokenizer = read_tokenizer(tokenizer_file) if tokenizer_file.exists() else None
     work = TASKS[recipe.task].prepare(recipe, data_folder(data), tokenizer)
     if first_process():
+        # A checkpoint holds the weights and two numbers of Adam for each; the next one is written before it is removed.
+        size = 3 * sum(parameter.nbytes for parameter in work.model.parameters())
+        check_can_write(folder / RECIPE, size=2 * size)
         folder.mkdir(parents=True, exist_ok=True)
         _write_whole(folder / RECIPE, recipe.to_toml())
         if work.model.tokenizer is not None:
