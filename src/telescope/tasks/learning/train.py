@@ -42,8 +42,8 @@ def train(
     """
     recipe = recipe if isinstance(recipe, Recipe) else read(recipe)
     folder = Path(out)
-    check_folder(folder, recipe)
     check_can_write(folder / RECIPE)  # before the data is read, which may take long
+    check_folder(folder, recipe)
     tokenizer_file = folder / "tokenizer.json"  # trained once: a run that continues must have the same ids
     tokenizer = read_tokenizer(tokenizer_file) if tokenizer_file.exists() else None
     work = TASKS[recipe.task].prepare(recipe, data_folder(data), tokenizer)
