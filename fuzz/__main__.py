@@ -1,8 +1,9 @@
-"""python -m fuzz files | kills | numbers ...
+"""python -m fuzz commands | files | kills | numbers ...
 
     python -m fuzz ATTACK [--count N] [--seed 0] [--processes 1] [--only CASE] [--json PATH]
     python -m fuzz numbers [--minutes 10] [--device cpu | cuda] [--of attentions | models]
 
+    commands   random command lines: each does its work, or says in one sentence why not
     files      files of every kind that Telescope reads, corrupted: each opens, or is refused in one sentence
     kills      kill -9 while something is written: nothing is lost, and the next run finishes as if undisturbed
     numbers    random attentions on every engine against float64, and whole models against the same numbers found
@@ -21,7 +22,7 @@ from time import perf_counter
 
 from .supervisor import supervise, work
 
-ATTACKS = ("files", "kills")
+ATTACKS = ("commands", "files", "kills")
 
 parser = ArgumentParser(prog="python -m fuzz", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
 parser.add_argument("attack", choices=(*ATTACKS, "numbers"))

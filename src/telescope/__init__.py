@@ -10,6 +10,7 @@ Example:
     torch.Size([1, 1, 3, 3])
 """
 
+import logging
 import sys
 from importlib import import_module
 from types import ModuleType
@@ -60,3 +61,4 @@ def __dir__() -> list[str]:
 
 
 sys.modules[__name__].__class__ = Package
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent unless the program configures logging

@@ -135,16 +135,17 @@ def test_paths_that_cannot_be_served_are_named(arguments, part, command, tmp_pat
         assert complaint.startswith("telescope: ")
 
 
-def test_serving_to_the_network_prints_a_warning(folder, monkeypatch, capsys):
+def test_serving_to_the_network_logs_a_warning(folder, monkeypatch, caplog):
     from telescope.explorer import server
 
     monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: None)
     monkeypatch.setattr("torch.set_num_threads", lambda count: None)
     complaint = []
     server.serve(server.Library({}), host="0.0.0.0", say=complaint.append)
-    assert "open to the network" in capsys.readouterr().err
+    assert "open to the network" in caplog.text
+    caplog.clear()
     server.serve(server.Library({}), say=complaint.append)
-    assert capsys.readouterr().err == ""
+    assert caplog.text == ""
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{32}", complaint[1])  # 192 bits
 
 

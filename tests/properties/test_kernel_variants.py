@@ -164,14 +164,15 @@ def test_all_kernels_of_a_survey_are_compiled_before_it(variants, monkeypatch, c
     assert variants == launched
 
 
-def test_a_slow_compilation_is_announced_once_and_its_error_raised(hopper, monkeypatch, capsys):
+def test_a_slow_compilation_is_announced_once_and_its_error_raised(hopper, monkeypatch, caplog):
+    caplog.set_level("INFO", logger="telescope")
     monkeypatch.setattr(compiling, "SECONDS", 0.05)
     monkeypatch.setattr(compiling, "keep_triton_key", lambda: None)
     finished = []
     compiling.compile_in_parallel([lambda: finished.append(sleep(0.3))] * 3)
     assert len(finished) == 3
-    assert capsys.readouterr().err.splitlines() == [
-        "telescope compiles the GPU's survey kernels for this definition; this is done once on a machine"
+    assert [record.getMessage() for record in caplog.records] == [
+        "compiling the GPU's survey kernels for this definition; this is done once on a machine"
     ]
     usual = sys.getswitchinterval()
     with pytest.raises(ZeroDivisionError):

@@ -4,15 +4,14 @@ May import every other room; a command imports what it needs when it runs, so th
 first: `app` lists the commands, `main` runs one.
 """
 
-import os
 import sys
-from io import TextIOWrapper
 from typing import Annotated
 
 import typer
 
 from .. import __version__
 from .atlas import atlas, compare
+from .boundary import run
 from .examples import EXAMPLES
 from .learning import evaluate, recipe, train
 from .looking import doctor, explain, serve, watch
@@ -49,22 +48,13 @@ def telescope(
 
 
 def main() -> None:
-    """Run the command of `sys.argv`, and exit. An error prints one sentence on standard error; the exit code is 2."""
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show √ shows ? instead
+    """Run the command of `sys.argv`, and exit with a code of boundary.py. An error prints one sentence."""
+    raise SystemExit(run(_run_command))
+
+
+def _run_command() -> int | None:
     if sys.argv[1:] == ["--version"]:  # answered here: typer imports pydantic to read a flag, which takes 0.2 s
         print(VERSION)
-        raise SystemExit(0)
-    try:
-        code = app(standalone_mode=False)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader stopped reading, as in `telescope explain | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(0) from None
-    except (typer.Abort, KeyboardInterrupt):
-        raise SystemExit(130) from None
-    except (typer.TyperException, ValueError) as problem:
-        message = problem.format_message() if isinstance(problem, typer.TyperException) else str(problem)
-        print(f"telescope: {message}", file=sys.stderr)
-        raise SystemExit(2) from None
-    raise SystemExit(code or 0)
+        return None
+    code: int | None = app(standalone_mode=False)
+    return code

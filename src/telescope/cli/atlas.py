@@ -45,7 +45,8 @@ def atlas(
     import torch
 
     from ..atlas import atlas as make_atlas
-    from ..atlas.shared_work import WorkerError
+    from ..files.writable import check_can_write
+    from ..models.device import check_device
     from ..tasks.look import open_model
 
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -53,18 +54,16 @@ def atlas(
         raise ValueError(f"--dtype {dtype} is no precision of a model; {hint(dtype, dtypes)}")
     if device == "cuda":  # each process of a machine has its own GPU
         device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"--device {device}: there is no GPU here that torch can use; leave it out")
+    computes_on = check_device(device)
+    check_can_write(out, name="--out")
     loaded, tokenizer = open_model(model)
-    loaded = loaded.to(device=device, dtype=dtypes[dtype]).eval()
+    loaded = loaded.to(device=computes_on, dtype=dtypes[dtype]).eval()
     chosen = int(layers) if layers is not None and layers.lstrip("-").isdecimal() else layers
     options: dict[str, Any] = {"length": length, "batch": batch, "packed": packed, "column": column, "layers": chosen}
     first = os.environ.get("RANK", "0") == "0"
     report = _reporter() if first else None
     try:
         found = make_atlas(loaded, texts, tokenizer=tokenizer, out=out, replace=replace, report=report, **options)
-    except WorkerError as problem:
-        raise ValueError(str(problem)) from None
     finally:
         if report is not None and sys.stderr.isatty():
             print(file=sys.stderr)

@@ -71,10 +71,9 @@ def load_model(name: str, device: str = "cpu") -> Any:
     import torch
 
     from ..models import load
+    from ..models.device import check_device
 
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"--device {device}: there is no GPU here that torch can use; leave it out")
-    return load(name, device=device, dtype=torch.float32)
+    return load(name, device=check_device(device), dtype=torch.float32)
 
 
 def print_all(renderables: Iterable[RenderableType], plain: bool) -> None:

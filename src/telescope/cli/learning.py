@@ -63,12 +63,15 @@ def recipe(
     from pathlib import Path
 
     from ..files.atomic import atomic_file
+    from ..files.writable import check_can_write
     from ..tasks.learning.new_recipe import new_recipe
 
     place = Path(file or f"{task}.toml")
+    check_can_write(place)
     text = new_recipe(task, str(place), train=train, source=source, target=target, data=data)
     if place.exists():
         raise ValueError(f"{place} exists; name another file: telescope new recipe {task} FILE")
+    place.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(place) as new:
         new.write_text(text, encoding="utf-8")
     print(f"{place} written. Next: telescope train {place} --check")

@@ -165,16 +165,23 @@ def watch(
     plain: Plain = False,
 ) -> None:
     """Record the attention of a model that reads a text. Prints what kind each head is."""
+    from ..files.paths import describe_error
+    from ..files.writable import check_can_write
+    from ..models.device import check_device
     from ..recording.saved.save import check_can_save
     from ..tasks.look import to_json, watch_text
     from ..words import format_bytes
 
     try:
         contents = text.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as problem:
-        raise ValueError(f"--text {text} cannot be read: {problem}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"--text {text} is not UTF-8 text; iconv -t utf-8 makes it so") from None
+    except OSError as problem:
+        raise ValueError(f"--text {text} cannot be read: {describe_error(problem)}") from None
+    check_device(device)
     if out is not None:  # checked before the model runs, which may take long
         check_can_save(out, replace=replace, way="--replace replaces it")
+        check_can_write(out, name="--out")
         if keep in PAGE_LACKS:
             print(f"telescope: {PAGE_LACKS[keep]}", file=sys.stderr)
     chosen = int(layers) if layers is not None and layers.lstrip("-").isdecimal() else layers

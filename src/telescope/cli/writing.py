@@ -130,7 +130,7 @@ def generate(
     edits, loaded = read_edits(mute, hide), load_model(model, device)
     sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     sampling |= {"max_new_tokens": max_new_tokens}
-    for text in _read_documents(prompt or []) if prompt or not sys.stdin.isatty() else [""]:
+    for text in _read_documents(prompt or []) if prompt or not _stdin_is_terminal() else [""]:
         if beams is None and n_best == 1 and not (as_json or show or edits):
             tokens = write_on.stream_text(loaded, text, seed=seed, **sampling)
             for piece in chain([text], (token.text or "" for token in tokens), ["\n"]):
@@ -202,7 +202,12 @@ def _read_lines(arguments: Sequence[str]) -> Iterator[str]:
 
 def _is_typed(arguments: Sequence[str]) -> bool:
     """Return whether a person types the lines, and waits for the answer to each."""
-    return (not arguments or "-" in arguments) and sys.stdin.isatty()
+    return (not arguments or "-" in arguments) and _stdin_is_terminal()
+
+
+def _stdin_is_terminal() -> bool:
+    """Return whether standard input is a terminal. Python has None for standard input that is closed."""
+    return sys.stdin is not None and sys.stdin.isatty()
 
 
 def _arguments_or_stdin(arguments: Sequence[str]) -> Sequence[str | None]:
@@ -226,7 +231,9 @@ def _open_argument(argument: str | None) -> Iterator[IO[str]]:
 
 def _open_stdin(argument: str | None) -> IO[str]:
     """Return standard input as UTF-8. A terminal is read only where the argument is "-"."""
-    if sys.stdin.isatty() and argument is None:
+    if sys.stdin is None:
+        raise ValueError("standard input is closed; give a text in quotes, or a file")
+    if _stdin_is_terminal() and argument is None:
         raise ValueError('there is nothing to read; give a text in quotes, a file, or "-" for a pipe')
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8-sig")

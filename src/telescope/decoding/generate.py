@@ -234,7 +234,7 @@ class CapturedFunction:
             self.graph = graph
         except RuntimeError as problem:
             self.failure = str(problem).strip().split("\n")[0]
-            logger.info("a decoding step could not be captured and runs eagerly: %s", self.failure)
+            logger.debug("a decoding step could not be captured and runs eagerly: %s", self.failure)
         for tensor, value in zip(self.state, before, strict=True):
             tensor.copy_(value)
 

@@ -1,10 +1,10 @@
 """Run the explorer's server for one person on this machine, until Ctrl-C: `telescope serve`."""
 
 import asyncio
+import logging
 import os
 import secrets
 import socket
-import sys
 import webbrowser
 from collections.abc import Callable
 from ipaddress import ip_address
@@ -28,6 +28,8 @@ from .requests import Refusal
 
 __all__ = ["Library", "Refusal", "recordings", "serve"]
 
+logger = logging.getLogger(__name__)
+
 AT_ONCE = 8  # most answers computed in parallel; never more than there are cores
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
@@ -49,10 +51,7 @@ def serve(
     guard = Guard.at(token, port, {*LOOPBACK_NAMES, url_host} if _is_loopback(host) else {url_host})
     link = f"http://{url_host}:{port}{path}{'&' if '?' in path else '?'}token={quote(token)}"
     if not _is_loopback(host):
-        print(
-            f"telescope: --host {host} is open to the network: anyone with the link can read everything, unencrypted",
-            file=sys.stderr,
-        )
+        logger.warning("--host %s is open to the network: anyone with the link can read everything, unencrypted", host)
     at_once = min(AT_ONCE, os.cpu_count() or 1)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // at_once))  # so that parallel tiles do not oversubscribe cores
     config = uvicorn_config(app(Api(library), guard, at_once))
@@ -110,7 +109,9 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except (OSError, OverflowError) as problem:
         listener.close()
-        raise ValueError(f"port {port} of {host} cannot be used: {problem}; --port 0 takes a free one") from None
+        raise ValueError(
+            f"port {port} of {host} cannot be used: {paths.describe_error(problem)}; --port 0 takes a free one"
+        ) from None
     return listener
 
 

@@ -16,6 +16,7 @@ from time import time
 from safetensors import SafetensorError, safe_open
 
 from .errors import WriteError
+from .paths import describe_error
 from .safetensors import WEIGHTS_FILE
 
 # The metadata in the header of our weights, by which a folder that Telescope wrote is recognised. "format" is needed by
@@ -119,8 +120,10 @@ def resolve_path(path: str | os.PathLike[str]) -> Path:
     """Return the absolute path behind all symbolic links, so that writing to it keeps the links."""
     try:
         return Path(path).resolve()
-    except (OSError, RuntimeError):
+    except RuntimeError:  # Python 3.11 and 3.12; an OSError since
         raise ValueError(f"{path} cannot be written: its links go in a circle") from None
+    except OSError as problem:
+        raise ValueError(f"{path} cannot be written: {describe_error(problem)}") from None
 
 
 # ------------------------------------------------------------------------------------------------------------ renaming

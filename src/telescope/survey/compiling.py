@@ -1,5 +1,6 @@
 """Compile Triton kernels in parallel, and tell a user who waits for a compiler."""
 
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,15 +15,17 @@ SECONDS = 2.0  # a wait that is not explained
 THREADS = 8  # compilers at a time; most of their work does not hold Python's lock
 SLICE = 0.05  # seconds a thread may hold Python's lock: enough to reach the part of a compiler that needs no lock
 
+logger = logging.getLogger(__name__)
+
 _compiling = Lock()
 
 
 @contextmanager
 def tell_if_slow(what: str) -> Iterator[None]:
-    """Print a line to stderr if the block takes more than two seconds: "telescope compiles `what`, once ..."."""
+    """Log a line if the block takes more than two seconds: "compiling `what`; this is done once on a machine"."""
 
     def tell() -> None:
-        print(f"telescope compiles {what}; this is done once on a machine", file=sys.stderr, flush=True)
+        logger.info("compiling %s; this is done once on a machine", what)
 
     timer = Timer(SECONDS, tell)
     timer.daemon = True

@@ -15,6 +15,7 @@ from .. import decoding
 from ..files import paths
 from ..files.panics import panics_as_errors
 from ..models import GPT, Encoder, Model, Transformer, load
+from ..models.device import check_device
 from ..models.saved.load import find_model
 from ..models.saved.tokenizer_file import read_tokenizer
 from ..recording.recording import Recording
@@ -49,12 +50,13 @@ def watch_text(
     tokens               read at most this many tokens of the text
     progress             called after each attention
 
-    Raises ValueError for a folder without a tokenizer, and for a text without tokens.
+    Raises ValueError for a device that is not here, a folder without a tokenizer, and a text without tokens.
     """
+    place = check_device(device)
     model, tokenizer = open_model(folder)
-    model = (model.float() if device == "cpu" else model).to(device).eval()  # on a CPU, compute in float32
+    model = (model.float() if place.type == "cpu" else model).to(place).eval()  # on a CPU, compute in float32
     with panics_as_errors("the tokenizer fails"):
-        ids = torch.tensor([tokenizer.encode(text).ids[:tokens]], device=device)
+        ids = torch.tensor([tokenizer.encode(text).ids[:tokens]], device=place)
     if not ids.numel():
         raise ValueError("the text has no tokens; a model needs at least one")
     with torch.no_grad(), watch(model, layers=layers, keep=keep, store=store, tokenizer=tokenizer) as recording:

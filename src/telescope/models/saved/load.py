@@ -12,6 +12,7 @@ from ...files.definitions import check_savable, from_json
 from ...files.errors import LoadError
 from ...files.safetensors import StoredTensors, scan_folder
 from ...words import closest_name, hint
+from ..device import check_device
 from ..model import FORMAT, FORMAT_WITH_ATTENTION, MODEL_CLASSES, Model
 from ..shipped import find_shipped, shipped_models
 from . import huggingface, llama2c
@@ -34,7 +35,7 @@ def load(
             and are loaded as float32, so that they write the same text on every machine
 
     Nothing in a file is ever executed. Raises a LoadError with one sentence where a file cannot be read, a ValueError
-    where `dtype` is not a floating-point dtype.
+    where `dtype` is not a floating-point dtype or `device` is not here.
 
     Example:
         >>> import telescope as ts
@@ -44,6 +45,8 @@ def load(
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ValueError(f"dtype={dtype} is not a dtype of weights; there are torch.float32, torch.bfloat16, ...")
+    if device is not None and str(device) != "meta":  # "meta" gives the shapes of the weights without their numbers
+        device = check_device(device)
     if find_shipped(path) is not None:
         dtype = dtype or torch.float32
     place = find_model(path)

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
+from ...files.writable import check_can_write
 from ...text.corpus_files import Split, data_folder
 from ...training.processes import uses_gpu
 from ...training.progress import format_counts, format_duration
 from .recipe import Recipe
 from .registry import TASKS
 from .task import Stage
-from .train import check_folder
+from .train import RECIPE, check_folder
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 TIMED = 3  # steps that are timed, after one that warms up
@@ -32,6 +33,7 @@ def check(recipe: Recipe, *, data: str | None = None, out: str | None = None) ->
     yield f"{recipe.name}: {recipe.task}"
     table: Any = recipe.tables()["data"]
     if out is not None:
+        check_can_write(Path(out) / RECIPE)
         check_folder(Path(out), recipe)
     for split in SPLITS if hasattr(table, "read") else ():
         yield f"{split:<12}{_describe(table.read(folder, split))}"

@@ -11,6 +11,7 @@ from typing import cast, get_args
 import torch
 
 from ...files.atomic import atomic_file
+from ...files.writable import check_can_write
 from ...layers.check_sizes import check_choice
 from ...models import load
 from ...models.saved.load import find_model
@@ -72,9 +73,10 @@ def predict(
     if out is None and not Path(folder).is_dir() and find_shipped(folder) is None:
         raise ValueError(f"{folder} is no folder in which answers can be kept; --out names one")
     check_choice("split", split, get_args(Split))
+    file = _file(folder, split, out)
+    check_can_write(file)  # before the model runs, which may take long
     model = load(folder, device="cuda" if torch.cuda.is_available() else "cpu", dtype=torch.float32)
     answers = TASKS[settings.task].answer(settings, model, data_folder(data), cast(Split, split))
-    file = _file(folder, split, out)
     file.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(file) as new:
         new.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in answers), encoding="utf-8")

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from ... import training
 from ...files.atomic import sync_file
 from ...files.locks import LOCK
+from ...files.writable import check_can_write
 from ...models import Model
 from ...models.saved.tokenizer_file import read_tokenizer
 from ...text.corpus_files import data_folder
@@ -49,6 +50,7 @@ def train(
     recipe = recipe if isinstance(recipe, Recipe) else read(recipe)
     folder = Path(out)
     processes = Processes()
+    processes.in_first(lambda: check_can_write(folder / RECIPE))  # before the data is read, which may take long
     processes.in_first(lambda: check_folder(folder, recipe))  # before a lock is put into the folder of something else
     with locked(folder, processes):
         work = _prepare(recipe, folder, data_folder(data), processes)
@@ -83,6 +85,9 @@ def _prepare(recipe: Recipe, folder: Path, data: Path, processes: Processes) -> 
         tokenizer = read_tokenizer(tokenizer_file) if tokenizer_file.exists() else None
         work = prepare(recipe, data, tokenizer)
         prepared.append(work)
+        # A checkpoint holds the weights and two numbers of Adam for each; the next one is written before it is removed.
+        size = 3 * sum(parameter.nbytes for parameter in work.model.parameters())
+        check_can_write(folder / RECIPE, size=2 * size)
         _write_whole(folder / RECIPE, recipe.to_toml())
         if work.model.tokenizer is None:
             return None
