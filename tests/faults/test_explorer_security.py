@@ -84,6 +84,20 @@ def test_nothing_is_served_without_the_key(client, path, headers):
     assert TOKEN not in response.text
 
 
+FOREIGN = ['prefs={"theme":"dark"}', "list[0]=a", "flag", "a b=c d", "=", "", 'q="', "é=ü", "x=(1,2)", "@=1", "a=b=c",
+           f"telescope-{PORT}=old", f"telescope-{PORT}", f"Telescope-{PORT}=1", f"x-{PORT}={TOKEN}"]  # fmt: skip
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_cookies_of_other_programs_do_not_hide_the_key(client, foreign):
+    """Browsers share cookies between the ports of a host."""
+    own = f"telescope-{PORT}={TOKEN}"
+    for line in (f"{foreign}; {own}", f"{own}; {foreign}", f"{foreign};{own};{foreign}"):
+        assert client.get("/api/v1/runs", headers={"Cookie": line.encode()}).status_code == 200, line
+    assert client.get("/api/v1/runs", headers=[("Cookie", foreign.encode()), ("Cookie", own)]).status_code == 200
+    assert client.get("/api/v1/runs", headers={"Cookie": foreign.encode()}).status_code == 401
+
+
 def test_a_link_with_the_key_redirects_and_sets_a_cookie(client):
     response = client.get(f"/s/run/walk?l=0&token={TOKEN}&h=1")
     assert (response.status_code, response.headers["location"]) == (303, "/s/run/walk?l=0&h=1")

@@ -3,11 +3,9 @@
 import asyncio
 import os
 import secrets
-import socket
 import sys
 import webbrowser
 from collections.abc import Callable
-from ipaddress import ip_address
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -20,6 +18,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ..files import paths
 from ..recording.saved.manifest import FILE
+from .addresses import LOOPBACK, Address, bound_address, host_names, is_printed, listen
 from .api import Api
 from .app import app
 from .guard import Guard
@@ -29,7 +28,6 @@ from .requests import Refusal
 __all__ = ["Library", "Refusal", "recordings", "serve"]
 
 AT_ONCE = 8  # most answers computed in parallel; never more than there are cores
-LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
 def serve(
@@ -41,27 +39,30 @@ def serve(
     browse: bool = False,
     say: Callable[[str], object] = print,
 ) -> None:
-    """Serve a library until Ctrl-C; port 0 takes a free port. Passes the link, with the access token, to `say`."""
-    listener = _listen(host, port)
+    """Serve a library until Ctrl-C; port 0 takes a free port.
+
+    Passes the link, with the access token, to `say`; of a server on all addresses of this machine, a link for each.
+    """
+    listener = listen(host, port)
     port = listener.getsockname()[1]
+    bound = bound_address(listener)
     token = secrets.token_urlsafe(24)
-    url_host = f"[{host}]" if ":" in host else host
-    guard = Guard.at(token, port, {*LOOPBACK_NAMES, url_host} if _is_loopback(host) else {url_host})
-    link = f"http://{url_host}:{port}{path}{'&' if '?' in path else '?'}token={quote(token)}"
-    if not _is_loopback(host):
-        print(
-            f"telescope: --host {host} is open to the network: anyone with the link can read everything, unencrypted",
-            file=sys.stderr,
-        )
+    names = host_names(host, bound)
+    guard = Guard.at(token, port, names)
+    query = f"{'&' if '?' in path else '?'}token={quote(token)}"
+    printed = [name for name in names if is_printed(name)] if bound.is_unspecified else names[:1]
+    links = [f"http://{name}:{port}{path}{query}" for name in printed]
+    _warn(host, bound)
     at_once = min(AT_ONCE, os.cpu_count() or 1)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // at_once))  # so that parallel tiles do not oversubscribe cores
     config = uvicorn_config(app(Api(library), guard, at_once))
-    say(link)
+    for link in links:
+        say(link)
     stopped = Event()
     warming = Thread(target=library.warm_up, args=(stopped,))
     warming.start()
     if browse:
-        webbrowser.open(link)
+        webbrowser.open(links[-1])  # of many, the loopback
     try:
         uvicorn.Server(config).run(sockets=[listener])
     except KeyboardInterrupt:
@@ -70,6 +71,17 @@ def serve(
         listener.close()
         stopped.set()
         warming.join()
+
+
+def _warn(host: str, bound: Address) -> None:
+    """Print who can reach the server, where the user may think otherwise."""
+    if not bound.is_loopback:
+        told = f"--host {host} is open to the network: anyone with the link can read everything, unencrypted"
+    elif host.strip("[]") not in (str(bound), *LOOPBACK):
+        told = f"{host} is {bound} here, which no other machine can reach; --host 0.0.0.0 opens the page to the network"
+    else:
+        return
+    print(f"telescope: {told}", file=sys.stderr)
 
 
 def uvicorn_config(application: ASGIApp) -> uvicorn.Config:
@@ -99,27 +111,6 @@ def recordings(place: Path) -> list[Path]:
             f"{place} is not a recording and contains none; telescope watch --out {place}/run.telescope makes one"
         )
     return found
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Return a socket bound to the host and port."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except (OSError, OverflowError) as problem:
-        listener.close()
-        raise ValueError(f"port {port} of {host} cannot be used: {problem}; --port 0 takes a free one") from None
-    return listener
-
-
-def _is_loopback(host: str) -> bool:
-    """Return whether a host name or address is reachable from this machine alone."""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 IDLE = 60.0  # seconds
