@@ -135,7 +135,6 @@ def test_a_dual_socket_takes_ipv4():
     if not socket.has_ipv6:
         pytest.skip("this machine has no IPv6")
     with addresses.listen("::", 0) as listener:
-        listener.listen()
         with socket.create_connection(("127.0.0.1", listener.getsockname()[1]), timeout=5):
             listener.accept()[0].close()
 

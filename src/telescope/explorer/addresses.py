@@ -11,13 +11,17 @@ from threading import Thread
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 IPV4_ROUTES = Path("/proc/net/fib_trie")
 IPV6_ADDRESSES = Path("/proc/net/if_inet6")
+QUEUED = 2048  # connections that may wait to be accepted, as many as uvicorn asks for
 NAME_SECONDS = 1.0  # that a name server may take to tell this machine's full name
 
 Address = IPv4Address | IPv6Address
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket bound to a host name or address and a port; "::" takes IPv4 connections as well."""
+    """Return a socket that listens on a host name or address and a port; "::" takes IPv4 connections as well.
+
+    Whoever opens the link at once, before the server runs, waits instead of being refused.
+    """
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
     except (OSError, OverflowError, UnicodeError) as problem:
@@ -29,6 +33,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     try:
         listener.bind(place)
+        listener.listen(QUEUED)
     except (OSError, OverflowError) as problem:
         listener.close()
         if isinstance(problem, OSError) and problem.errno == EADDRNOTAVAIL:

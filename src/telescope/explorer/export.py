@@ -63,7 +63,9 @@ def media_type(name: str) -> str:
     return KINDS[name.rpartition(".")[2]]
 
 
-def export_answers(ask: Callable[..., Any], run: Run, params: RequestParams) -> dict[str, Any]:
+def export_answers(
+    ask: Callable[..., Any], run: Run, params: RequestParams, has_left: Callable[[], bool] = lambda: False
+) -> dict[str, Any]:
     """Return every answer that the page may request while it shows this head. `ask` is `Api.ask`."""
     layer = params.index("l", len(run.views), "attention", 0)
     view = run.views[layer]

@@ -17,6 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .request_ids import request_id
 from .requests import Refusal
 
 LARGEST = 1_000_000  # bytes of a request's body
@@ -76,7 +77,7 @@ class Guard:
                     return
                 response = redirect
             except Refusal as refusal:
-                response = error_response(refusal)
+                response = error_response(scope, refusal)
             await response(scope, receive, _with_headers(send))
 
         return guarded
@@ -124,9 +125,9 @@ class Guard:
         return hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode())
 
 
-def error_response(refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
-    """Return a refusal as a JSON response that is not cached."""
-    body = json.dumps({"error": {"code": refusal.code, "message": refusal.message}}, ensure_ascii=False)
+def error_response(scope: Scope, refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
+    """Return a refusal of a request as a JSON response that is not cached."""
+    body = json.dumps(refusal.to_json(request_id(scope)), ensure_ascii=False)
     return Response(
         body.encode("utf-8", "replace"),
         refusal.status,

@@ -6,7 +6,9 @@ import secrets
 import sys
 import webbrowser
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from socket import socket
 from threading import Event, Thread
 from typing import Any
 from urllib.parse import quote
@@ -21,6 +23,7 @@ from ..recording.saved.manifest import FILE
 from .addresses import LOOPBACK, Address, bound_address, host_names, is_printed, listen
 from .api import Api
 from .app import app
+from .computing import Computing
 from .guard import Guard
 from .library import Library
 from .requests import Refusal
@@ -38,10 +41,12 @@ def serve(
     path: str = "/",
     browse: bool = False,
     say: Callable[[str], object] = print,
+    log: Callable[[str], object] | None = None,
 ) -> None:
     """Serve a library until Ctrl-C; port 0 takes a free port.
 
     Passes the link, with the access token, to `say`; of a server on all addresses of this machine, a link for each.
+    `log` is given one line for each request. Ctrl-C ends the process at once if an answer is still being computed.
     """
     listener = listen(host, port)
     port = listener.getsockname()[1]
@@ -55,7 +60,8 @@ def serve(
     _warn(host, bound)
     at_once = min(AT_ONCE, os.cpu_count() or 1)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // at_once))  # so that parallel tiles do not oversubscribe cores
-    config = uvicorn_config(app(Api(library), guard, at_once))
+    computing = Computing(at_once)
+    config = uvicorn_config(app(Api(library), guard, computing, log=log))
     for link in links:
         say(link)
     stopped = Event()
@@ -63,14 +69,46 @@ def serve(
     warming.start()
     if browse:
         webbrowser.open(links[-1])  # of many, the loopback
+    interrupted = False
     try:
-        uvicorn.Server(config).run(sockets=[listener])
+        Server(config, computing).run(sockets=[listener])
     except KeyboardInterrupt:
-        pass
+        interrupted = True
     finally:
         listener.close()
         stopped.set()
-        warming.join()
+        warming.join(timeout=JOIN if interrupted else None)
+    if interrupted and (computing.threads or warming.is_alive()):
+        _end_process()
+
+
+JOIN = 0.1  # seconds that the thread which loads models may take to notice that it is not needed
+GRACE = 0.2  # seconds after Ctrl-C in which answers that are nearly there are still sent
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server; at Ctrl-C it closes the connections of all who still wait, instead of waiting for them."""
+
+    def __init__(self, config: uvicorn.Config, computing: Computing) -> None:
+        super().__init__(config)
+        self._computing = computing
+
+    async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        self._computing.stopping = True
+        asyncio.get_running_loop().call_later(GRACE, self._close_connections)
+        await super().shutdown(sockets)
+
+    def _close_connections(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+
+def _end_process() -> None:
+    """End the process although threads still compute: Python would wait for them, and they cannot be ended."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(0)
 
 
 def _warn(host: str, bound: Address) -> None:
