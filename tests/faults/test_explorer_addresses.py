@@ -135,8 +135,8 @@ def test_a_dual_socket_takes_ipv4():
     if not socket.has_ipv6:
         pytest.skip("this machine has no IPv6")
     with addresses.listen("::", 0) as listener:
-        with socket.create_connection(("127.0.0.1", listener.getsockname()[1]), timeout=5):
-            listener.accept()[0].close()
+        client = socket.create_connection(("127.0.0.1", listener.getsockname()[1]), timeout=5)
+        client.close()
 
 
 def test_a_machine_without_proc_is_asked_for_its_name(monkeypatch, tmp_path):

@@ -168,12 +168,13 @@ GET  /runs/{run}/tracks/{z}/{x}      ?l&h&kind=entropy|received&b   256 float32,
                                 nats, the mean over a pixel's queries; received is the share of all weight on a
                                 pixel's keys. X-Exact and X-Samples as above.
 GET  /runs/{run}/export         ?l&h&i&b&start&format=html|json   the file opens at the address `start`, /s/{run}/…: one
-                                file with all answers about an attention of a short run
-                                and as many traces of the others as fit. Cells are part of the traces.
+                                file of at most 4 MB with the answers about an attention of a short run, those about the
+                                shown head first. RUN has "held": {"l", "h"} and, in its notice, what was left out.
                                 json: {"version": 1, "start": "/s/r1/walk?…", "answers": {"/runs/r1": RUN,
                                 "/runs/r1/trace?h=0&i=0&l=0": …, "/runs/r1/tiles/0/0/0?h=0&how=share&l=0":
                                 {"base64": "…", "exact": 1, "samples": 1}}}: paths without /api/v1, parameters sorted,
                                 b=0 and fmt=f16 left out. tokens and geometry are complete, without start and stop.
+                                Traces and weights are packed; packing.py says how, and inline.js unpacks them.
                                 html: the same in <script type="application/json" id="telescope-answers">
 GET  /atlases                   {"atlases": [ATLAS, …]}, ATLAS = {"atlas": "name", "model": "GPT", "texts", "tokens",
                                 "skipped", "layers": ["blocks.0.self", …], "columns": ["itself", …, "logit"],
@@ -207,7 +208,8 @@ from ..attention.normalizers import ZeroSumError
 from ..models import LoadError
 from ..trace.numbers import round_numbers
 from .after_head import after_head
-from .export import export_answers, html_page
+from .export import html_page
+from .exported_run import export_answers
 from .library import Library
 from .maps import Maps, Picture
 from .next_token import output
