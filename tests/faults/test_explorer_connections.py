@@ -11,7 +11,8 @@ import uvicorn
 
 from exploring import recorded, serving
 from telescope.explorer import server as connections
-from telescope.explorer.app import WAITING, app
+from telescope.explorer.app import app
+from telescope.explorer.computing import WAITING
 from telescope.explorer.guard import Guard
 from telescope.explorer.server import uvicorn_config
 
@@ -87,6 +88,7 @@ def test_missing_bodies_do_not_block_other_clients():
         answers = [until_closed(line) for line in lines]
         assert {int(answer.split()[1]) for answer in answers} == {408}
         error = json.loads(answers[0].partition(b"\r\n\r\n")[2])["error"]
+        assert error.pop("request") in answers[0].partition(b"\r\n\r\n")[0].decode()
         assert error == {"code": "slow", "message": "the body did not arrive within 4 seconds; send it without a pause"}
         assert request(port)[0] == 200
 

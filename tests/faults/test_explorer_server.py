@@ -5,6 +5,9 @@ import logging
 import re
 import signal
 import socket
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -77,6 +80,49 @@ def test_ctrl_c_frees_the_port(folder, bench):
         assert process.stderr.read() == ""
 
 
+BUSY = """
+import sys, threading, time, torch
+from telescope.explorer import server
+def compute(*request):
+    print("computing", flush=True)
+    began = time.monotonic()
+    while time.monotonic() < began + 60:
+        {work}
+server.Api.answer = compute
+server.Library.warm_up = lambda self, stopped: None
+server.serve(server.Library({{}}), say=lambda link: print(link, flush=True), log=lambda line: print(line, flush=True))
+"""
+WORK = {"in Python": "sum(range(10_000))", "in torch": "torch.randn(900, 900) @ torch.randn(900, 900)"}
+
+
+@pytest.mark.parametrize("work", WORK)
+def test_ctrl_c_ends_whatever_is_being_computed(work):
+    """Two answers are computed, a third is queued, and one client has not sent all of its body."""
+    command = [sys.executable, "-c", BUSY.format(work=WORK[work])]
+    with ExitStack() as opened:
+        process = opened.enter_context(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        )
+        opened.callback(process.kill)
+        host, port, token = re.match(r"http://(.+):(\d+)/\?token=(.+)", process.stdout.readline()).groups()
+        key = f"Host: {host}:{port}\r\nAuthorization: Bearer {token}\r\n"
+        asked = f"GET /api/v1/runs HTTP/1.1\r\n{key}\r\n"
+        unsent = f"POST /api/v1/runs HTTP/1.1\r\n{key}Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{{"
+        for request in (asked, asked, asked, unsent):
+            line = opened.enter_context(socket.create_connection((host, int(port))))
+            line.sendall(request.encode())
+        assert process.stdout.readline() == "computing\n"
+        sleep(0.5)
+        began = monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 0
+        took = monotonic() - began
+        assert process.stderr.read() == ""
+        assert took < 2.0  # half a second on a machine that has nothing else to do
+        logged = [line for line in process.stdout.read().splitlines() if " /api/" in line]
+    assert [line.split()[5] for line in logged] == ["499"] * 4
+
+
 def test_a_recording_opens_at_once_and_a_link_leads_to_it(folder, bench):
     with bench.serving(folder / "long.telescope") as server, bench.Client(server) as client:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/s/long/heads\?token=[\w-]{32}", server.link)
@@ -146,7 +192,7 @@ def test_serving_to_the_network_logs_a_warning(folder, monkeypatch, caplog):
     caplog.clear()
     server.serve(server.Library({}), say=complaint.append)
     assert caplog.text == ""
-    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{32}", complaint[1])  # 192 bits
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{32}", complaint[-1])  # 192 bits
 
 
 def test_a_sentence_is_opened_in_a_browser(command, monkeypatch, tmp_path):

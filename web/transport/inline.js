@@ -34,8 +34,13 @@ function pictureBytes({ base64, length }) {
 }
 
 /**
+ * @typedef {{base64: string, width: number}} PackedRows
+ * @typedef {{base64: string, length: number}} PackedNumbers
+ */
+
+/**
  * Return the rows of float32 numbers that the file holds as base64.
- * @param {{base64: string, width: number} | null} packed
+ * @param {PackedRows | null} packed
  * @returns {number[][] | null}
  */
 function rowsOf(packed) {
@@ -44,6 +49,48 @@ function rowsOf(packed) {
   return Array.from({ length: numbers.length / packed.width }, (_, row) =>
     Array.from(numbers.subarray(row * packed.width, (row + 1) * packed.width)),
   );
+}
+
+/**
+ * Return rows as the server sends weights, with the seven digits of float32.
+ * @param {PackedRows} packed
+ */
+const weightRows = (packed) => (rowsOf(packed) ?? []).map((row) => row.map(rounded));
+
+/** @param {number} x */
+const rounded = (x) => Number(x.toPrecision(7));
+
+/**
+ * Return the float64 numbers that the file holds as base64; the zeros at their end are not in it.
+ * @param {PackedNumbers} packed
+ */
+function numbersOf({ base64, length }) {
+  const whole = new Float64Array(length);
+  whole.set(new Float64Array(decodeBase64(base64)));
+  return Array.from(whole);
+}
+
+/** JSON has no infinities: the API sends them as strings. @param {number} x */
+const asJson = (x) => (Number.isFinite(x) ? x : Number.isNaN(x) ? "nan" : x > 0 ? "inf" : "-inf");
+
+/**
+ * Return the steps of a trace; each is packed as numbers, or as a change of the step before.
+ * @param {({name: string, formula: string} & (PackedNumbers | {times: number} | {hidden: [number, number][]}))[]} packed
+ */
+function stepsOf(packed) {
+  /** @type {number[]} */
+  let before = [];
+  return packed.map((step) => {
+    /** @type {number[]} */
+    let numbers;
+    if ("times" in step) numbers = before.map((x) => x * step.times);
+    else if ("hidden" in step) {
+      numbers = [...before];
+      for (const [start, stop] of step.hidden) numbers.fill(-Infinity, start, stop);
+    } else numbers = numbersOf(step);
+    before = numbers;
+    return { name: step.name, formula: step.formula, numbers: numbers.map(asJson) };
+  });
 }
 
 /**
@@ -58,6 +105,11 @@ export const fileTransport = (answers) => {
     if (answer.error) throw new Failure(answer.error.message, answer.error.code);
     return answer;
   };
+  /** A text without words has no answers by words: those by pieces are the same. @type {typeof find} */
+  const findBy = (path, query) => {
+    const { by, ...rest } = /** @type {any} */ (query);
+    return find(path, answers[answerKey(path, query)] === undefined ? rest : query);
+  };
   /** Put a trace together again: keys and values are stored once for a head, the stream once for a query. @type {(path: string, query?: Query) => Promise<any>} */
   const inflate = async (path, query) => {
     const trace = await find(path, query);
@@ -69,6 +121,7 @@ export const fileTransport = (answers) => {
     const dot = trace.terms === null;
     return {
       ...trace,
+      keys: Array.from({ length: trace.n_k }, (_, at) => at),
       tokens: (await find(`${base}tokens`, { l, axis: "k" })).tokens,
       query: own,
       ...{ key, value },
@@ -77,16 +130,71 @@ export const fileTransport = (answers) => {
         factors: { query: own, key },
         terms: key?.map((row) => row.map((x, m) => x * own[m])),
       }),
+      steps: stepsOf(trace.steps),
+      context: trace.context && numbersOf(trace.context).map(asJson),
+      rest: { keys: 0, weight: 0, context: null },
     };
   };
+  /** Return the weights between words of an attention: a matrix for each head. @type {(path: string, l: number) => Promise<any>} */
+  const findWords = async (path, l) => {
+    const words = await find(path.replace(/[^/]+$/, "words"), { l });
+    const exact = rowsOf(words.weights) ?? [];
+    const n = words.rows.length;
+    const matrices = Array.from({ length: exact.length / n }, (_, at) => exact.slice(at * n, (at + 1) * n));
+    return { ...words, matrices };
+  };
+  /** @type {(path: string, l: number) => Promise<Attention>} */
+  const findAttention = async (path, l) => (await find(path.replace(/\/[^/]+$/, ""))).attentions[l];
   /** @type {(path: string, query: any) => Promise<{trace: Trace, step: (name: string) => JsonNumber[] | undefined}>} */
   const findTrace = async (path, { l, h, i }) => {
     const trace = await inflate(path.replace(/cells?$/, "trace"), { l, h, i });
     return { trace, step: (name) => trace.steps.find((/** @type {any} */ one) => one.name === name)?.numbers };
   };
-  /** @type {Record<string, (path: string, query: any) => Promise<any>>} cells are read from the trace of their query */
-  const fromTrace = {
+  /** @type {Record<string, (path: string, query: any) => Promise<any>>} what the file holds in another form */
+  const unpacked = {
     trace: inflate,
+    geometry: findBy,
+    async heads(path, query) {
+      const { packed, ...rest } = await findBy(path, query);
+      const rows = packed.share ? weightRows(packed.share) : null;
+      const { matrices } = rows ? { matrices: [] } : await findWords(path, query.l);
+      const share = (/** @type {number} */ at) =>
+        rows?.slice(at * rest.rows, (at + 1) * rest.rows) ??
+        matrices[at].map((/** @type {number[]} */ row) => row.map(rounded));
+      return {
+        ...rest,
+        maps: packed.heads.map((/** @type {number} */ h, /** @type {number} */ at) => ({ h, share: share(at) })),
+      };
+    },
+    async alignment(path, { l, h }) {
+      const { heads } = await findAttention(path, l);
+      const { known, rows, columns, matrices, real_rows, real_columns } = await findWords(path, l);
+      /** @type {(i: number, j: number) => number} */
+      const mean = (i, j) =>
+        matrices.reduce((/** @type {number} */ total, /** @type {number[][]} */ one) => total + one[i][j], 0) /
+        matrices.length;
+      const weights = rows.map((/** @type {string} */ _, /** @type {number} */ i) =>
+        columns.map((/** @type {string} */ __, /** @type {number} */ j) =>
+          rounded(h === "mean" ? mean(i, j) : matrices[heads.indexOf(h)][i][j]),
+        ),
+      );
+      return { known, l, h, rows, columns, weights, real_rows, real_columns };
+    },
+    async perspectives(path, { l, i }) {
+      const { kind } = await findAttention(path, l);
+      const { heads, pairs } = await find(path, { kind });
+      const named = (await find(path.replace(/[^/]+$/, "tokens"), { l, axis: "q" })).words;
+      const word = named ? named[i] : i;
+      const places = [...new Set(heads.map((/** @type {any} */ one) => one.l))];
+      const found = await Promise.all(places.map((place) => findWords(path, place)));
+      const rows = found.flatMap(({ matrices }) => matrices.map((/** @type {number[][]} */ one) => one[word]));
+      const { rows: names, columns } = found[found.length - 1];
+      const all = heads.map((/** @type {any} */ one, /** @type {number} */ at) => ({
+        ...one,
+        weights: rows[at].map(rounded),
+      }));
+      return { l, i, word, names, columns, heads: all, pair: pairs[word] };
+    },
     async cell(path, query) {
       const { trace, step } = await findTrace(path, query);
       const at = trace.keys.indexOf(query.j);
@@ -107,7 +215,7 @@ export const fileTransport = (answers) => {
   };
   return {
     canRun: false,
-    ask: (path, query) => (fromTrace[path.split("/").at(-1) ?? ""] ?? find)(path, query),
+    ask: (path, query) => (unpacked[path.split("/").at(-1) ?? ""] ?? find)(path, query),
     async bytes(path, query) {
       const answer = await find(path, query);
       return { buffer: pictureBytes(answer), exact: Boolean(answer.exact), samples: answer.samples };

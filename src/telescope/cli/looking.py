@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -225,6 +226,9 @@ def serve(
         str, typer.Option(help="Address to listen on; any other than the default opens the page to the network.")
     ] = "127.0.0.1",
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    log: Annotated[
+        bool, typer.Option("--log", help="Print a line for each request: time, id, method, path, status, duration.")
+    ] = False,
 ) -> None:
     """Serve the explorer, a web page, to this machine. It shows recordings and typed sentences; Ctrl-C stops it."""
     from ..atlas.folder import is_atlas
@@ -247,7 +251,8 @@ def serve(
     path = f"/s/{opened[0].name}/heads" if opened else "/"
     if atlases:
         path = f"/atlas/{atlases[0]}" + (f"?other={atlases[1]}" if len(atlases) > 1 else "")
-    explorer.serve(library, host=host, port=port, path=path, browse=open_page)
+    log_line = partial(print, file=sys.stderr, flush=True) if log else None
+    explorer.serve(library, host=host, port=port, path=path, browse=open_page, log=log_line)
 
 
 def doctor(

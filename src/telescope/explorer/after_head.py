@@ -35,6 +35,22 @@ class Stage:
 @torch.no_grad()
 def after_head(view: AttentionView, params: RequestParams, layer: int) -> dict[str, Any]:
     """Answer GET /runs/{run}/after: the way of one query from its heads to the next layer."""
+    call, block, attention = _require_model(view)
+    b, i = sequence(view, params), params.index("i", view.size[0], "query")
+    contexts = call.trace().context[b, :, i]
+    return _after(view, call, block, attention, contexts, {"l": layer, "i": i}, b)
+
+
+@torch.no_grad()
+def after_all(view: AttentionView, b: int, layer: int) -> list[dict[str, Any]]:
+    """Return the answers to /after about all queries."""
+    call, block, attention = _require_model(view)
+    contexts = call.trace().context[b].unbind(1)
+    return [_after(view, call, block, attention, one, {"l": layer, "i": i}, b) for i, one in enumerate(contexts)]
+
+
+def _require_model(view: AttentionView) -> tuple[StepsCall, EncoderBlock | DecoderBlock, MultiHeadAttention]:
+    """Return the call, the block of the model around it, and its attention, or raise Refusal."""
     block, call = view.block, view.call
     if not isinstance(block, EncoderBlock | DecoderBlock) or not isinstance(call, StepsCall):
         raise not_kept("what follows the heads is shown for models of Telescope that run here, not for recordings")
@@ -42,9 +58,22 @@ def after_head(view: AttentionView, params: RequestParams, layer: int) -> dict[s
     if not isinstance(attention, MultiHeadAttention):
         raise not_kept(f"what follows the heads is not known for a {type(attention).__name__}")
     view.require("geometry")
-    b, i = sequence(view, params), params.index("i", view.size[0], "query")
+    return call, block, attention
+
+
+def _after(
+    view: AttentionView,
+    call: StepsCall,
+    block: EncoderBlock | DecoderBlock,
+    attention: MultiHeadAttention,
+    contexts: Float[Tensor, "head d_v"],
+    place: dict[str, int],
+    b: int,
+) -> dict[str, Any]:
+    """Return the way of one query; `contexts` are the outputs of its heads and `place` is {"l", "i"}."""
+    i = place["i"]
     before, after = call.before[b, i], call.after[b, i]
-    contexts = call.trace().context[b, :, i].to(before)
+    contexts = contexts.to(before)
     joined = contexts.flatten()
     parts = [_part(attention.W_O, contexts, head) for head in range(len(contexts))]
     projected = attention.W_O(joined)
@@ -64,8 +93,7 @@ def after_head(view: AttentionView, params: RequestParams, layer: int) -> dict[s
         fed, last = _feed_forward(block, after)
         stages += fed
     return {
-        "l": layer,
-        "i": i,
+        **place,
         "token": view.tokens("q", b, [i])[0],
         "pre_norm": norm.pre_norm,
         "stages": [stage.to_json() for stage in stages],

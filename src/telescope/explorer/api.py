@@ -168,12 +168,13 @@ GET  /runs/{run}/tracks/{z}/{x}      ?l&h&kind=entropy|received&b   256 float32,
                                 nats, the mean over a pixel's queries; received is the share of all weight on a
                                 pixel's keys. X-Exact and X-Samples as above.
 GET  /runs/{run}/export         ?l&h&i&b&start&format=html|json   the file opens at the address `start`, /s/{run}/…: one
-                                file with all answers about an attention of a short run
-                                and as many traces of the others as fit. Cells are part of the traces.
+                                file of at most 4 MB with the answers about an attention of a short run, those about the
+                                shown head first. RUN has "held": {"l", "h"} and, in its notice, what was left out.
                                 json: {"version": 1, "start": "/s/r1/walk?…", "answers": {"/runs/r1": RUN,
                                 "/runs/r1/trace?h=0&i=0&l=0": …, "/runs/r1/tiles/0/0/0?h=0&how=share&l=0":
                                 {"base64": "…", "exact": 1, "samples": 1}}}: paths without /api/v1, parameters sorted,
                                 b=0 and fmt=f16 left out. tokens and geometry are complete, without start and stop.
+                                Traces and weights are packed; packing.py says how, and inline.js unpacks them.
                                 html: the same in <script type="application/json" id="telescope-answers">
 GET  /atlases                   {"atlases": [ATLAS, …]}, ATLAS = {"atlas": "name", "model": "GPT", "texts", "tokens",
                                 "skipped", "layers": ["blocks.0.self", …], "columns": ["itself", …, "logit"],
@@ -188,9 +189,11 @@ GET  /atlases/{name}/head       ?l&h   {"layer", "head", "kind", "entropy": 1.2,
 GET  /atlases/{name}/compare/{other}   {"heads": [{"layer", "number", "kind_before", "kind_after", "habit", "before",
                                 "after", "change", "errors", "moved"}, …]}, those that changed the most first
 
-Errors are {"error": {"code": "unknown-run", "message": "one sentence"}}:
+Every answer over HTTP has the header X-Request-Id, which the log of `telescope serve --log` repeats.
+Errors are {"error": {"code": "unknown-run", "message": "one sentence", "request": "its id, over HTTP"}}:
     400 bad-parameter, bad-json     401 no-token     403 bad-host, bad-origin     404 unknown-run, unknown, no-tile
-    405 method     408 slow     409 not-kept, too-long, damaged, other-shape     413 too-large    415 not-json
+    405 method     408 slow     409 not-kept, too-long, damaged, other-shape,
+    zero-sum     413 too-large    415 not-json
     422 text     503 busy (with Retry-After)
 """
 
@@ -201,10 +204,12 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+from ..attention.normalizers import ZeroSumError
 from ..models import LoadError
 from ..trace.numbers import round_numbers
 from .after_head import after_head
-from .export import export_answers, html_page
+from .export import html_page
+from .exported_run import export_answers
 from .library import Library
 from .maps import Maps, Picture
 from .next_token import output
@@ -227,6 +232,9 @@ ABOUT_RUNS: dict[str, Resource] = {
     "whatif": what_if,
 }  # answers about a run as a whole, not about one of its attentions
 IN_FLOAT64 = ("trace", "cell", "cells", "geometry", "encoding", "positions", "whatif")  # sent with all digits
+ZERO_SUM = (
+    "the scores of a query sum to zero, so they cannot be divided by their sum; choose softmax, or change the numbers"
+)
 JSON, BINARY = "application/json", "application/octet-stream"
 
 
@@ -238,6 +246,8 @@ class Answer:
     body: bytes
     kind: str = JSON
     headers: dict[str, str] = field(default_factory=dict)
+    refusal: Refusal | None = None
+    """What the body says, if it is an error."""
 
 
 class Api:
@@ -266,15 +276,27 @@ class Api:
             "top": largest_weights,
         }
 
-    def answer(self, method: str, path: str, parameters: Mapping[str, str], body: bytes = b"") -> Answer:
-        """Return the answer to a request for a path under /api/v1. Errors are answers too; nothing is raised."""
+    def answer(
+        self,
+        method: str,
+        path: str,
+        parameters: Mapping[str, str],
+        body: bytes = b"",
+        has_left: Callable[[], bool] = lambda: False,
+    ) -> Answer:
+        """Return the answer to a request for a path under /api/v1. Errors are answers too; nothing is raised.
+
+        An export ends early, with any answer, once `has_left` returns True.
+        """
         started = perf_counter()
         try:
-            answered = self._answer(method, path, parameters, body)
+            answered = self._answer(method, path, parameters, body, has_left)
         except LoadError as problem:
-            return Answer(409, _json({"error": {"code": "damaged", "message": str(problem)}}))
+            return _refused(Refusal(409, "damaged", str(problem)))
+        except ZeroSumError:
+            return _refused(Refusal(409, "zero-sum", ZERO_SUM))
         except Refusal as refusal:
-            return Answer(refusal.status, _json({"error": {"code": refusal.code, "message": refusal.message}}))
+            return _refused(refusal)
         timing = {"Server-Timing": f"made;dur={(perf_counter() - started) * 1000:.1f}"}
         return Answer(answered.status, answered.body, answered.kind, answered.headers | timing)
 
@@ -283,7 +305,9 @@ class Api:
         run, resource, *place = path.removeprefix("/runs/").split("/")
         return self._resource(self.library.run(run), resource, place, {k: str(v) for k, v in parameters.items()})
 
-    def _answer(self, method: str, path: str, parameters: Mapping[str, str], body: bytes) -> Answer:
+    def _answer(
+        self, method: str, path: str, parameters: Mapping[str, str], body: bytes, has_left: Callable[[], bool]
+    ) -> Answer:
         if method == "POST":
             return self._post(path, body)
         if method != "GET":
@@ -303,7 +327,7 @@ class Api:
                 run = self.library.run(name)
                 return Answer(200, _json(run.to_json()), headers=_tag(run))
             case ["runs", name, "export"]:
-                return self._export(self.library.run(name), parameters)
+                return self._export(self.library.run(name), parameters, has_left)
             case ["runs", name, resource, *place]:
                 run = self.library.run(name)
                 found = self._resource(run, resource, place, parameters)
@@ -354,13 +378,17 @@ class Api:
             400, "bad-json", 'the body must be {"text": "…"}, with "model" and "target" if wanted, all of them strings'
         )
 
-    def _export(self, run: Run, parameters: Mapping[str, str]) -> Answer:
+    def _export(self, run: Run, parameters: Mapping[str, str], has_left: Callable[[], bool]) -> Answer:
         params = RequestParams(parameters)
         format = params.word("format", ("html", "json"))
-        file = export_answers(self.ask, run, params)
+        file = export_answers(self.ask, run, params, has_left)
         if format == "json":
             return Answer(200, _json(file), headers=_as_attachment(run, "json"))
         return Answer(200, html_page(file), "text/html; charset=utf-8", _as_attachment(run, "html"))
+
+
+def _refused(refusal: Refusal) -> Answer:
+    return Answer(refusal.status, _json(refusal.to_json()), refusal=refusal)
 
 
 def _created(run: Run, **more: object) -> Answer:

@@ -1,22 +1,23 @@
 """Access control: only a browser that was given the token may send requests, and no other site's page through it.
 
-Host is compared with the bound address, so that a foreign name that resolves to this machine (DNS rebinding) is
+Host must be a name or an address of this machine, so that a foreign name that resolves to it (DNS rebinding) is
 refused. Origin, where sent, must be this server; "null" is refused. The token arrives once, in a link, and is then kept
 in a cookie that is hidden from scripts (HttpOnly) and not sent by other sites (SameSite=Strict). The cookie's name
-contains the port, because browsers share cookies between the ports of a host.
+contains the port, because browsers share cookies between the ports of a host; cookies of other programs, well-formed
+or not, stand in the same header.
 """
 
 import hmac
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .request_ids import request_id
 from .requests import Refusal
 
 LARGEST = 1_000_000  # bytes of a request's body
@@ -46,8 +47,12 @@ class Guard:
 
     @classmethod
     def at(cls, token: str, port: int, names: Iterable[str]) -> "Guard":
-        """Return the guard of a server that is reached under these names, at this port."""
-        return cls(token, port, frozenset(f"{name}:{port}" for name in names))
+        """Return the guard of a server that is reached under these names, at this port.
+
+        Browsers leave out the port where it is 80.
+        """
+        accepted = {name if bare else f"{name}:{port}" for name in names for bare in {False, port == 80}}
+        return cls(token, port, frozenset(accepted))
 
     @property
     def cookie(self) -> str:
@@ -72,7 +77,7 @@ class Guard:
                     return
                 response = redirect
             except Refusal as refusal:
-                response = error_response(refusal)
+                response = error_response(scope, refusal)
             await response(scope, receive, _with_headers(send))
 
         return guarded
@@ -108,12 +113,10 @@ class Guard:
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self._is_token(bearer.strip()):
             return
-        for line in headers.getlist("cookie"):
-            try:
-                cookie = SimpleCookie(line).get(self.cookie)
-            except CookieError:
-                continue
-            if cookie is not None and self._is_token(cookie.value):
+        # http.cookies would drop the whole header at the first cookie that it cannot parse.
+        for cookie in ";".join(headers.getlist("cookie")).split(";"):
+            name, _, value = cookie.partition("=")
+            if name.strip() == self.cookie and self._is_token(value.strip()):
                 return
         raise _no_token()
 
@@ -122,9 +125,9 @@ class Guard:
         return hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode())
 
 
-def error_response(refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
-    """Return a refusal as a JSON response that is not cached."""
-    body = json.dumps({"error": {"code": refusal.code, "message": refusal.message}}, ensure_ascii=False)
+def error_response(scope: Scope, refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
+    """Return a refusal of a request as a JSON response that is not cached."""
+    body = json.dumps(refusal.to_json(request_id(scope)), ensure_ascii=False)
     return Response(
         body.encode("utf-8", "replace"),
         refusal.status,

@@ -16,7 +16,8 @@ from ..trace.trace import Trace
 from ..words import check_index
 from .api import JSON, Api
 from .examples import PREFIX, example_name, run_of_trace
-from .export import export_answers, html_page, page_files
+from .export import html_page, page_files
+from .exported_run import export_answers
 from .library import Library
 from .requests import Refusal, RequestParams
 from .run import Run

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import torch
+
 from ..tasks.explaining.perspectives import HeadPerspective, head_perspectives, most_different, most_telling
 from ..trace.numbers import json_numbers
 from .requests import Refusal, RequestParams, not_kept
@@ -24,7 +26,7 @@ def start(run: Run, params: RequestParams) -> dict[str, Any]:
     row = _last_word(view, b)
     if row is None or not _small(view):
         return {"l": first, "h": view.call.heads[0], "i": view.size[0] // 2}
-    places, heads, words = _all_heads(run, view.kind, b, row)
+    places, heads, words = _all_heads(run, _weights_of_kind(run, view.kind, b, row), view.kind, row)
     best = most_telling(heads, row, words.real_columns)
     layer, h = places[best]
     return {"l": layer, "h": h, "i": _query(view, row)}
@@ -38,7 +40,7 @@ def perspectives(run: Run, params: RequestParams) -> dict[str, Any]:
     i = params.index("i", view.size[0], "query")
     named = view.words("q")
     row = i if named is None else named.word_ids[i]
-    places, heads, words = _all_heads(run, view.kind, b, row)
+    places, heads, words = _all_heads(run, _weights_of_kind(run, view.kind, b, row), view.kind, row)
     return {
         "l": layer,
         "i": i,
@@ -49,26 +51,56 @@ def perspectives(run: Run, params: RequestParams) -> dict[str, Any]:
             {"l": at, "h": h, "habit": one.habit, "share": one.share, "weights": json_numbers(one.weights.double())}
             for (at, h), one in zip(places, heads, strict=True)
         ],
-        "pair": most_different(heads, [at for at in words.real_columns if at != row or view.kind == "cross"]),
+        "pair": most_different(heads, _other_columns(words, row, view.kind)),
     }
 
 
-def _all_heads(run: Run, kind: str, b: int, row: int) -> tuple[list[Place], list[HeadPerspective], WordWeights]:
+def perspectives_of_all_words(run: Run, kind: str, b: int) -> dict[str, Any] | None:
+    """Return what the answers to /perspectives about all words share: {"heads": [{"l", "h", "habit", "share"}, …],
+    "pairs": [the pair of each word]}.
+
+    With the weights between words, these are the answers. Returns None where the attentions differ in their words.
+    """
+    found = _weights_of_kind(run, kind, b, 0)
+    counts = {len(words.rows) for _, words in found}
+    if len(counts) != 1:
+        return None
+    places, heads, words = _all_heads(run, found, kind, 0)
+    weights = torch.cat([words.weights.cpu() for _, words in found])
+    pairs = []
+    for row in range(*counts):
+        of_row = [one._replace(weights=weights[at, row]) for at, one in enumerate(heads)]
+        pairs.append(most_different(of_row, _other_columns(words, row, kind)))
+    described = [
+        {"l": at, "h": h, "habit": one.habit, "share": one.share} for (at, h), one in zip(places, heads, strict=True)
+    ]
+    return {"heads": described, "pairs": pairs}
+
+
+def _other_columns(words: WordWeights, row: int, kind: str) -> list[int]:
+    """Return the columns of words other than that of the row; in cross-attention none is the row itself."""
+    return [at for at in words.real_columns if at != row or kind == "cross"]
+
+
+def _weights_of_kind(run: Run, kind: str, b: int, row: int) -> list[tuple[int, WordWeights]]:
+    """Return the weights between words of the attentions of one kind that have this row, each with its index."""
+    able = [at for at, view in enumerate(run.views) if view.kind == kind and _small(view)]
+    found = [(at, word_weights(run.views[at], b)) for at in able]
+    return [(at, words) for at, words in found if row < len(words.rows)]
+
+
+def _all_heads(
+    run: Run, found: list[tuple[int, WordWeights]], kind: str, row: int
+) -> tuple[list[Place], list[HeadPerspective], WordWeights]:
     """Return all heads of the attentions of one kind, each with its place, and the words of the last attention."""
-    places, heads, words = list[Place](), list[HeadPerspective](), None
-    for at, view in enumerate(run.views):
-        if view.kind != kind or "alignment" in view.missing or not _small(view):
-            continue
-        found = word_weights(view, b)
-        if row >= len(found.rows):
-            continue
-        words = found
-        some = head_perspectives(found.weights[None].cpu(), row, across=kind == "cross")
-        heads += [one._replace(habit=None) for one in some] if run.example is not None else some
-        places += [(at, h) for h in view.call.heads]
-    if words is None:
+    if not found:
         raise Refusal(409, "too-long", "the text is too long to compare all heads; choose two heads by hand")
-    return places, heads, words
+    places, heads = list[Place](), list[HeadPerspective]()
+    for at, words in found:
+        some = head_perspectives(words.weights[None].cpu(), row, across=kind == "cross")
+        heads += [one._replace(habit=None) for one in some] if run.example is not None else some
+        places += [(at, h) for h in run.views[at].call.heads]
+    return places, heads, found[-1][1]
 
 
 def _small(view: AttentionView) -> bool:

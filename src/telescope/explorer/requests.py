@@ -14,6 +14,11 @@ class Refusal(Exception):  # noqa: N818  an answer to a bad request, not an erro
         super().__init__(message)
         self.status, self.code, self.message = status, code, one_line(message)
 
+    def to_json(self, request: str | None = None) -> dict[str, dict[str, str]]:
+        """Return the body of the answer; `request` is the id of the request, where it has one."""
+        named = {} if request is None else {"request": request}
+        return {"error": {"code": self.code, "message": self.message, **named}}
+
 
 def bad_parameter(message: str) -> Refusal:
     return Refusal(400, "bad-parameter", message)

@@ -4,11 +4,12 @@ import asyncio
 import logging
 import os
 import secrets
-import socket
+import sys
 import webbrowser
 from collections.abc import Callable
-from ipaddress import ip_address
+from contextlib import suppress
 from pathlib import Path
+from socket import socket
 from threading import Event, Thread
 from typing import Any
 from urllib.parse import quote
@@ -20,8 +21,10 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ..files import paths
 from ..recording.saved.manifest import FILE
+from .addresses import LOOPBACK, Address, bound_address, host_names, is_printed, listen
 from .api import Api
 from .app import app
+from .computing import Computing
 from .guard import Guard
 from .library import Library
 from .requests import Refusal
@@ -31,7 +34,6 @@ __all__ = ["Library", "Refusal", "recordings", "serve"]
 logger = logging.getLogger(__name__)
 
 AT_ONCE = 8  # most answers computed in parallel; never more than there are cores
-LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
 def serve(
@@ -42,33 +44,85 @@ def serve(
     path: str = "/",
     browse: bool = False,
     say: Callable[[str], object] = print,
+    log: Callable[[str], object] | None = None,
 ) -> None:
-    """Serve a library until Ctrl-C; port 0 takes a free port. Passes the link, with the access token, to `say`."""
-    listener = _listen(host, port)
+    """Serve a library until Ctrl-C; port 0 takes a free port.
+
+    Passes the link, with the access token, to `say`; of a server on all addresses of this machine, a link for each.
+    `log` is given one line for each request. Ctrl-C ends the process at once if an answer is still being computed.
+    """
+    listener = listen(host, port)
     port = listener.getsockname()[1]
+    bound = bound_address(listener)
     token = secrets.token_urlsafe(24)
-    url_host = f"[{host}]" if ":" in host else host
-    guard = Guard.at(token, port, {*LOOPBACK_NAMES, url_host} if _is_loopback(host) else {url_host})
-    link = f"http://{url_host}:{port}{path}{'&' if '?' in path else '?'}token={quote(token)}"
-    if not _is_loopback(host):
-        logger.warning("--host %s is open to the network: anyone with the link can read everything, unencrypted", host)
+    names = host_names(host, bound)
+    guard = Guard.at(token, port, names)
+    query = f"{'&' if '?' in path else '?'}token={quote(token)}"
+    printed = [name for name in names if is_printed(name)] if bound.is_unspecified else names[:1]
+    links = [f"http://{name}:{port}{path}{query}" for name in printed]
+    _warn(host, bound)
     at_once = min(AT_ONCE, os.cpu_count() or 1)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // at_once))  # so that parallel tiles do not oversubscribe cores
-    config = uvicorn_config(app(Api(library), guard, at_once))
-    say(link)
+    computing = Computing(at_once)
+    config = uvicorn_config(app(Api(library), guard, computing, log=log))
+    for link in links:
+        say(link)
     stopped = Event()
     warming = Thread(target=library.warm_up, args=(stopped,))
     warming.start()
     if browse:
-        webbrowser.open(link)
+        webbrowser.open(links[-1])  # of many, the loopback
+    interrupted = False
     try:
-        uvicorn.Server(config).run(sockets=[listener])
+        Server(config, computing).run(sockets=[listener])
     except KeyboardInterrupt:
-        pass
+        interrupted = True
     finally:
         listener.close()
         stopped.set()
-        warming.join()
+        warming.join(timeout=JOIN if interrupted else None)
+    if interrupted and (computing.threads or warming.is_alive()):
+        _end_process()
+
+
+JOIN = 0.1  # seconds that the thread which loads models may take to notice that it is not needed
+GRACE = 0.2  # seconds after Ctrl-C in which answers that are nearly there are still sent
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server; at Ctrl-C it closes the connections of all who still wait, instead of waiting for them."""
+
+    def __init__(self, config: uvicorn.Config, computing: Computing) -> None:
+        super().__init__(config)
+        self._computing = computing
+
+    async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        self._computing.stopping = True
+        asyncio.get_running_loop().call_later(GRACE, self._close_connections)
+        await super().shutdown(sockets)
+
+    def _close_connections(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+
+def _end_process() -> None:
+    """End the process although threads still compute: Python would wait for them, and they cannot be ended."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(0)
+
+
+def _warn(host: str, bound: Address) -> None:
+    """Log who can reach the server, where the user may think otherwise."""
+    if not bound.is_loopback:
+        told = f"--host {host} is open to the network: anyone with the link can read everything, unencrypted"
+    elif host.strip("[]") not in (str(bound), *LOOPBACK):
+        told = f"{host} is {bound} here, which no other machine can reach; --host 0.0.0.0 opens the page to the network"
+    else:
+        return
+    logger.warning(told)
 
 
 def uvicorn_config(application: ASGIApp) -> uvicorn.Config:
@@ -98,29 +152,6 @@ def recordings(place: Path) -> list[Path]:
             f"{place} is not a recording and contains none; telescope watch --out {place}/run.telescope makes one"
         )
     return found
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Return a socket bound to the host and port."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except (OSError, OverflowError) as problem:
-        listener.close()
-        raise ValueError(
-            f"port {port} of {host} cannot be used: {paths.describe_error(problem)}; --port 0 takes a free one"
-        ) from None
-    return listener
-
-
-def _is_loopback(host: str) -> bool:
-    """Return whether a host name or address is reachable from this machine alone."""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 IDLE = 60.0  # seconds

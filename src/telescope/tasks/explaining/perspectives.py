@@ -5,7 +5,6 @@ wherever that happens to be. What is measured are perspectives, not a decision o
 """
 
 from collections.abc import Sequence
-from itertools import combinations
 from typing import NamedTuple
 
 import torch
@@ -64,13 +63,12 @@ def most_different(heads: Sequence[HeadPerspective], columns: Sequence[int]) -> 
     """
     able = [i for i, head in enumerate(heads) if head.habit is None]
     able = able if len(able) > 1 else list(range(len(heads)))
-    chosen = list(columns)
-
-    def distance(pair: tuple[int, int]) -> float:
-        a, b = (heads[i].weights[chosen] for i in pair)
-        return float((a - b).abs().sum()) / 2
-
-    return max(combinations(able, 2), key=distance, default=None)
+    if len(able) < 2:
+        return None
+    weights = torch.stack([heads[i].weights for i in able])[:, list(columns)].double()
+    distances = torch.cdist(weights, weights, p=1).triu(1)  # each pair once; the first one if several differ alike
+    first, second = divmod(int(distances.argmax()), len(able))
+    return (able[first], able[second]) if first != second else (able[0], able[1])
 
 
 def most_telling(heads: Sequence[HeadPerspective], row: int, columns: Sequence[int]) -> int:

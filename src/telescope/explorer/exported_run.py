@@ -1,0 +1,334 @@
+"""Choose the answers that an exported file holds: the most important first, up to a number of characters.
+
+A file about 200 tokens stays below 4 MB and takes about two seconds. What does not fit is left out and named in the
+run's notice, which the page shows. Weights and traces are packed; see packing.py.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+from urllib.parse import urlencode
+
+from ..survey.cells import HOW
+from ..trace.numbers import round_numbers
+from .after_head import after_all
+from .packing import pack_heads, pack_picture, pack_traces, pack_words
+from .perspectives import perspectives_of_all_words
+from .requests import Refusal, RequestParams
+from .run import Run
+from .views import heads, word_weights
+from .walk import head, sequence
+
+LONGEST = 256  # tokens: one tile of the map, and one trace each
+PLACED = 48  # tokens: beyond, a file does not hold what positions do
+LARGEST = 3_650_000  # characters of all answers; the page around them has 250,000
+LARGEST_OTHERS = 600_000  # characters of the traces of other attentions than the shown one
+SAVED_WORDS = 32  # of the answer, whose sources a file holds
+LARGEST_SOURCES = 300_000  # characters
+HELD = "this file holds the attention that was shown when it was saved"
+TOO_LARGE = "this file would be too large with it"
+DEFAULTS = {"b": "0", "fmt": "f16"}
+
+Answers = dict[str, Any]
+
+
+def export_answers(
+    ask: Callable[..., Any], run: Run, params: RequestParams, has_left: Callable[[], bool] = lambda: False
+) -> dict[str, Any]:
+    """Return the answers that the page may request while it shows one head, as the contents of a file.
+
+    `ask` is `Api.ask`. Raises Refusal 409 for a long run, and ends with Refusal 499 once `has_left` returns True.
+    """
+    layer = params.index("l", len(run.views), "attention", 0)
+    view = run.views[layer]
+    h = head(view, params) if "h" in params.parameters else view.call.heads[0]
+    b, i = sequence(view, params), params.index("i", view.size[0], "query", 0)
+    if max(view.size) > LONGEST:
+        message = f"the run has {max(view.size):,} tokens and a file holds at most {LONGEST}; save a picture instead"
+        raise Refusal(409, "too-long", message)
+    export = Export(ask, run, b, has_left)
+    others = [number for number in range(len(run.views)) if number != layer]
+
+    # The head that is shown comes first, then what all screens show of its attention, then everything else.
+    export.put_basics(layer, h)
+    export.put_traces(layer, [h])
+    export.put_pictures([layer])
+    export.put_output()
+    export.put_after_heads(layer)
+    export.put_positions(layer, h)
+    export.put_pictures(others)
+    export.put_perspectives()
+    export.put_sources()
+    export.put_traces(layer, [one for one in view.call.heads if one != h])
+    export.put_traces_of_others(others)
+    export.describe({"l": layer, "h": h})
+
+    start = params.parameters.get("start", "")
+    if not re.fullmatch(rf"/s/{re.escape(run.name)}/[a-z]+(\?[\w=&.%-]*)?", start, re.ASCII):
+        start = f"/s/{run.name}/walk?{urlencode({'l': layer, 'h': h, 'i': i})}"
+    return {"version": 1, "start": start, "answers": export.answers}
+
+
+class Export:
+    """The answers of one file. Each `put_` method adds those of one kind for which there is room."""
+
+    def __init__(self, ask: Callable[..., Any], run: Run, b: int, has_left: Callable[[], bool]) -> None:
+        self.ask, self.run, self.b, self.has_left = ask, run, b, has_left
+        self.answers: Answers = {"/models": {"models": [], "default": None, "longest": 0}}
+        self.room = LARGEST
+        self.missing: dict[int, dict[str, str]] = {}
+        """What the file lacks of each attention, with the reason."""
+        self.left_out: list[str] = []
+        """What the file lacks for its size, in words."""
+        self.head_size = 0
+        """Characters of the traces of one head; those of the next one need about as many."""
+
+    # ------------------------------------------------------------------------------------------- what a file holds
+
+    def put_basics(self, layer: int, h: int) -> None:
+        """Put what every screen begins with, and the map of the shown head: as much as any file needs."""
+        basics = self._answer("sharpest", b=self.b) | self._answer("start", b=self.b) | self._answer("answer")
+        for number in range(len(self.run.views)):
+            for axis in "qk":
+                basics |= self._answer("tokens", l=number, axis=axis, b=self.b)
+        place = {"l": layer, "h": h, "b": self.b}
+        for how in HOW:
+            basics |= self._answer("tiles/0/0/0", how=how, **place)
+        for kind in ("entropy", "received"):
+            basics |= self._answer("tracks/0/0", kind=kind, **place)
+        self._add(basics | self._answer("map", **place))
+        for number in range(len(self.run.views)):
+            if number != layer:
+                self._lacks(number, ("tiles", "after", "positions"), HELD)
+
+    def put_traces(self, layer: int, which: Iterable[int]) -> None:
+        """Put every step of every query of some heads of the shown attention."""
+        view = self.run.views[layer]
+        if "trace" in view.missing:
+            return
+        heads_left = list(which)
+        while heads_left and self.head_size <= self.room:
+            packed = self._traces(layer, heads_left[0])
+            self.head_size = _size(packed)
+            if not self._add(packed):
+                break
+            heads_left.pop(0)
+        if heads_left and not self._holds_traces(layer):
+            self._lacks(layer, ("trace", "context"), TOO_LARGE)
+        if heads_left:
+            self.left_out.append(f"the steps of {_count(len(heads_left), 'other head')} of {view.name}")
+
+    def put_traces_of_others(self, layers: Iterable[int]) -> None:
+        """Put the traces of other attentions, each of them whole, up to LARGEST_OTHERS characters in all."""
+        left = min(LARGEST_OTHERS, self.room)
+        without = 0
+        for layer in layers:
+            view = self.run.views[layer]
+            if "trace" in view.missing:
+                continue
+            packed: Answers = {}
+            if max(view.size) <= LONGEST and self.head_size * len(view.call.heads) <= left:
+                for h in view.call.heads:
+                    packed |= self._traces(layer, h)
+            left -= _size(packed)
+            if not packed or left < 0 or not self._add(packed):
+                without += 1
+                self._lacks(layer, ("trace", "context"), HELD)
+        if without:
+            self.left_out.append(f"the steps of {_count(without, 'other attention')}")
+
+    def put_pictures(self, layers: Iterable[int]) -> None:
+        """Put the pictures of all heads of some attentions, then the geometry, then the weights between words."""
+        parts = {
+            "map": ("the pictures of heads", self._heads),
+            "geometry": ("the geometry", self._geometry),
+            "alignment": ("the alignment", self._words),
+        }
+        for what, (name, make) in parts.items():
+            lacking = [layer for layer in layers if what not in self.run.views[layer].missing]
+            while lacking and self._add(make(lacking[0])):
+                lacking.pop(0)
+            for layer in lacking:
+                self._lacks(layer, (what,), TOO_LARGE)
+            if lacking:
+                self.left_out.append(f"{name} of {_count(len(lacking), 'attention')}")
+
+    def put_perspectives(self) -> None:
+        """Put the comparison of all heads on each word, for each kind of attention whose weights the file holds."""
+        for kind in dict.fromkeys(view.kind for view in self.run.views):
+            try:
+                found = perspectives_of_all_words(self.run, kind, self.b)
+            except Refusal:
+                continue
+            self._check_reader()
+            if found is None:
+                continue
+            whole = all(self._key("words", l=one["l"]) in self.answers for one in found["heads"])
+            packed = {self._key("perspectives", kind=kind): round_numbers(found)}
+            if not whole or not self._add(packed):
+                self.left_out.append("the comparison of all heads")
+
+    def put_output(self) -> None:
+        """Put the likeliest tokens after every query, at the settings with which the page opens."""
+        made = self.run.output
+        if made is None:
+            return
+        opening = {"temperature": 1, "top_k": 0, "top_p": 1}
+        part = self._answer("output") | self._answer("output", **opening)
+        for at in range(len(made.hidden)):
+            part |= self._answer("output", i=at, **opening)
+        if not self._add(part):
+            self.left_out.append("the likeliest words")
+
+    def put_after_heads(self, layer: int) -> None:
+        """Put what follows the heads of the shown attention, for every query."""
+        view = self.run.views[layer]
+        if "after" in view.missing:
+            return
+        try:
+            found = round_numbers(after_all(view, self.b, layer))
+        except Refusal as refusal:
+            self._lacks(layer, ("after",), refusal.message)
+            return
+        self._check_reader()
+        if not self._add({self._key("after", l=layer, i=at): one for at, one in enumerate(found)}):
+            self._lacks(layer, ("after",), TOO_LARGE)
+            self.left_out.append("what follows the heads")
+
+    def put_positions(self, layer: int, h: int) -> None:
+        """Put what positions do in the shown head, of a short text."""
+        view = self.run.views[layer]
+        if "positions" in view.missing:
+            return
+        if max(view.size) > PLACED:
+            self._lacks(layer, ("positions",), HELD)
+            self.left_out.append("what positions do")
+            return
+        part = self._answer("encoding", l=layer, h=h, b=self.b)
+        for at in range(view.size[0]):
+            part |= self._answer("positions", l=layer, h=h, i=at, b=self.b)
+        if not self._add(part):
+            self._lacks(layer, ("positions",), TOO_LARGE)
+
+    def put_sources(self) -> None:
+        """Put the sources of the last words of the answer, by each `how` that is computed from what was recorded."""
+        asked = self.answers[self._key("answer")]
+        if asked.get("why", "") is not None:
+            return
+        words: dict[int, list[int]] = {}
+        for place, word in enumerate(asked["words"]):
+            words.setdefault(word, []).append(asked["start"] + place)
+        hows = [how for how in ("weights", "carried") if asked["hows"][how] is None]
+        left = min(LARGEST_SOURCES, self.room)
+        saved = 0
+        for own in [*reversed(words.values())][:SAVED_WORDS]:
+            part = self._answer("answer", at=own[0] // 256 * 256 + 128)  # the page asks around the middle of a part
+            for how in hows:
+                part |= self._answer("sources", first=own[0], end=own[-1] + 1, how=how, by="auto", window=400)
+            left -= _size(part)
+            if left < 0 or not self._add(part):
+                break
+            saved += 1
+        if saved < len(words) and hows:
+            self.left_out.append(f"the sources of all words but the last {saved}")
+
+    def describe(self, held: dict[str, int]) -> None:
+        """Put the run itself, with what the file lacks; `held` is the head that it holds in full."""
+        described = self.run.to_json()
+        for one in described["attentions"]:
+            missing = self.missing.get(one["l"], {})
+            one["has"] = one["has"] | dict.fromkeys(missing, False)
+            one["why"] = {**one["why"], **missing}
+        if self.left_out:
+            lacks = f"This file leaves out {', '.join(self.left_out)}: telescope serve shows everything."
+            described["notice"] = " ".join(filter(None, (described["notice"], lacks)))
+        described["held"] = held
+        self.answers |= {f"/runs/{self.run.name}": described, "/runs": {"runs": [described]}}
+
+    # ---------------------------------------------------------------------------------------------- answers, packed
+
+    def _heads(self, layer: int) -> Answers:
+        """Return the pictures of all heads, by pieces, and by words where the text has words."""
+        found: Answers = {}
+        for given in self._by(layer):
+            params = RequestParams({name: str(value) for name, value in given.items()})
+            answer = heads(self.run.views[layer], params, layer)
+            found[self._key("heads", **given)] = pack_heads(answer, shared="names" in answer)
+            self._check_reader()
+        return found
+
+    def _geometry(self, layer: int) -> Answers:
+        """Return the geometry, by pieces, and by words where the text has words."""
+        found: Answers = {}
+        for given in self._by(layer):
+            found |= self._answer("geometry", **given)
+        return found
+
+    def _words(self, layer: int) -> Answers:
+        """Return the weights between words: those of all alignments, comparisons and pictures by words."""
+        view = self.run.views[layer]
+        found = pack_words(word_weights(view, self.b), view.call, self.b)
+        self._check_reader()
+        return {self._key("words", l=layer): found}
+
+    def _by(self, layer: int) -> list[dict[str, object]]:
+        """Return the parameters of the answers by pieces and, where the text has words, by words."""
+        by_pieces: dict[str, object] = {"l": layer, "b": self.b}
+        return [by_pieces] if self.run.views[layer].words("q") is None else [by_pieces, by_pieces | {"by": "words"}]
+
+    def _traces(self, layer: int, h: int) -> Answers:
+        """Return the traces of all queries of one head, and what they share."""
+        view = self.run.views[layer]
+        found: Answers = {}
+        for what, place, answer in pack_traces(view, layer, h, self.b):
+            self._check_reader()
+            found[self._key(what, **place)] = answer
+        return found
+
+    def _holds_traces(self, layer: int) -> bool:
+        return any(self._key("shared", l=layer, h=h, i=0) in self.answers for h in self.run.views[layer].call.heads)
+
+    # --------------------------------------------------------------------------------------------------------- room
+
+    def _answer(self, what: str, **parameters: object) -> Answers:
+        """Return the answer to a request about the run, by its key; a refusal is an answer too."""
+        self._check_reader()
+        try:
+            found = pack_picture(self.ask(f"/runs/{self.run.name}/{what}", **parameters))
+        except Refusal as refusal:
+            found = refusal.to_json()
+        return {self._key(what, **parameters): found}
+
+    def _key(self, what: str, **parameters: object) -> str:
+        return key(f"/runs/{self.run.name}/{what}", {name: str(value) for name, value in parameters.items()})
+
+    def _add(self, part: Answers) -> bool:
+        """Add answers that belong together, if there is room for all of them; return whether there was."""
+        size = _size(part)
+        if size > self.room:
+            return False
+        self.room -= size
+        self.answers |= part
+        return True
+
+    def _lacks(self, layer: int, what: Iterable[str], why: str) -> None:
+        self.missing[layer] = self.missing.get(layer, {}) | dict.fromkeys(what, why)
+
+    def _check_reader(self) -> None:
+        if self.has_left():
+            raise Refusal(499, "left", "the reader has left")
+
+
+def key(path: str, parameters: dict[str, str]) -> str:
+    """Return the key of an answer in the file: path and sorted parameters, without those at their default."""
+    query = sorted((name, text) for name, text in parameters.items() if DEFAULTS.get(name) != text)
+    return f"{path}?{urlencode(query)}" if query else path
+
+
+def _size(part: Answers) -> int:
+    return len(json.dumps(part))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("s" if number > 1 else "")
