@@ -249,18 +249,15 @@ def _mask_function(implementation: str, **arguments: Any) -> Any:
 
     The model's own function may decide that it needs no mask and return None. To find out without writing a mask, the
     own function is called with a pointwise mask function that raises.
-
-    A thread that intercepts nothing gets its mask written out: the block that made the config name this function may be
-    left before the mask is read.
     """
     own = ALL_MASK_ATTENTION_FUNCTIONS[implementation]
     offsets = MaskOffsets.of(arguments)
     with _lock:
         interceptors = {one for interceptors in _interceptors.values() for one in interceptors}
-    readers = [one.reader for one in interceptors if runs_for(one.thread)]
-    for reader in readers:
-        reader.remember_offsets(arguments.get("config"), offsets, arguments.get("attention_mask"))
-    if not readers or implementation not in ("sdpa", "eager"):  # the others write no matrix
+    for one in interceptors:
+        if runs_for(one.thread):
+            one.reader.remember_offsets(arguments.get("config"), offsets, arguments.get("attention_mask"))
+    if implementation not in ("sdpa", "eager"):  # the others write no matrix
         return own(**arguments)
 
     def evaluate(*indices: Any) -> Tensor:
