@@ -1,4 +1,4 @@
-"""python -m fuzz commands | files | kills | numbers ...
+"""python -m fuzz commands | files | kills | threads | numbers ...
 
     python -m fuzz ATTACK [--count N] [--seed 0] [--processes 1] [--only CASE] [--json PATH]
     python -m fuzz numbers [--minutes 10] [--device cpu | cuda] [--of attentions | models]
@@ -6,6 +6,7 @@
     commands   random command lines: each does its work, or says in one sentence why not
     files      files of every kind that Telescope reads, corrupted: each opens, or is refused in one sentence
     kills      kill -9 while something is written: nothing is lost, and the next run finishes as if undisturbed
+    threads    one model that six threads edit, watch and run: each gets the numbers that it gets alone
     numbers    random attentions on every engine against float64, and whole models against the same numbers found
                another way
 
@@ -15,14 +16,13 @@ Exits with 1 if anything went wrong.
 import json
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 
 from .supervisor import supervise, work
 
-ATTACKS = ("commands", "files", "kills")
+ATTACKS = ("commands", "files", "kills", "threads")
 
 parser = ArgumentParser(prog="python -m fuzz", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
 parser.add_argument("attack", choices=(*ATTACKS, "numbers"))
@@ -62,7 +62,7 @@ def attack(given: Namespace) -> int:
     total = report.counts.total()
     print(f"{total:,} {unit} in {perf_counter() - began:.0f} s, {len(report.wrong)} wrong; slowest: {slowest}")
     if given.json:
-        given.json.write_text(json.dumps(asdict(report), ensure_ascii=False, indent=1))
+        given.json.write_text(json.dumps(vars(report), ensure_ascii=False, indent=1))
     return 1 if report.wrong else 0
 
 

@@ -13,7 +13,7 @@ from ..recording.names import head_numbers, select_layers
 from ..recording.recording import Recording
 from ..watch import huggingface
 from ..watch.find_attentions import FoundAttentions
-from ..watch.module_hook import COMPILED
+from ..watch.module_hook import COMPILED, runs_for
 from ..watch.run_tracker import Bypass
 from ..watch.running_text import RunningText
 from ..watch.tensor_parallel import tensor_parallel_rank, tensor_parallel_size
@@ -78,7 +78,7 @@ class EditSession:
         """
         if torch.compiler.is_compiling():
             raise RuntimeError(COMPILED.replace("watch sees", "edit changes"))
-        return get_ident() == self.thread or torch._C._current_graph_task_id() != -1
+        return runs_for(self.thread)
 
     def of(self, name: str) -> list[LayerEdit]:
         """Return the edits of a pass through an attention: those of all of its passes, and those of this one."""

@@ -15,7 +15,7 @@ from ..attention import Attention
 from ..layers import Attend
 from ..recording.attention_call import AttentionCall
 from ..recording.names import Modules
-from ..watch.module_hook import ModuleHook, uncompiled
+from ..watch.module_hook import AFTER, BEFORE, listen
 from ..watch.run_tracker import RunTracker
 from ..watch.telescope_models import ATTEND, layers_around, observer_of
 from .edits import Mute
@@ -29,11 +29,9 @@ def intercepting(modules: Modules, attends: Mapping[str, Attend], session: EditS
     with ExitStack() as undo:
         undo.enter_context(runs.tracking(session.is_active, session.refuse_bypass))
         for name, attend in attends.items():
-            before = ModuleHook(uncompiled(partial(_before_attention, session, runs, name, attend)))
-            undo.callback(attend.register_forward_pre_hook(before, with_kwargs=True).remove)
+            undo.callback(listen(attend, partial(_before_attention, session, runs, name, attend), BEFORE))
             if any(isinstance(one.edit, Mute) for one in session.of(name)):
-                after = ModuleHook(uncompiled(partial(_after_attention, session, name)))
-                undo.callback(attend.register_forward_hook(after, with_kwargs=True).remove)
+                undo.callback(listen(attend, partial(_after_attention, session, name), AFTER))
         yield
 
 

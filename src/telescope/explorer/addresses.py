@@ -8,6 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 from threading import Thread
 
+from ..files.paths import describe_error
+
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 IPV4_ROUTES = Path("/proc/net/fib_trie")
 IPV6_ADDRESSES = Path("/proc/net/if_inet6")
@@ -38,7 +40,8 @@ def listen(host: str, port: int) -> socket.socket:
         listener.close()
         if isinstance(problem, OSError) and problem.errno == EADDRNOTAVAIL:
             raise _not_here(host, problem) from None
-        raise ValueError(f"port {port} of {host} cannot be used: {problem}; --port 0 takes a free one") from None
+        reason = describe_error(problem)
+        raise ValueError(f"port {port} of {host} cannot be used: {reason}; --port 0 takes a free one") from None
     return listener
 
 

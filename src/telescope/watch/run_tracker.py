@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ..recording.names import list_names
-from .module_hook import ModuleHook, uncompiled
+from .module_hook import AFTER, BEFORE, listen
 
 
 class Route(NamedTuple):
@@ -44,13 +44,32 @@ class RunTracker:
     def __init__(self, modules: Mapping[str, nn.Module], route: Route) -> None:
         self._modules = modules
         self._route = route
+        self._names: dict[int, list[str]] = {}
+        for name, module in modules.items():
+            self._names.setdefault(id(module), []).append(name)
         self._called: dict[tuple[int, int], bool] = {}
         """Whether the running pass through a module has made a call, by the thread and the id of the module."""
+
+    def begin(self, key: int) -> None:
+        """Note that a module, of this id, begins to run in this thread."""
+        self._called[get_ident(), key] = False
 
     def note_call(self, name: str) -> None:
         """Note a call of an attention that was intercepted in this thread."""
         if name in self._modules:
             self._called[get_ident(), id(self._modules[name])] = True
+
+    def has_called(self, key: int) -> bool:
+        """Return whether the run of a module that ends made a call, or did not begin here; to be asked once a run.
+
+        A run that raises does not end here: its call may not have been reached.
+        """
+        return self._called.pop((get_ident(), key), True)
+
+    def bypasses(self, key: int, module: nn.Module) -> list[Bypass]:
+        """Return the attentions of a module whose run ended without a call; `module` is the one that ran."""
+        reason = f"the forward {_forward_name(module)} {self._route.missing}"
+        return [Bypass(name, reason, self._route.remedy) for name in self._names[key]]
 
     @contextmanager
     def tracking(self, is_active: Callable[[], bool], report: Callable[[Bypass], None]) -> Iterator[None]:
@@ -61,42 +80,22 @@ class RunTracker:
 
         Only hooks hold the two functions, so that a tracker and its owner form no cycle.
         """
-        names: dict[int, list[str]] = {}
-        for name, module in self._modules.items():
-            names.setdefault(id(module), []).append(name)
+
+        def before_run(key: int, module: nn.Module, args: Any, kwargs: Any) -> None:
+            self.begin(key)
+
+        def after_run(key: int, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if self.has_called(key) or not is_active():
+                return
+            for bypass in self.bypasses(key, module):
+                report(bypass)
+
         with ExitStack() as hooks:
             for module in {id(module): module for module in self._modules.values()}.values():
                 # The key is that of the module here: decoding runs a copy of the model, which shares the hooks.
-                key = id(module)
-                before = ModuleHook(uncompiled(partial(self._before_run, key)))
-                after = ModuleHook(uncompiled(partial(self._after_run, key, names[key], is_active, report)))
-                hooks.callback(module.register_forward_pre_hook(before).remove)
-                hooks.callback(module.register_forward_hook(after).remove)  # not called after an exception
+                hooks.callback(listen(module, partial(before_run, id(module)), BEFORE))
+                hooks.callback(listen(module, partial(after_run, id(module)), AFTER))
             yield
-
-    def _before_run(self, key: int, module: nn.Module, args: Any) -> None:
-        self._called[get_ident(), key] = False
-
-    def _after_run(
-        self,
-        key: int,
-        names: Sequence[str],
-        is_active: Callable[[], bool],
-        report: Callable[[Bypass], None],
-        module: nn.Module,
-        args: Any,
-        output: Any,
-    ) -> None:
-        """Report the attentions of a module whose run ended without a call.
-
-        A run that raises calls no hook: its call may not have been reached, and nothing is reported.
-        """
-        called = self._called.pop((get_ident(), key), True)
-        if called or not is_active():
-            return
-        reason = f"the forward {_forward_name(module)} {self._route.missing}"
-        for name in names:
-            report(Bypass(name, reason, self._route.remedy))
 
 
 def describe_bypasses(bypasses: Sequence[Bypass]) -> str:

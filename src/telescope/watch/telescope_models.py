@@ -15,7 +15,7 @@ from ..layers import AddNorm, Attend
 from ..recording.attention_call import AttentionCall
 from ..recording.names import Modules, attention_name
 from ..recording.queries_keys_call import StepsCall
-from .module_hook import ModuleHook, uncompiled
+from .module_hook import BEFORE, Place, listen, uncompiled
 from .observer import Observer
 from .run_tracker import Route, RunTracker
 from .sdpa_lse import SdpaWithLse
@@ -24,6 +24,9 @@ ATTEND = Route(
     missing="made no call of its Attend module",
     remedy="let the forward call self.attend(queries, keys, values, attention), or restore the layer's own forward",
 )
+# First of all hooks: an edit that was registered before this watch returns another context.
+AFTER_ATTENTION = Place(after=True, first=True, always=True)
+AFTER_ADD_NORM = Place(after=True, always=True)
 
 
 def attentions(modules: Modules) -> dict[str, Attend]:
@@ -79,19 +82,14 @@ def observing(
         undo.callback(_unmark, marks)
         undo.enter_context(runs.tracking(observer.is_recording, observer.note_bypass))
         for name, attend in attends.items():
-            before, after = ModuleHook(hooks.before_attention), ModuleHook(partial(hooks.after_attention, name=name))
-            undo.callback(attend.register_forward_pre_hook(before, with_kwargs=True).remove)
-            # First of all hooks: an edit that was registered before this watch returns another context.
-            added = attend.register_forward_hook(after, with_kwargs=True, always_call=True, prepend=True)
-            undo.callback(added.remove)
+            undo.callback(listen(attend, hooks.before_attention, BEFORE))
+            undo.callback(listen(attend, partial(hooks.after_attention, name=name), AFTER_ATTENTION))
         for attend in others.values():
-            note = ModuleHook(uncompiled(hooks.note))
-            undo.callback(attend.register_forward_pre_hook(note, with_kwargs=True).remove)
+            undo.callback(listen(attend, hooks.note, BEFORE))
         for module in modules.values() if observer.recording.keep == StepsCall.keep else ():
             if isinstance(module, AddNorm):
-                before, after = ModuleHook(hooks.before_add_norm), ModuleHook(hooks.after_add_norm)
-                undo.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
-                undo.callback(module.register_forward_hook(after, always_call=True).remove)
+                undo.callback(listen(module, hooks.before_add_norm, BEFORE))
+                undo.callback(listen(module, hooks.after_add_norm, AFTER_ADD_NORM))
         yield
 
 
@@ -173,7 +171,7 @@ class ModelHooks:
         self.within.close()
         return fused
 
-    def after_add_norm(self, module: AddNorm, args: Any, after: Tensor | None) -> None:
+    def after_add_norm(self, module: AddNorm, args: Any, kwargs: Any, after: Tensor | None) -> None:
         """Record the residual stream around the attentions within; after an exception `after` is None."""
         if not self.observer.is_recording() or not self.running or self.running[-1].module is not module:
             return

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..survey.extend import Size
-from .module_hook import ModuleHook, uncompiled
+from .module_hook import BEFORE, listen
 
 INPUTS = 4  # token inputs that are remembered; an encoder-decoder needs two
 
@@ -52,14 +52,13 @@ class TokenInputs:
     def listening(self, embeddings: Iterable[nn.Module], is_active: Callable[[], bool]) -> Iterator[None]:
         """Remember, while the block runs, the token ids that are passed to these embeddings if `is_active()`."""
 
-        def remember(module: nn.Module, args: Any) -> None:
+        def remember(module: nn.Module, args: Any, kwargs: Any) -> None:
             if is_active() and args and isinstance(args[0], Tensor) and args[0].ndim == 2:
                 with torch.inference_mode(False):  # a copy that all calls share: the model may write to its input
                     self.count += 1
                     self.latest = [TokenInput(self.count, args[0].detach().clone()), *self.latest[: INPUTS - 1]]
 
         with ExitStack() as hooks:
-            hook = ModuleHook(uncompiled(remember))
             for embedding in embeddings:
-                hooks.callback(embedding.register_forward_pre_hook(hook).remove)
+                hooks.callback(listen(embedding, remember, BEFORE))
             yield

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from threading import Lock
+from threading import Lock, get_ident
 from typing import Any, ClassVar, NamedTuple
 from weakref import ref
 
@@ -25,7 +25,7 @@ from ...recording.attention_call import AttentionCall
 from ...recording.names import Modules, attentions_inside
 from ...survey.exact_rows import masked_rows
 from ...words import format_bytes
-from ..module_hook import ModuleHook, uncompiled
+from ..module_hook import AFTER, BEFORE, listen, runs_for, uncompiled
 from ..run_tracker import Bypass, Route, RunTracker
 from ..running_text import RunningText
 from .attention_modules import check_implementations, cross_attention_by_arguments, is_cross_attention
@@ -136,6 +136,7 @@ class Interceptor(ABC):
 
     def __init__(self, attentions: Mapping[str, nn.Module], text: RunningText) -> None:
         self.attentions = attentions
+        self.thread = get_ident()
         self.text = text
         self.configs: Sequence[Any] = ()
         self.names = {id(module): name for name, module in attentions.items()}
@@ -162,18 +163,27 @@ class Interceptor(ABC):
 
     def before_model(self, inside: Iterable[int], model: PreTrainedModel, args: Any, kwargs: Any) -> None:
         """Before a model or a part of it runs: adopt a changed implementation, and count passes anew."""
-        _adopt_implementation(model, self.configs, self.attentions)
+        # In another thread, the block of this interceptor may have just been left: its configs are not to be changed.
         if self.is_active():
+            _adopt_implementation(model, self.configs, self.attentions)
             for attention in inside:
                 self.passes.pop(attention, None)
 
     def before_attention(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Before an attention runs: count the pass, and note whether it is cross-attention."""
         if self.is_active():
+            self.runs.begin(id(module))
             self.passes[id(module)] = self.passes.get(id(module), 0) + 1
             across = cross_attention_by_arguments(module, args, kwargs)
             if across is not None:
                 self.cross[id(module)] = across
+
+    def after_attention(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """After an attention ran: report it if it made no call through the interface."""
+        if self.runs.has_called(id(module)) or not self.is_active():
+            return
+        for bypass in self.runs.bypasses(id(module), module):
+            self.report_bypass(bypass)
 
     @contextmanager
     def reading_prompt(self, prompt: Prompt) -> Iterator[None]:
@@ -243,9 +253,10 @@ def _mask_function(implementation: str, **arguments: Any) -> Any:
     own = ALL_MASK_ATTENTION_FUNCTIONS[implementation]
     offsets = MaskOffsets.of(arguments)
     with _lock:
-        models = {one for interceptors in _interceptors.values() for one in interceptors}
-    for one in models:
-        one.reader.remember_offsets(arguments.get("config"), offsets, arguments.get("attention_mask"))
+        interceptors = {one for interceptors in _interceptors.values() for one in interceptors}
+    for one in interceptors:
+        if runs_for(one.thread):
+            one.reader.remember_offsets(arguments.get("config"), offsets, arguments.get("attention_mask"))
     if implementation not in ("sdpa", "eager"):  # the others write no matrix
         return own(**arguments)
 
@@ -283,7 +294,9 @@ def weights_of(name: str, call: AttentionCall) -> Tensor:
 
 _interceptors: dict[int, tuple[Interceptor, ...]] = {}  # by the id of each attention, in the order of a call
 _switched: dict[int, tuple[Any, int]] = {}  # configs that hold an ImplementationName, and how many blocks need them
-_lock = Lock()  # held while `_interceptors`, `_switched` and transformers' registries change
+_uncompiled: dict[int, tuple[Any, Any, int]] = {}
+"""Configs of `generate` that keep it from compiling, what they said before, and how many blocks need that."""
+_lock = Lock()  # held while these, `_PREFILL` of a model and transformers' registries change
 
 
 @contextmanager
@@ -302,8 +315,9 @@ def intercepting(modules: Modules, interceptor: Interceptor) -> Iterator[None]:
                 _switch(config)
                 undo.callback(_switch_back, config)
             for config in (own.get("generation_config") for own in attributes):
-                if config is not None:
-                    undo.enter_context(_without_compilation(config))
+                if hasattr(config, "disable_compile"):
+                    _forbid_compilation(config)
+                    undo.callback(_allow_compilation, config)
             for part in modules.values():
                 if isinstance(part, PreTrainedModel):
                     undo.enter_context(_announcing(part, interceptor))
@@ -337,16 +351,14 @@ def _remove(interceptor: Interceptor) -> None:
 def _hooks(modules: Modules, interceptor: Interceptor) -> Iterator[None]:
     """Register the hooks that run before each model, and before and after each attention."""
     with ExitStack() as hooks:
-        hooks.enter_context(interceptor.runs.tracking(interceptor.is_active, interceptor.report_bypass))
         for path, module in modules.items():
             if isinstance(module, PreTrainedModel):
                 names = attentions_inside(interceptor.attentions, path) if path else interceptor.attentions
                 inside = [id(interceptor.attentions[name]) for name in names]
-                before_model = ModuleHook(uncompiled(partial(interceptor.before_model, inside)))
-                hooks.callback(module.register_forward_pre_hook(before_model, with_kwargs=True).remove)
-        before_attention = ModuleHook(uncompiled(interceptor.before_attention))
+                hooks.callback(listen(module, partial(interceptor.before_model, inside), BEFORE))
         for attention in interceptor.attentions.values():
-            hooks.callback(attention.register_forward_pre_hook(before_attention, with_kwargs=True).remove)
+            hooks.callback(listen(attention, interceptor.before_attention, BEFORE))
+            hooks.callback(listen(attention, interceptor.after_attention, AFTER))
         yield
 
 
@@ -369,18 +381,16 @@ def _rename_implementation(config: Any) -> None:
 
 
 def _switch_back(config: Any) -> None:
-    """Undo `_switch`, unless the model's implementation was changed inside the block: that choice stays."""
+    """Undo `_switch`, unless the model's implementation was changed inside the block: that choice stays.
+
+    Our functions stay registered: another thread may have read their name, and be about to look them up.
+    """
     with _lock:
         _, count = _switched.pop(id(config))
         if count > 1:
             _switched[id(config)] = (config, count - 1)
         elif isinstance(config._attn_implementation, ImplementationName):
             set_implementation(config, config._attn_implementation.implementation)
-        needed = {str(config._attn_implementation) for config, _ in _switched.values()}
-        for registry in (AttentionInterface, AttentionMaskInterface):
-            for name in [name for name in registry._global_mapping if isinstance(name, ImplementationName)]:
-                if str(name) not in needed:
-                    del registry._global_mapping[name]
 
 
 def _adopt_implementation(model: PreTrainedModel, configs: Sequence[Any], attentions: Mapping[str, nn.Module]) -> None:
@@ -394,14 +404,18 @@ def _adopt_implementation(model: PreTrainedModel, configs: Sequence[Any], attent
             _rename_implementation(config)
 
 
-@contextmanager
-def _without_compilation(config: Any) -> Iterator[None]:
+def _forbid_compilation(config: Any) -> None:
     """Keep `generate` from compiling the model, which it does for a cache of fixed size: compiled code is not seen."""
-    if not hasattr(config, "disable_compile"):
-        yield
-        return
-    before, config.disable_compile = config.disable_compile, True
-    try:
-        yield
-    finally:
-        config.disable_compile = before
+    _, before, count = _uncompiled.get(id(config), (config, config.disable_compile, 0))
+    _uncompiled[id(config)] = (config, before, count + 1)
+    config.disable_compile = True
+
+
+def _allow_compilation(config: Any) -> None:
+    """Undo `_forbid_compilation`, once it was called as often as this."""
+    with _lock:
+        _, before, count = _uncompiled.pop(id(config))
+        if count > 1:
+            _uncompiled[id(config)] = (config, before, count - 1)
+        else:
+            config.disable_compile = before

@@ -152,7 +152,7 @@ def _is_short(queries: Tensor, keys: Tensor) -> bool:
     return queries.is_cuda and queries.shape[-2] * keys.shape[-2] <= SHORT
 
 
-_watched: dict[int, WatchedModel] = {}  # by the id of each attention
+_watched: set[tuple[int, int]] = set()  # the ids of attentions, each with the thread that watches it
 _lock = Lock()  # held while `_watched` changes
 
 
@@ -162,20 +162,21 @@ def observing(
 ) -> Iterator[None]:
     """Record each call of `attentions` while the block runs, then check the recorded definitions.
 
-    Of the `others`, only the tokens are noted where a cross-attention is recorded.
+    Of the `others`, only the tokens are noted where a cross-attention is recorded. Several threads may watch one model,
+    each its own calls.
 
-    Raise a ValueError if the model is being watched already, or if a definition does not fit the model's output.
+    Raise a ValueError if this thread watches the model already, or if a definition does not fit the model's output.
     """
+    watched = WatchedModel(observer, attentions, others)
+    marks = {(module, observer.thread) for module in watched.names}
     with _lock:
-        if not _watched.keys().isdisjoint(map(id, modules.values())):
+        if any((id(module), observer.thread) in _watched for module in modules.values()):
             raise ValueError(f"{type(modules['']).__name__} is being watched already; leave that block first")
-        watched = WatchedModel(observer, attentions, others)
-        _watched.update(dict.fromkeys(watched.names, watched))
+        _watched.update(marks)
     try:
         with intercepting(modules, watched):
             yield
             watched.checks.verify()
     finally:
         with _lock:
-            for module in watched.names:
-                _watched.pop(module, None)
+            _watched.difference_update(marks)
