@@ -136,7 +136,7 @@ class Progress:
             seen |= own
             sums = _read_sums(file, header["sums"])
             headers.append(header)
-            if total is None:
+            if total is None or not total.layers:  # a process that found every shard done has sums of nothing
                 total = sums
             elif sums.layers:
                 total.merge(sums)

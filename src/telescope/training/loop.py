@@ -298,6 +298,8 @@ class TrainingRun:
     def _restore(self) -> None:
         """Load the last checkpoint of `out`, if there is one; raise a TrainingError if it is that of another run."""
         found = checkpoint.read(self.out) if self.processes.is_first else None
+        if found is not None:
+            checkpoint.check_state(found, self.out, RunState)
         contents = self.processes.broadcast(None if found is None else found.state)
         if contents is None:
             return
@@ -306,6 +308,8 @@ class TrainingRun:
                 f"{self.out} holds a checkpoint of another run: {difference}; choose another folder, "
                 "or remove its checkpoints to start anew"
             )
+        if found is not None:
+            checkpoint.check_tensors(found, self.out, self.model)
         self.state = RunState(**contents["standing"])
         self.saved_step = self.state.step
         tensors: Any = {} if found is None else found.tensors
