@@ -160,3 +160,17 @@ def test_damaged_sums_of_an_unfinished_atlas_are_named(tmp_path, monkeypatch):
     (tmp_path / "out.progress" / "settings.json").write_text("[]")
     with pytest.raises(ValueError, match=r"settings\.json is damaged; delete"):
         atlas(out=tmp_path / "out")
+
+
+def test_a_run_that_was_stopped_after_its_last_shard_goes_on(tmp_path, monkeypatch):
+    """The second process has nothing to read: its file holds sums of nothing, whatever its name sorts before."""
+    expected = atlas()
+    for number, name in enumerate(("ffffffff", "00000000")):
+        monkeypatch.setattr(shared_work, "token_hex", lambda _, name=name: name)
+        with monkeypatch.context() as patched:
+            if number == 0:
+                patched.setattr(shared_work.Progress, "merged", lambda self: 1 / 0)
+                with pytest.raises(ZeroDivisionError):
+                    atlas(out=tmp_path / "out")
+            else:
+                assert repr(atlas(out=tmp_path / "out")) == repr(expected)

@@ -1,4 +1,4 @@
-"""Files of every kind, corrupted at random: each opens, or is refused in one sentence. See fuzz/files.py."""
+"""Files of every kind, corrupted at random: each opens, or is refused in one sentence. See fuzz/files."""
 
 import os
 from random import Random

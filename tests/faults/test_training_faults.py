@@ -1,5 +1,6 @@
 """Errors in training are one sentence, and the last good checkpoint is kept."""
 
+import json
 import os
 import re
 import resource
@@ -8,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from learning import gpt, learn, losses, luong, pairs, transformer
 from telescope import training
@@ -199,6 +201,36 @@ def test_a_damaged_checkpoint_is_named(file, tmp_path):
     damaged.write_bytes(damaged.read_bytes()[:-20])
     with pytest.raises(LoadError, match=says(str(damaged))):
         learn(transformer(), Examples(*pairs()), tmp_path, steps=2)
+
+
+def test_a_checkpoint_of_other_fields_or_tensors_is_named(tmp_path):
+    """Its files can be read, and are not those that a run of this model writes."""
+    data = Windows([3, 4, 5, 6, 7] * 10, 8)
+    learn(gpt(), data, tmp_path, steps=1)
+    folder = tmp_path / "checkpoints" / "step-00000001"
+    state = json.loads((folder / "state.json").read_text())
+    for change in (
+        {"recipe": None},
+        {"standing": {}},
+        {"total": "x"},
+        {"standing": state["standing"] | {"step": "1"}},
+        {"standing": state["standing"] | {"batch": -1}},
+        {"standing": state["standing"] | {"best": [1]}},
+    ):
+        (folder / "state.json").write_text(json.dumps(state | change))
+        with pytest.raises(LoadError, match=says("state.json is damaged: its fields", "to train from the start")):
+            learn(gpt(), data, tmp_path, steps=1)
+    (folder / "state.json").write_text(json.dumps(state))
+    for file, name in (("weights", "norm.weight"), ("optimiser", "norm.weight/exp_avg"), ("random", "0/cpu")):
+        whole = load_file(folder / f"{file}.safetensors")
+        changes = [{name: torch.zeros(3)}] if file == "random" else [{name: torch.zeros(3)}, {"more": torch.zeros(1)}]
+        for change in changes:
+            save_file(whole | change, folder / f"{file}.safetensors")
+            sentence = "random generator" if file == "random" else f"{file}.safetensors is damaged"
+            with pytest.raises(LoadError, match=sentence):
+                learn(gpt(), data, tmp_path, steps=1)
+        save_file(whole, folder / f"{file}.safetensors")
+    learn(gpt(), data, tmp_path, steps=1)
 
 
 def test_leftovers_of_a_killed_run_are_removed(tmp_path):

@@ -9,17 +9,18 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..files import paths
 from ..files.atomic import atomic_folder, write_json
 from ..files.errors import LoadError
 from ..files.safetensors import scan_file
+from ..words import one_line
 from .settings import TrainingError
 
 STATE = "state.json"
@@ -76,6 +77,48 @@ def read(out: Path) -> Checkpoint | None:
     return Checkpoint(steps[-1], state, tensors)
 
 
+def check_state(found: Checkpoint, out: Path, standing: type) -> None:
+    """Raise a LoadError unless state.json has the fields of a run; `standing` is the class of the run's progress."""
+    match found.state:
+        case {"recipe": dict(), "standing": dict(fields), "totals": list(totals), "targets": int()}:
+            if _fits(fields, get_type_hints(standing)) and all(type(total) in (int, float) for total in totals):
+                return
+    raise _damaged(_folder(out, found.step) / STATE, "its fields are not those of a run's progress")
+
+
+def check_tensors(found: Checkpoint, out: Path, model: nn.Module) -> None:
+    """Raise a LoadError unless the checkpoint has the tensors of a run of this model, by their names and shapes."""
+    folder = _folder(out, found.step)
+    weights = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    parameters = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    optimiser = {f"{name}/{key}": shape for name, shape in parameters.items() for key in ("exp_avg", "exp_avg_sq")}
+    optimiser |= {f"{name}/step": () for name in parameters}
+    snapshots = {name.partition("/")[0] for name in found.tensors.get("average", {})}
+    average = {f"{i}/{name}": shape for i in snapshots if i.isdecimal() for name, shape in weights.items()}
+    expected = {"weights": weights, "optimiser": optimiser, "average": average, "best": weights}
+    for name, shapes in expected.items():
+        if name not in found.tensors and name in ("average", "best"):
+            continue
+        given = {part: tuple(tensor.shape) for part, tensor in found.tensors.get(name, {}).items()}
+        for part in shapes.keys() | given.keys():
+            if given.get(part) != shapes.get(part):
+                raise _damaged(folder / f"{name}.safetensors", f'its tensor "{part}" is not of this model')
+    if not found.tensors.get("random"):
+        raise _damaged(folder / "random.safetensors", "it has no state of a random generator")
+
+
+def _fits(fields: Mapping[str, Any], types: Mapping[str, Any]) -> bool:
+    """Return whether the fields have these names and types, and no number is negative or huge."""
+    kinds = {name: get_args(kind) or (kind,) for name, kind in types.items()}
+    if fields.keys() != kinds.keys() or not all(type(value) in kinds[name] for name, value in fields.items()):
+        return False
+    return all(0 <= value < 2**62 for value in fields.values() if type(value) is int)
+
+
+def _damaged(file: Path, problem: str) -> LoadError:
+    return LoadError(f"{file} is damaged: {problem}; delete {file.parent} to train from the start")
+
+
 def saved_steps(out: Path) -> list[int]:
     """Return the steps of all complete checkpoints, in ascending order."""
     try:
@@ -92,7 +135,7 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str = 
         if isinstance(our_value, Mapping) and isinstance(their_value, Mapping):
             yield from differences(our_value, their_value, f"{path}{name}.")
         elif our_value != their_value:
-            yield f"{path}{name} is {their_value!r} there and {our_value!r} here"
+            yield one_line(f"{path}{name} is {their_value!r} there and {our_value!r} here")
 
 
 def _folder(out: Path, step: int) -> Path:
@@ -128,7 +171,10 @@ def generator_states(rank: int, device: torch.device) -> dict[str, Tensor]:
 
 def restore_generators(states: Mapping[str, Tensor], rank: int, device: torch.device) -> None:
     """Set this process's random generators to saved states, unless the saved run had no process of this rank."""
-    if f"{rank}/cpu" in states:
-        torch.set_rng_state(states[f"{rank}/cpu"])
-    if device.type == "cuda" and f"{rank}/cuda" in states:
-        torch.cuda.set_rng_state(states[f"{rank}/cuda"], device)
+    try:
+        if f"{rank}/cpu" in states:
+            torch.set_rng_state(states[f"{rank}/cpu"])
+        if device.type == "cuda" and f"{rank}/cuda" in states:
+            torch.cuda.set_rng_state(states[f"{rank}/cuda"], device)
+    except (RuntimeError, TypeError) as problem:
+        raise LoadError(f"the checkpoint has no state of a random generator: {str(problem).splitlines()[0]}") from None

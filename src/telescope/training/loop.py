@@ -326,8 +326,11 @@ class TrainingRun:
 
         def read() -> Mapping[str, Any] | None:
             found = checkpoint.read(self.out)
-            checkpoints.extend([] if found is None else [found])
-            return None if found is None else found.state
+            if found is None:
+                return None
+            checkpoint.check_state(found, self.out, RunState)
+            checkpoints.append(found)
+            return found.state
 
         contents = self.processes.in_first(read)
         if contents is None:
@@ -337,6 +340,7 @@ class TrainingRun:
                 f"{self.out} holds a checkpoint of another run: {difference}; choose another folder, "
                 "or remove its checkpoints to start anew"
             )
+        self.processes.in_first(lambda: [checkpoint.check_tensors(each, self.out, self.model) for each in checkpoints])
         self.state = RunState(**contents["standing"])
         self.saved_step = self.state.step
         if self.processes.is_first:  # a run that was killed right after it saved has not removed the one before
