@@ -340,7 +340,11 @@ class TrainingRun:
                 f"{self.out} holds a checkpoint of another run: {difference}; choose another folder, "
                 "or remove its checkpoints to start anew"
             )
-        self.processes.in_first(lambda: [checkpoint.check_tensors(each, self.out, self.model) for each in checkpoints])
+
+        def check() -> None:
+            checkpoint.check_tensors(checkpoints[0], self.out, self.model)
+
+        self.processes.in_first(check)
         self.state = RunState(**contents["standing"])
         self.saved_step = self.state.step
         if self.processes.is_first:  # a run that was killed right after it saved has not removed the one before
