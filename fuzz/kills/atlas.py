@@ -31,7 +31,6 @@ from .children import (
 TEXTS = mapping.corpus(10)
 COUNTS = (1, 1, 1, 2, 3, 3)  # of processes, as often as they are drawn
 LATE = 0.3  # seconds that a process waits for one that was killed
-IMPORTS = 15.0  # seconds, at most, that a kill of torchrun waits for its processes to begin
 
 OLD: dict[str, bytes] = {}  # an atlas of something else, which is replaced
 NEW: dict[str, bytes] = {}  # what every run must leave
