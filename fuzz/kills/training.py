@@ -115,6 +115,7 @@ def attempt(out: Path, count: int, disturbance: Disturbance | None = None) -> li
     another one had failed.
     """
     store = out.with_name(f"store-{time.monotonic_ns()}")
+    sent_mark(out).unlink(missing_ok=True)
     children = [fork(lambda rank=rank: learn(out, rank, count, store, disturbance)) for rank in range(count)]
     ends: dict[int, int | None] = {}
     began = time.monotonic()
@@ -188,6 +189,7 @@ def wrap_writers(out: Path, disturbance: Disturbance | None) -> None:
     def step() -> None:
         nonlocal passed
         if disturbance is not None and disturbance.writing == passed:
+            sent_mark(out).touch()
             os.kill(os.getpid(), disturbance.signal)
         passed += 1
         if disturbance is None:
@@ -224,6 +226,8 @@ def check_attempt(out: Path, codes: list[int | None], disturbance: Disturbance, 
         return
     finished = set(codes) == {0}
     stopped = set(codes) == {STOPPED} and disturbance.signal == signal.SIGTERM
+    if finished and disturbance.signal == signal.SIGTERM and sent_mark(out).exists():
+        raise WrongError(f"asked to stop, the run went on until it was finished: {disturbance}")
     if not finished and not stopped:
         raise WrongError(f"{disturbance} ended the run with {codes}: {said(out)}")
     if stopped and stopped_step(out) != after:
@@ -251,6 +255,11 @@ def saved_step(out: Path) -> int:
     from telescope.training.checkpoint import saved_steps
 
     return max(saved_steps(out / "training"), default=0)
+
+
+def sent_mark(out: Path) -> Path:
+    """Return a file that exists if this attempt has come to the step of writing at which it gets its signal."""
+    return out.with_name("sent")
 
 
 def stopped_step(out: Path) -> int | None:
@@ -303,7 +312,7 @@ def recipe() -> Any:
     whole = read(Path(__file__).parents[2] / "recipes" / "shakespeare-char.toml")
     config = replace(whole.model.config, d_model=16, heads=2, d_hidden=16, max_positions=16, blocks=1, dropout=0.2)
     small = replace(whole, model=replace(whole.model, config=config))
-    length = {"steps": 14, "epochs": None, "rows": 3, "warmup": 2, "log_every": 3, "save_every": 4}
+    length = {"steps": 14, "epochs": None, "rows": 3, "warmup": 2, "log_every": 5, "save_every": 4}
     return small.training_with(**length, validate_every=5, average=2, average_every=2)
 
 
