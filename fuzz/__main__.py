@@ -1,9 +1,10 @@
-"""python -m fuzz files | numbers ...
+"""python -m fuzz files | requests | numbers ...
 
     python -m fuzz ATTACK [--count N] [--seed 0] [--processes 1] [--only CASE] [--json PATH]
     python -m fuzz numbers [--minutes 10] [--device cpu | cuda] [--of attentions | models]
 
     files      files of every kind that Telescope reads, corrupted: each opens, or is refused in one sentence
+    requests   requests on every route of the explorer, changed: each is answered, or refused in one sentence
     numbers    random attentions on every engine against float64, and whole models against the same numbers found
                another way
 
@@ -20,7 +21,7 @@ from time import perf_counter
 
 from .supervisor import supervise, work
 
-ATTACKS = ("files",)
+ATTACKS = ("files", "requests")
 
 parser = ArgumentParser(prog="python -m fuzz", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
 parser.add_argument("attack", choices=(*ATTACKS, "numbers"))
