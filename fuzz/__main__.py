@@ -1,4 +1,4 @@
-"""python -m fuzz commands | files | kills | threads | numbers ...
+"""python -m fuzz commands | files | kills | requests | threads | numbers ...
 
     python -m fuzz ATTACK [--count N] [--seed 0] [--processes 1] [--only CASE] [--json PATH]
     python -m fuzz numbers [--minutes 10] [--device cpu | cuda] [--of attentions | models]
@@ -7,6 +7,7 @@
     files      files of every kind that Telescope reads, corrupted: each opens, or is refused in one sentence
     kills      kill -9 while something is written: nothing is lost, and the next run finishes as if undisturbed
     threads    one model that six threads edit, watch and run: each gets the numbers that it gets alone
+    requests   requests on every route of the explorer, changed: each is answered, or refused in one sentence
     numbers    random attentions on every engine against float64, and whole models against the same numbers found
                another way
 
@@ -22,7 +23,7 @@ from time import perf_counter
 
 from .supervisor import supervise, work
 
-ATTACKS = ("commands", "files", "kills", "threads")
+ATTACKS = ("commands", "files", "kills", "requests", "threads")
 
 parser = ArgumentParser(prog="python -m fuzz", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
 parser.add_argument("attack", choices=(*ATTACKS, "numbers"))

@@ -13,12 +13,14 @@ const { outputFiles } = await build({
   format: "esm",
   target: "es2022",
   legalComments: "none",
+  charset: "utf8",
   loader: { ".html": "copy" },
   write: false,
 });
 for (const { path, text } of outputFiles) {
-  // Line breaks are left only in templates, whose indentation htm ignores.
-  await writeFile(path, path.endsWith(".js") ? text.replace(/\n\s+/g, "\n") : text);
+  // Line breaks are left only in templates; htm ignores indentation, and line breaks between tags and values.
+  const short = text.replace(/\n\s+/g, "\n").replace(/([>}])\n(?=[<$])/g, "$1");
+  await writeFile(path, path.endsWith(".js") ? short : text);
 }
 
 // The licences of the libraries inside the bundle ask that they are passed on with every copy.

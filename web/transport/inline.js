@@ -51,13 +51,7 @@ function rowsOf(packed) {
   );
 }
 
-/**
- * Return rows as the server sends weights, with the seven digits of float32.
- * @param {PackedRows} packed
- */
-const weightRows = (packed) => (rowsOf(packed) ?? []).map((row) => row.map(rounded));
-
-/** @param {number} x */
+/** Return a weight as the server sends it, with the seven digits of float32. @param {number} x */
 const rounded = (x) => Number(x.toPrecision(7));
 
 /**
@@ -70,8 +64,8 @@ function numbersOf({ base64, length }) {
   return Array.from(whole);
 }
 
-/** JSON has no infinities: the API sends them as strings. @param {number} x */
-const asJson = (x) => (Number.isFinite(x) ? x : Number.isNaN(x) ? "nan" : x > 0 ? "inf" : "-inf");
+/** JSON has no infinities: the API sends "-inf", "inf" and "nan". @param {number} x */
+const asJson = (x) => (Number.isFinite(x) ? x : String(x).toLowerCase().replace("inity", ""));
 
 /**
  * Return the steps of a trace; each is packed as numbers, or as a change of the step before.
@@ -79,16 +73,12 @@ const asJson = (x) => (Number.isFinite(x) ? x : Number.isNaN(x) ? "nan" : x > 0 
  */
 function stepsOf(packed) {
   /** @type {number[]} */
-  let before = [];
+  let numbers = [];
   return packed.map((step) => {
-    /** @type {number[]} */
-    let numbers;
-    if ("times" in step) numbers = before.map((x) => x * step.times);
-    else if ("hidden" in step) {
-      numbers = [...before];
-      for (const [start, stop] of step.hidden) numbers.fill(-Infinity, start, stop);
-    } else numbers = numbersOf(step);
-    before = numbers;
+    if ("times" in step) numbers = numbers.map((x) => x * step.times);
+    else if ("hidden" in step)
+      numbers = numbers.map((x, at) => (step.hidden.some(([start, stop]) => at >= start && at < stop) ? -Infinity : x));
+    else numbers = numbersOf(step);
     return { name: step.name, formula: step.formula, numbers: numbers.map(asJson) };
   });
 }
@@ -104,11 +94,6 @@ export const fileTransport = (answers) => {
     if (answer === undefined) throw new Failure("this file holds only what was shown when it was saved", "absent");
     if (answer.error) throw new Failure(answer.error.message, answer.error.code);
     return answer;
-  };
-  /** A text without words has no answers by words: those by pieces are the same. @type {typeof find} */
-  const findBy = (path, query) => {
-    const { by, ...rest } = /** @type {any} */ (query);
-    return find(path, answers[answerKey(path, query)] === undefined ? rest : query);
   };
   /** Put a trace together again: keys and values are stored once for a head, the stream once for a query. @type {(path: string, query?: Query) => Promise<any>} */
   const inflate = async (path, query) => {
@@ -135,16 +120,19 @@ export const fileTransport = (answers) => {
       rest: { keys: 0, weight: 0, context: null },
     };
   };
-  /** Return the weights between words of an attention: a matrix for each head. @type {(path: string, l: number) => Promise<any>} */
+  /** Return the answer about the same run at another path. @type {(path: string, name: string, query?: Query) => Promise<any>} */
+  const beside = (path, name, query) => find(path.replace(/\/\w+$/, name), query);
+  /** Return the weights between words of an attention: a matrix for each head. @type {(path: string, l: number) => Promise<{words: any, heads: number[], matrices: number[][][]}>} */
   const findWords = async (path, l) => {
-    const words = await find(path.replace(/[^/]+$/, "words"), { l });
-    const exact = rowsOf(words.weights) ?? [];
+    const { weights, heads, ...words } = await beside(path, "/words", { l });
+    const rows = /** @type {number[][]} */ (rowsOf(weights));
     const n = words.rows.length;
-    const matrices = Array.from({ length: exact.length / n }, (_, at) => exact.slice(at * n, (at + 1) * n));
-    return { ...words, matrices };
+    return {
+      words,
+      heads,
+      matrices: heads.map((/** @type {any} */ _, /** @type {number} */ at) => rows.slice(at * n, at * n + n)),
+    };
   };
-  /** @type {(path: string, l: number) => Promise<Attention>} */
-  const findAttention = async (path, l) => (await find(path.replace(/\/[^/]+$/, ""))).attentions[l];
   /** @type {(path: string, query: any) => Promise<{trace: Trace, step: (name: string) => JsonNumber[] | undefined}>} */
   const findTrace = async (path, { l, h, i }) => {
     const trace = await inflate(path.replace(/cells?$/, "trace"), { l, h, i });
@@ -153,47 +141,32 @@ export const fileTransport = (answers) => {
   /** @type {Record<string, (path: string, query: any) => Promise<any>>} what the file holds in another form */
   const unpacked = {
     trace: inflate,
-    geometry: findBy,
     async heads(path, query) {
-      const { packed, ...rest } = await findBy(path, query);
-      const rows = packed.share ? weightRows(packed.share) : null;
-      const { matrices } = rows ? { matrices: [] } : await findWords(path, query.l);
-      const share = (/** @type {number} */ at) =>
-        rows?.slice(at * rest.rows, (at + 1) * rest.rows) ??
-        matrices[at].map((/** @type {number[]} */ row) => row.map(rounded));
-      return {
-        ...rest,
-        maps: packed.heads.map((/** @type {number} */ h, /** @type {number} */ at) => ({ h, share: share(at) })),
-      };
+      const found = await find(path, query);
+      if (found.maps[0].share) return found;
+      const { matrices } = await findWords(path, query.l);
+      /** @type {(map: any, at: number) => any} */
+      const withShare = (map, at) => ({ ...map, share: matrices[at].map((row) => row.map(rounded)) });
+      return { ...found, maps: found.maps.map(withShare) };
     },
     async alignment(path, { l, h }) {
-      const { heads } = await findAttention(path, l);
-      const { known, rows, columns, matrices, real_rows, real_columns } = await findWords(path, l);
+      const { words, heads, matrices } = await findWords(path, l);
+      const chosen = h === "mean" ? matrices : [matrices[heads.indexOf(h)]];
       /** @type {(i: number, j: number) => number} */
-      const mean = (i, j) =>
-        matrices.reduce((/** @type {number} */ total, /** @type {number[][]} */ one) => total + one[i][j], 0) /
-        matrices.length;
-      const weights = rows.map((/** @type {string} */ _, /** @type {number} */ i) =>
-        columns.map((/** @type {string} */ __, /** @type {number} */ j) =>
-          rounded(h === "mean" ? mean(i, j) : matrices[heads.indexOf(h)][i][j]),
-        ),
-      );
-      return { known, l, h, rows, columns, weights, real_rows, real_columns };
+      const mean = (i, j) => chosen.reduce((total, one) => total + one[i][j], 0) / chosen.length;
+      return { l, h, ...words, weights: chosen[0].map((row, i) => row.map((_, j) => rounded(mean(i, j)))) };
     },
     async perspectives(path, { l, i }) {
-      const { kind } = await findAttention(path, l);
-      const { heads, pairs } = await find(path, { kind });
-      const named = (await find(path.replace(/[^/]+$/, "tokens"), { l, axis: "q" })).words;
-      const word = named ? named[i] : i;
-      const places = [...new Set(heads.map((/** @type {any} */ one) => one.l))];
-      const found = await Promise.all(places.map((place) => findWords(path, place)));
-      const rows = found.flatMap(({ matrices }) => matrices.map((/** @type {number[][]} */ one) => one[word]));
-      const { rows: names, columns } = found[found.length - 1];
-      const all = heads.map((/** @type {any} */ one, /** @type {number} */ at) => ({
-        ...one,
-        weights: rows[at].map(rounded),
-      }));
-      return { l, i, word, names, columns, heads: all, pair: pairs[word] };
+      const { layers, heads, pairs } = await find(path, { l });
+      const word = (await beside(path, "/tokens", { l, axis: "q" })).words?.[i] ?? i;
+      const found = await Promise.all(layers.map((/** @type {number} */ layer) => findWords(path, layer)));
+      const rows = found.flatMap(({ matrices }) =>
+        matrices.map((/** @type {number[][]} */ one) => one[word].map(rounded)),
+      );
+      const { rows: names, columns } = found[0].words;
+      /** @type {(one: any, at: number) => any} */
+      const withWeights = (one, at) => ({ ...one, weights: rows[at] });
+      return { l, i, word, names, columns, heads: heads.map(withWeights), pair: pairs[word] };
     },
     async cell(path, query) {
       const { trace, step } = await findTrace(path, query);

@@ -41,7 +41,7 @@ def example_run(name: str, inputs: object = None, normalize: object = None) -> R
     name = name.removeprefix(PREFIX)
     if name not in EXAMPLES:
         raise unknown(f'there is no example "{name[:40]}"; there are {", ".join(EXAMPLES)}')
-    if normalize is not None and normalize not in NORMALIZERS:
+    if normalize is not None and normalize not in list(NORMALIZERS):  # a list: JSON may hold what cannot be hashed
         raise _bad(f"normalize must be one of {', '.join(NORMALIZERS)}")
     normalizer = NORMALIZERS[str(normalize or "softmax")]
     original = EXAMPLES[name](normalizer)

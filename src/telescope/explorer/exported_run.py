@@ -13,11 +13,11 @@ from urllib.parse import urlencode
 from ..survey.cells import HOW
 from ..trace.numbers import round_numbers
 from .after_head import after_all
-from .packing import pack_heads, pack_picture, pack_traces, pack_words
+from .packing import pack_picture, pack_traces, pack_words, without_shares
 from .perspectives import perspectives_of_all_words
 from .requests import Refusal, RequestParams
 from .run import Run
-from .views import heads, word_weights
+from .views import word_weights
 from .walk import head, sequence
 
 LONGEST = 256  # tokens: one tile of the map, and one trace each
@@ -164,8 +164,8 @@ class Export:
             self._check_reader()
             if found is None:
                 continue
-            whole = all(self._key("words", l=one["l"]) in self.answers for one in found["heads"])
-            packed = {self._key("perspectives", kind=kind): round_numbers(found)}
+            whole = all(self._key("words", l=layer) in self.answers for layer in found["layers"])
+            packed = {self._key("perspectives", l=layer): round_numbers(found) for layer in found["layers"]}
             if not whole or not self._add(packed):
                 self.left_out.append("the comparison of all heads")
 
@@ -249,17 +249,17 @@ class Export:
     # ---------------------------------------------------------------------------------------------- answers, packed
 
     def _heads(self, layer: int) -> Answers:
-        """Return the pictures of all heads, by pieces, and by words where the text has words."""
+        """Return the pictures of all heads, by pieces and by words."""
         found: Answers = {}
         for given in self._by(layer):
-            params = RequestParams({name: str(value) for name, value in given.items()})
-            answer = heads(self.run.views[layer], params, layer)
-            found[self._key("heads", **given)] = pack_heads(answer, shared="names" in answer)
-            self._check_reader()
+            found |= self._answer("heads", **given)
+        by_words = self._key("heads", l=layer, b=self.b, by="words")
+        if "names" in found.get(by_words, {}):
+            found[by_words] = without_shares(found[by_words])
         return found
 
     def _geometry(self, layer: int) -> Answers:
-        """Return the geometry, by pieces, and by words where the text has words."""
+        """Return the geometry, by pieces and by words."""
         found: Answers = {}
         for given in self._by(layer):
             found |= self._answer("geometry", **given)
@@ -273,9 +273,9 @@ class Export:
         return {self._key("words", l=layer): found}
 
     def _by(self, layer: int) -> list[dict[str, object]]:
-        """Return the parameters of the answers by pieces and, where the text has words, by words."""
-        by_pieces: dict[str, object] = {"l": layer, "b": self.b}
-        return [by_pieces] if self.run.views[layer].words("q") is None else [by_pieces, by_pieces | {"by": "words"}]
+        """Return the parameters of the answers by pieces and by words; of a text without words, both are the same."""
+        place: dict[str, object] = {"l": layer, "b": self.b}
+        return [place, place | {"by": "words"}]
 
     def _traces(self, layer: int, h: int) -> Answers:
         """Return the traces of all queries of one head, and what they share."""

@@ -28,6 +28,7 @@ def pack_words(words: WordWeights, call: RecordedCall, b: int) -> dict[str, Any]
     """Return the weights between words of all heads, stacked: (head, row) x column."""
     return {
         "known": round_numbers(known_share(call, b)) if isinstance(call, SummariesCall) else 1.0,
+        "heads": list(call.heads),
         "rows": words.rows,
         "columns": words.columns,
         "real_rows": words.real_rows,
@@ -36,12 +37,9 @@ def pack_words(words: WordWeights, call: RecordedCall, b: int) -> dict[str, Any]
     }
 
 
-def pack_heads(answer: dict[str, Any], *, shared: bool) -> dict[str, Any]:
-    """Return an answer to /heads with its pictures stacked; without them if they are the `shared` weights of words."""
-    rows = [row for one in answer["maps"] for row in one["share"]]
-    packed = {"heads": [one["h"] for one in answer["maps"]], "share": None if shared else _float32(torch.tensor(rows))}
-    facts: dict[str, Any] = round_numbers({**answer, "maps": None})
-    return facts | {"packed": packed}
+def without_shares(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer to /heads by words without its pictures, which are the weights between words."""
+    return answer | {"maps": [{"h": one["h"]} for one in answer["maps"]]}
 
 
 def pack_picture(found: Any) -> Any:

@@ -56,8 +56,8 @@ def perspectives(run: Run, params: RequestParams) -> dict[str, Any]:
 
 
 def perspectives_of_all_words(run: Run, kind: str, b: int) -> dict[str, Any] | None:
-    """Return what the answers to /perspectives about all words share: {"heads": [{"l", "h", "habit", "share"}, …],
-    "pairs": [the pair of each word]}.
+    """Return what the answers to /perspectives about all words share: {"layers": [the attentions that are compared],
+    "heads": [{"l", "h", "habit", "share"}, …], "pairs": [the pair of each word]}.
 
     With the weights between words, these are the answers. Returns None where the attentions differ in their words.
     """
@@ -74,7 +74,7 @@ def perspectives_of_all_words(run: Run, kind: str, b: int) -> dict[str, Any] | N
     described = [
         {"l": at, "h": h, "habit": one.habit, "share": one.share} for (at, h), one in zip(places, heads, strict=True)
     ]
-    return {"heads": described, "pairs": pairs}
+    return {"layers": [at for at, _ in found], "heads": described, "pairs": pairs}
 
 
 def _other_columns(words: WordWeights, row: int, kind: str) -> list[int]:

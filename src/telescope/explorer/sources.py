@@ -17,6 +17,7 @@ from .lru_cache import LruCache
 from .requests import Refusal, RequestParams, bad_parameter, not_kept
 from .run import UNREAD, AttentionView, Run
 from .segment_text import BY, Cuttable, display_texts, suggested
+from .walk import sequence
 
 HOW = tuple(KINDS)
 MOST_ROWS, MOST_TOKENS, OVERVIEW, MOST_ANSWER = 200, 4_096, 512, 512  # in one answer
@@ -84,7 +85,8 @@ class SourcesOfRuns:
         why = _why_not(run)
         if why is not None:
             return {"why": why}
-        view, b = _reader(run), params.number("b", 0)
+        view = _reader(run)
+        b = sequence(view, params)
         call, across = view.call, view.call.across
         columns = call.text_columns(b)
         first, begins, end, _ = AnswerPositions.of(call, columns)
@@ -115,7 +117,7 @@ class SourcesOfRuns:
         _, first, end = _asked(params)
         start, stop = params.number("start"), params.number("stop")
         output_of(run)
-        question = _question(run, _calls(run), range(first, end), None, params.number("b", 0))
+        question = _question(run, _calls(run), range(first, end), None, sequence(_reader(run), params))
         if not 0 <= start < stop <= question.context:
             message = f"start={start}, stop={stop} is no segment of the context, which has {question.context:,} tokens"
             raise bad_parameter(message)
@@ -126,7 +128,10 @@ class SourcesOfRuns:
     # ------------------------------------------------------------------------------------------------------- private
 
     def _found(self, run: Run, params: RequestParams) -> Found:
-        (how, first, end), b, cuts = _asked(params), params.number("b", 0), params.parameters.get("cuts")
+        how, first, end = _asked(params)
+        if not run.views:
+            raise not_kept(str(_why_not(run)))
+        b, cuts = sequence(_reader(run), params), params.parameters.get("cuts")
         if cuts is not None and not CUTS.fullmatch(cuts):
             raise bad_parameter("cuts= takes the positions at which segments begin, such as 0,12,40")
         by = params.word("by", ("pieces", *BY, "auto"))
@@ -181,7 +186,8 @@ class SourcesOfRuns:
 
     def _names(self, run: Run, params: RequestParams, span: range) -> list[str]:
         """Return the tokens at some positions of the answer's text as the page shows them."""
-        view, b = _reader(run), params.number("b", 0)
+        view = _reader(run)
+        b = sequence(view, params)
         columns = view.call.text_columns(b)
         if view.call.across:
             before = columns.queries.start - 1
