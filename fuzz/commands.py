@@ -44,6 +44,7 @@ LINES = 6  # most lines on standard error of a command that fails: warnings, eve
 RAW = ("Traceback (most recent call last)", "Exception ignored", "[Errno ")
 
 UNUSED = ("__main__", "huggingface", "telescope.plot", "telescope.lessons", "telescope.callbacks")  # and slow to import
+IMPORTED_LATE = ("accelerate", "torch._dynamo", "torch.utils.tensorboard", "pyarrow.parquet")  # by what commands do
 
 Leaves = dict[tuple[str, ...], Any]
 STATE: dict[str, Any] = {}
@@ -77,12 +78,12 @@ def prepare() -> None:
     for module in walk_packages(telescope.__path__, "telescope."):
         if not any(part in module.name for part in UNUSED):
             import_module(module.name)
+    for name in IMPORTED_LATE:
+        import_module(name)
     from telescope.cli import app
 
-    with suppress(ValueError):
-        app(
-            ["explain", "--example", "none", "--head", "0"], standalone_mode=False
-        )  # typer imports more to read numbers
+    with suppress(ValueError):  # what typer itself imports when it first reads a number
+        app(["explain", "--example", "none", "--head", "0"], standalone_mode=False)
     place = Path(tempfile.mkdtemp(prefix="telescope-commands-"))
     # In a child: what has run in this process (threads of kernels, of autograd) could not be forked.
     code, complaint = _watch_child(lambda: make_places(place), serves=False)

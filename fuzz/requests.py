@@ -21,7 +21,7 @@ from random import Random
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from .files import STRANGE, of_bytes, of_json
+from .files.changes import STRANGE, of_bytes, of_json
 from .supervisor import Done, WrongError
 
 UNIT = "requests"

@@ -88,6 +88,9 @@ COMPLAINTS = {
     "no model": (["--model", "no/model"], "no/model does not exist"),
     "a name": (["--model", "shakespear"], 'there is no model "shakespear"; did you mean "shakespeare"?'),
     "no text": (["--text", "no/text.txt"], "--text no/text.txt cannot be read"),
+    "a folder": (["--text", "."], "--text . is not a file"),
+    "a device without end": (["--text", "/dev/full"], "--text /dev/full is not a file"),
+    "a name too long": (["--text", "a" * 300], "cannot be read: file name too long"),
     "a layer": (["--layers", "9"], "layers=9 is no layer of this model; they count from 0 to 1"),
     "keep": (["--keep", "summary"], 'did you mean "summaries"?'),
 }

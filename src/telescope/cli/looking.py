@@ -166,19 +166,13 @@ def watch(
     plain: Plain = False,
 ) -> None:
     """Record the attention of a model that reads a text. Prints what kind each head is."""
-    from ..files.paths import describe_error
     from ..files.writable import check_can_write
     from ..models.device import check_device
     from ..recording.saved.save import check_can_save
     from ..tasks.look import to_json, watch_text
     from ..words import format_bytes
 
-    try:
-        contents = text.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(f"--text {text} is not UTF-8 text; iconv -t utf-8 makes it so") from None
-    except OSError as problem:
-        raise ValueError(f"--text {text} cannot be read: {describe_error(problem)}") from None
+    contents = _read_text(text)
     check_device(device)
     if out is not None:  # checked before the model runs, which may take long
         check_can_save(out, replace=replace, way="--replace replaces it")
@@ -326,6 +320,20 @@ def _import_explorer() -> Any:
         return import_module("..explorer.server", __package__)
     except ImportError as problem:
         raise ValueError(f"the page needs a web server: pip install 'telescope-attention[serve]' ({problem})") from None
+
+
+def _read_text(file: Path) -> str:
+    """Return the text of a file or a pipe; raise a ValueError for a device, which may never end, as /dev/zero does."""
+    from ..files.paths import describe_error
+
+    try:
+        if not (file.is_file() or file.is_fifo() or not file.exists()):
+            raise ValueError(f"--text {file} is not a file")
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"--text {file} is not UTF-8 text; iconv -t utf-8 makes it so") from None
+    except OSError as problem:
+        raise ValueError(f"--text {file} cannot be read: {describe_error(problem)}") from None
 
 
 def _split_pair(words: str | None) -> list[str]:
