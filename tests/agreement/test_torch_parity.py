@@ -1,9 +1,11 @@
 """PyTorch's layers and Telescope's, of the same weights: the same numbers, for every mask that torch takes."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
 import torch
+from jaxtyping import config
 from torch import nn
 from torch.nn.functional import relu, silu
 from torch.testing import assert_close
@@ -312,7 +314,7 @@ def test_the_fast_path_of_torch_gives_the_same_numbers():
 
 
 def test_from_torch_returns_the_matching_class():
-    assert type(from_torch(nn.MultiheadAttention(D_MODEL, HEADS))) is MultiHeadAttention
+    assert isinstance(from_torch(nn.MultiheadAttention(D_MODEL, HEADS)), MultiHeadAttention)
     assert type(from_torch(encoder())) is EncoderBlock
     assert type(from_torch(decoder())) is DecoderBlock
 
@@ -352,3 +354,93 @@ def test_from_torch_does_not_advance_the_random_generator():
     torch.manual_seed(17)
     from_torch(module)
     assert torch.equal(torch.rand(3), expected)
+
+
+# ----------------------------------------------------------------------------- converted attentions in layers of torch
+
+
+def drop_in(module):
+    """Return a copy of a layer of torch in which the attentions are Telescope's."""
+    module = deepcopy(module)
+    for name in ("self_attn", "multihead_attn"):
+        if hasattr(module, name):
+            setattr(module, name, from_torch(getattr(module, name)))
+    return module
+
+
+LATER = torch.ones(QUERIES, QUERIES, dtype=torch.bool).triu(1)
+PAD = forbidden(BATCH, QUERIES)
+TORCH_MASKS = {
+    "plain": {},
+    "bool": {"src_mask": LATER},
+    "float": {"src_mask": added(QUERIES, QUERIES, hidden=LATER)},
+    "each head": {"src_mask": forbidden(BATCH * 4, QUERIES, QUERIES)},
+    "causal": {"src_mask": LATER, "is_causal": True},
+    "padding": {"src_key_padding_mask": PAD},
+    "causal, padding": {"src_mask": LATER, "src_key_padding_mask": PAD, "is_causal": True},
+}
+
+
+@pytest.mark.parametrize("masks", TORCH_MASKS.values(), ids=TORCH_MASKS)
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_converted_attention_in_an_encoder_layer_of_torch(masks, batch_first):
+    """In training, and in `eval`, where torch runs a kernel of its own, which reads numbers as bools."""
+    theirs = filled(nn.TransformerEncoderLayer(16, 4, D_HIDDEN, dropout=0.0, batch_first=batch_first))
+    ours = drop_in(theirs)
+    x = turned(theirs, sequence(QUERIES, 16))
+    expected = theirs(x, **masks)
+    assert_close(ours(x, **masks), expected, **CLOSE[x.dtype])
+    with torch.no_grad():
+        if masks is not TORCH_MASKS["float"]:
+            expected = theirs.eval()(x, **masks)
+        with ts.watch(ours.eval()) as recording:
+            assert_close(ours(x, **masks), expected, **CLOSE[x.dtype])
+    assert [one.call.size for one in recording.values()] == [(QUERIES, QUERIES)]
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+@pytest.mark.parametrize("trains", [True, False], ids=["train", "eval"])
+def test_converted_attentions_in_a_whole_encoder_and_in_a_decoder_layer_of_torch(trains):
+    one = filled(nn.TransformerEncoderLayer(16, 4, D_HIDDEN, dropout=0.0, batch_first=True))
+    x, memory = sequence(QUERIES, 16), sequence(KEYS, 16, seed=12)
+    pad = forbidden(BATCH, QUERIES).sort(-1).values  # on the right, as torch's nested tensors need it
+    expected = nn.TransformerEncoder(one, 2).train(trains)(x, src_key_padding_mask=pad)
+    actual = nn.TransformerEncoder(drop_in(one), 2).train(trains)(x, src_key_padding_mask=pad)
+    assert_close(actual[~pad], expected[~pad], **CLOSE[x.dtype])
+
+    theirs = filled(nn.TransformerDecoderLayer(16, 4, D_HIDDEN, dropout=0.0, batch_first=True)).train(trains)
+    masks = {"tgt_mask": LATER, "tgt_is_causal": True, "memory_key_padding_mask": forbidden(BATCH, KEYS)}
+    assert_close(drop_in(theirs)(x, memory, **masks), theirs(x, memory, **masks), **CLOSE[x.dtype])
+
+
+def test_causal_without_a_mask_is_causal():
+    layer = from_torch(filled(nn.MultiheadAttention(16, 4, batch_first=True)))
+    x = sequence(QUERIES, 16)
+    y, weights = layer(x, x, x, need_weights=False, is_causal=True)
+    assert weights is None
+    assert_close(y, layer(x, mask=ts.causal))
+
+
+def test_what_a_converted_attention_cannot_do_for_torch():
+    layer = from_torch(nn.MultiheadAttention(16, 4))
+    x = torch.ones(3, 2, 16)
+    with pytest.raises(ValueError, match=r"need_weights=True: .* pass need_weights=False"):
+        layer(x, x, x)
+    with pytest.raises(ValueError, match="key and value are two sequences"):
+        layer(x, x, x + 1, need_weights=False)
+
+
+# ------------------------------------------------------------------------------------------------------ torch.jit.trace
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("mask", [ts.everyone, ts.causal, ts.causal & ts.window(3)], ids=str)
+def test_a_layer_can_be_traced(mask, monkeypatch):
+    """torch traces the layer twice and compares the graphs: what is cached, or read for a check, must not differ."""
+    monkeypatch.setattr(config, "jaxtyping_disable", True)  # sizes are tensors while torch traces
+    layer = filled(MultiHeadAttention(16, 4, attention=ts.Attention(mask=mask)), torch.float32)
+    traced = torch.jit.trace(layer, sequence(QUERIES, 16, torch.float32))
+    other = sequence(QUERIES, 16, torch.float32, seed=14)
+    assert_close(traced(other), layer(other))
+    other[0, 0] = torch.nan  # no decision about the numbers of the first input is part of the graph
+    assert traced(other)[1].isfinite().all()

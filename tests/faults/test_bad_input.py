@@ -27,6 +27,10 @@ def t(*shape, dtype=torch.float32, device="cpu"):
     return torch.ones(*shape, dtype=dtype, device=device)
 
 
+def nested(*shape, layout=torch.strided):
+    return torch.nested.nested_tensor([t(*shape), t(*shape)], layout=layout)
+
+
 def attend(q=None, k=None, v=None, **choices):
     """Call attend, by default with batch 2, 4 heads over 2 key heads, 3 queries, 5 keys and 8 features."""
     q, k = t(2, 4, 3, 8) if q is None else q, t(2, 2, 5, 8) if k is None else k
@@ -57,6 +61,42 @@ yes = torch.tensor(True)
 FAULTS = {
     # what is given as queries, keys and values
     "a list": (lambda: attend(q=[[1.0]]), TypeError, "queries is a list", "(batch, heads, position, feature)"),
+    "sparse queries": (lambda: attend(q=t(2, 4, 3, 8).to_sparse()), TypeError, "queries is a tensor of", ".to_dense()"),
+    "sparse keys": (lambda: attend(k=t(2, 2, 5, 8).to_sparse()), TypeError, "keys is a tensor of", "torch.sparse_coo"),
+    "sparse values": (lambda: attend(v=t(2, 2, 5, 8).to_sparse()), TypeError, "values is a tensor of layout"),
+    "nested queries": (lambda: attend(q=nested(4, 3, 8)), TypeError, "queries is a nested tensor", "ts.padding"),
+    "jagged keys": (
+        lambda: attend(k=nested(2, 5, 8, layout=torch.jagged)),
+        TypeError,
+        "keys is a nested tensor",
+        "to_padded_tensor",
+    ),
+    "a sparse mask": (
+        lambda: ts.from_tensor((t(3, 5) > 0).to_sparse()),
+        TypeError,
+        "from_tensor is a tensor of",
+    ),
+    "a sparse forbidden": (lambda: ts.from_forbidden((t(3, 5) > 0).to_sparse()), TypeError, "from_forbidden is a"),
+    "sparse padding": (lambda: ts.padding(keep=(t(3, 5) > 0).to_sparse()), TypeError, "padding(keep=...) is a tensor"),
+    "sparse lengths": (
+        lambda: ts.padding(torch.tensor([3, 2]).to_sparse()),
+        TypeError,
+        "padding is a tensor of",
+    ),
+    "sparse documents": (lambda: ts.documents(torch.tensor([0, 1]).to_sparse()), TypeError, "documents(ids) is a"),
+    "a sparse bias": (lambda: ts.from_additive(t(3, 5).to_sparse_csr()), TypeError, "from_additive is a", "sparse_csr"),
+    "a sparse table": (lambda: ts.relative(t(2, 5).to_sparse()), TypeError, "relative(table) is a tensor of layout"),
+    "a nested mask": (lambda: ts.from_tensor(nested(5) > 0), TypeError, "from_tensor is a nested tensor"),
+    "a sparse survey": (
+        lambda: ts.survey(t(1, 2, 3, 8).to_sparse(), t(1, 2, 3, 8)),
+        TypeError,
+        "queries is a tensor of",
+    ),
+    "a sparse sequence": (
+        lambda: ts.layers.MultiHeadAttention(8, 2)(t(1, 3, 8).to_sparse()),
+        TypeError,
+        "x is a tensor of layout",
+    ),
     "None": (lambda: ts.attend(t(2, 4, 3, 8), None, None), TypeError, "keys is a NoneType"),
     "no definition": (lambda: ts.attend(*[t(1, 1, 2, 2)] * 3, ts.causal), TypeError, "ts.Attention", "Causal"),
     "two axes": (lambda: attend(q=t(3, 8)), ValueError, "queries has shape (3, 8)", "queries[None, None]"),
@@ -214,6 +254,8 @@ FAULTS = {
     "sink nan": (lambda: ts.Attention(sink=nan), ValueError, "sink=nan", "finite"),
     "sink inf": (lambda: ts.Attention(sink=inf), ValueError, "sink=inf", "None is no sink"),
     "sink of whole numbers": (lambda: ts.Attention(sink=torch.zeros(4, dtype=torch.long)), TypeError, "sink.float()"),
+    "window of 10**30": (lambda: ts.window(10**30), ValueError, "window(size) is a whole number of 100 bits", "2**62"),
+    "prefix of 10**30": (lambda: ts.prefix(10**30), ValueError, "prefix(size) is a whole number of 100 bits", "2**62"),
     "window of a half": (lambda: ts.window(2.5), TypeError, "window(size) is a whole number, not 2.5"),
     "window of a float": (lambda: ts.window(2.0), TypeError, "window(size) is a whole number, not 2.0"),
     "window of a tensor": (lambda: ts.window(torch.tensor(2)), TypeError, "window(size)", "a tensor", ".item()"),
@@ -281,6 +323,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Sparse CSR tensor support")
 @pytest.mark.parametrize(("call", "kind", "words"), [(f[0], f[1], f[2:]) for f in FAULTS.values()], ids=FAULTS)
 def test_one_clear_sentence(call, kind, words):
     with pytest.raises(kind) as caught:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .check_numbers import require_int
+from .check_numbers import require_dense, require_int
 from .masks import unfold_heads
 from .pairs import Pairs, check_shape, pick
 from .values import Value, format_shape
@@ -112,6 +112,7 @@ class Relative(Bias):
         if not isinstance(self.table, Tensor) or not self.table.is_floating_point():
             kind = self.table.dtype if isinstance(self.table, Tensor) else type(self.table).__name__
             raise TypeError(f"relative(table) takes a float tensor (heads, 2 · reach + 1), not {kind}")
+        require_dense("relative(table)", self.table)
         if self.table.ndim != 2 or self.table.shape[-1] % 2 == 0:
             raise ValueError(
                 f"relative(table) takes (heads, 2 · reach + 1), the distances from -reach to reach, "
@@ -239,6 +240,7 @@ def from_additive(tensor: Tensor, *, heads: int | None = None) -> Bias:
             f"from_additive takes a float tensor that is added to the scores, not {kind}; a bool tensor is a mask: "
             "mask=ts.from_tensor (True = may attend) or mask=ts.from_forbidden (True = forbidden)"
         )
+    require_dense("from_additive", tensor)
     if tensor.ndim not in (2, 3, 4):
         raise ValueError(
             f"from_additive takes (query, key) or (batch, head, query, key), not shape {tuple(tensor.shape)}"

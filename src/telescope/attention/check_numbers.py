@@ -1,11 +1,14 @@
-"""Check the numbers of a definition: return a plain Python number, or raise one sentence that says what came."""
+"""Check the numbers and tensors of a definition: return them, or raise one sentence that says what came."""
 
 from math import isfinite
 from numbers import Number, Real
 from operator import index
 from typing import Any
 
+import torch
 from torch import Tensor
+
+MAX_POSITIONS = 2**62  # a position plus a size is still a whole number of 64 bits
 
 
 def require_int(what: str, given: Any) -> int:
@@ -15,6 +18,26 @@ def require_int(what: str, given: Any) -> int:
     if isinstance(given, Tensor | bool) or not hasattr(given, "__index__"):
         raise TypeError(f"{what} is a whole number, not {_describe(given)}{_item_hint(given)}")
     return index(given)
+
+
+def require_positions(what: str, given: Any) -> int:
+    """Return `given` as `require_int` does; raise a ValueError if no text has so many positions."""
+    number = require_int(what, given)
+    if number > MAX_POSITIONS:
+        raise ValueError(f"{what} is a whole number of {number.bit_length()} bits; at most 2**62 positions can be told")
+    return number
+
+
+def require_dense(what: str, tensor: Tensor) -> Tensor:
+    """Return `tensor`; raise a TypeError if it is sparse or nested."""
+    if tensor.is_nested:
+        raise TypeError(
+            f"{what} is a nested tensor, and attention takes dense ones; pad it by torch.nested.to_padded_tensor, and "
+            "hide the padding by mask=ts.padding(lengths)"
+        )
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"{what} is a tensor of layout {tensor.layout}; attention takes dense ones: call .to_dense()")
+    return tensor
 
 
 def require_real(what: str, given: Any) -> float:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from .check_numbers import require_int
+from .check_numbers import require_dense, require_positions
 from .mask import Mask, everyone
 from .pairs import Pairs, Spans, check_shape, pick
 from .values import format_shape, is_cheap_to_read
@@ -43,7 +43,7 @@ class Window(Mask):
         size: In positions, at least 1.
 
     Raises:
-        TypeError, ValueError: `size` is not a whole number, or below 1.
+        TypeError, ValueError: `size` is not a whole number, below 1, or above 2**62.
 
     Example:
         >>> import telescope as ts
@@ -54,7 +54,7 @@ class Window(Mask):
     size: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", require_int("window(size)", self.size))
+        object.__setattr__(self, "size", require_positions("window(size)", self.size))
         if self.size < 1:
             raise ValueError(
                 f"window(size={self.size}) hides every key; the smallest window is 1, in which a token sees itself"
@@ -80,7 +80,7 @@ class Prefix(Mask):
         size: In keys, 0 or more.
 
     Raises:
-        TypeError, ValueError: `size` is not a whole number, or negative.
+        TypeError, ValueError: `size` is not a whole number, negative, or above 2**62.
 
     Example:
         >>> import telescope as ts
@@ -91,7 +91,7 @@ class Prefix(Mask):
     size: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", require_int("prefix(size)", self.size))
+        object.__setattr__(self, "size", require_positions("prefix(size)", self.size))
         if self.size < 0:
             raise ValueError(f"prefix(size={self.size}) is negative; the smallest prefix is 0")
 
@@ -307,7 +307,7 @@ def padding(
 
 def _counts(given: Sequence[int] | Tensor | None) -> Tensor:
     """Return one whole number per sequence as a tensor; raise a ValueError for anything else."""
-    counts = torch.as_tensor(given)
+    counts = require_dense("padding", torch.as_tensor(given))
     counts = counts if counts.numel() else counts.long()  # torch makes floats of an empty list
     if counts.ndim != 1 or counts.is_floating_point() or counts.dtype == torch.bool:
         raise ValueError(
@@ -411,6 +411,7 @@ def _require_bool(name: str, tensor: Tensor, meaning: str, dimensions: tuple[int
             f"{name} takes a bool tensor with True = {meaning}, not {kind}; "
             "an additive float mask goes to bias=ts.from_additive(...)"
         )
+    require_dense(name, tensor)
     if tensor.ndim not in dimensions:
         raise ValueError(
             f"{name} takes a tensor of {' or '.join(map(str, dimensions))} axes, not of shape {tuple(tensor.shape)}; "
@@ -421,7 +422,7 @@ def _require_bool(name: str, tensor: Tensor, meaning: str, dimensions: tuple[int
 
 def _ids(name: str, ids: Sequence[Sequence[int]] | Sequence[int] | Tensor) -> Tensor:
     """Return document ids as a tensor (batch, token); raise a ValueError for anything but whole numbers."""
-    numbers = torch.as_tensor(ids)
+    numbers = require_dense(f"documents({name})", torch.as_tensor(ids))
     if numbers.is_floating_point() or numbers.dtype == torch.bool or numbers.ndim not in (1, 2):
         raise ValueError(
             f"documents takes {name} as whole numbers, (token,) or (batch, token), "

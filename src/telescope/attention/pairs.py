@@ -141,8 +141,13 @@ def _cached_block(
 
 
 def is_tracing() -> bool:
-    """Return whether tensors made now belong to FakeTensorMode, make_fx or torch.func, and must not be cached."""
-    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.peek_interpreter_stack() is not None
+    """Return whether tensors made now belong to FakeTensorMode, make_fx, torch.func or torch.jit.trace.
+
+    Such tensors must not be cached.
+    """
+    if torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None:
+        return True
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def pick(table: Tensor, *at: Tensor) -> Tensor:

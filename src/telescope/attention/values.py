@@ -55,8 +55,13 @@ def _hash_part(content: Any) -> Any:
 
 
 def has_data(tensor: Tensor) -> bool:
-    """Return whether the numbers of `tensor` can be read: not while compiling, on meta, in FakeTensorMode or vmap."""
+    """Return whether the numbers of `tensor` can be read: not while compiling, on meta, in FakeTensorMode or vmap.
+
+    Nor in torch.jit.trace, whose graph would keep the decision for every other input.
+    """
     if torch.compiler.is_compiling() or tensor.is_meta or torch._C._get_dispatch_mode(_FAKE) is not None:
+        return False
+    if torch._C._get_tracing_state() is not None:
         return False
     if type(tensor) in _PLAIN and torch._C._functorch.peek_interpreter_stack() is None:
         return True

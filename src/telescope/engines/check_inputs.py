@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..attention import Attention, Bias, Mask, Score
-from ..attention.check_numbers import require_real
+from ..attention.check_numbers import require_dense, require_real
 from ..attention.mask import Everyone
 from ..attention.masks import Causal, Prefix, Window
 from . import torch_modes
@@ -89,11 +89,13 @@ def _check_tensors(inputs: dict[str, Tensor], attention: Attention) -> None:
 
 
 def _inputs_match(queries: Any, keys: Any, values: Any) -> bool:
-    """Return whether the tensors agree in rank, dtype, device and batch: one cheap test before the detailed checks."""
+    """Return whether the tensors are dense and agree in rank, dtype, device and batch: one test before the detailed."""
     return (
         isinstance(queries, Tensor)
         and isinstance(keys, Tensor)
         and isinstance(values, Tensor)
+        and queries.layout is keys.layout is values.layout is torch.strided
+        and not (queries.is_nested or keys.is_nested or values.is_nested)
         and queries.ndim == keys.ndim == values.ndim == 4
         and queries.dtype == keys.dtype == values.dtype
         and queries.is_floating_point()
@@ -109,6 +111,7 @@ def _check_tensor(name: str, tensor: Any) -> None:
         maker = {"ndarray": "torch.from_numpy", "list": "torch.tensor"}.get(kind.__name__)
         fix = f", e.g. {maker}({name})" if maker else ""
         raise TypeError(f"{name} is a {kind.__name__}; attention takes tensors of shape {AXES}{fix}")
+    require_dense(name, tensor)
     if tensor.ndim != 4:
         fix = {
             2: f"; for one sequence and one head write {name}[None, None]",

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from ..attention.check_numbers import require_int
+from ..attention.check_numbers import require_dense, require_int
 from ..words import hint
 
 
@@ -42,8 +42,9 @@ def check_choice(name: str, choice: str, choices: Iterable[str]) -> None:
 def check_features(layer: nn.Module, name: str, tensor: Tensor, argument: str) -> None:
     """Raise a ValueError unless `tensor` is (batch, position, width), where width is the layer's attribute `argument`.
 
-    `name` is what the caller calls the tensor, for the error message.
+    `name` is what the caller calls the tensor, for the error message. Raise a TypeError if the tensor is not dense.
     """
+    require_dense(name, tensor)
     width = getattr(layer, argument)
     if tensor.ndim != 3 or tensor.shape[-1] != width:
         raise ValueError(

@@ -2,19 +2,21 @@
 
 from collections.abc import Callable
 from copy import deepcopy
-from typing import overload
+from dataclasses import replace
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, relu, silu
 
-from ..attention import Attention
+from ..attention import Attention, causal, from_additive, from_forbidden
+from ..attention.biases import SumOfBiases
 from .blocks import ACTIVATIONS, AddNorm, DecoderBlock, EncoderBlock, FeedForward
 from .multi_head import MultiHeadAttention
 
 
 @overload
-def from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention: ...
+def from_torch(module: nn.MultiheadAttention) -> "ConvertedAttention": ...
 @overload
 def from_torch(module: nn.TransformerEncoderLayer) -> EncoderBlock: ...
 @overload
@@ -27,6 +29,9 @@ def from_torch(module: nn.Module) -> nn.Module:
     The returned layer takes (batch, position, feature), whatever `module.batch_first` is. Convert masks for each
     call: `attn_mask` with ts.from_forbidden (bool) or, as a bias, with ts.from_additive (float); `key_padding_mask`
     with ts.padding(keep=~key_padding_mask). A query that sees no key gives zeros, where PyTorch gives NaN.
+
+    A converted nn.MultiheadAttention can stand in a layer of PyTorch: encoder_layer.self_attn = from_torch(
+    encoder_layer.self_attn). Called as PyTorch calls its own, the layer takes the same arguments and masks.
 
     Raises a TypeError for any other class, a ValueError for an option without a counterpart.
 
@@ -50,7 +55,79 @@ def from_torch(module: nn.Module) -> nn.Module:
     )
 
 
-def _multi_head(theirs: nn.MultiheadAttention) -> MultiHeadAttention:
+class ConvertedAttention(MultiHeadAttention):
+    """A converted nn.MultiheadAttention, which layers of torch may call as they call their own.
+
+    layer(x, memory, mask) is a call of Telescope. layer(query, key, value, ...), with a tensor in the third place, is
+    a call of torch, as nn.TransformerEncoderLayer and nn.TransformerDecoderLayer make: with their masks, with the batch
+    where `batch_first` says, and with (Y, None) returned.
+    """
+
+    batch_first: bool = True
+    """Whether calls of torch have the batch first; calls of Telescope always do."""
+    in_proj_bias = None
+    """Read by nn.TransformerEncoderLayer: without it, torch calls this layer, and not a kernel of its own."""
+    _qkv_same_embed_dim = False
+    """Read by nn.TransformerEncoder, for the same kernel."""
+
+    @property
+    def num_heads(self) -> int:
+        """The number of query heads, as torch calls it."""
+        return self.heads
+
+    def forward(self, x: Tensor, memory: Any = None, mask: Any = None, **options: Any) -> Any:
+        """Return Y as MultiHeadAttention does or, for a call of torch, (Y, None).
+
+        Raises a ValueError where torch is asked for what these layers do not have: weights, or values that are not of
+        the same sequence as the keys.
+        """
+        if isinstance(mask, Tensor):
+            return self._run_as_torch(x, memory, mask, **options)
+        return super().forward(x, memory, mask, **options)
+
+    def _run_as_torch(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, None]:
+        """Run a call with the parameters of nn.MultiheadAttention. `is_causal` counts where there is no `attn_mask`."""
+        if need_weights:
+            raise ValueError(
+                "need_weights=True: this layer never forms its weights; pass need_weights=False, and read them by "
+                "ts.watch or ts.trace"
+            )
+        if key is not value:
+            raise ValueError("key and value are two sequences; here both come from one memory: layer(x, memory)")
+        attention = self.attention
+        if is_causal and attn_mask is None:
+            attention = attention.with_extra_mask(causal)
+        for given in (attn_mask, None if key_padding_mask is None else key_padding_mask[:, None, None]):
+            attention = _with_torch_mask(attention, given, self.heads)
+        memory = None if key is query else key
+        if not self.batch_first:
+            query = query.transpose(0, 1)
+            memory = None if memory is None else memory.transpose(0, 1)
+        y = self._run(query, memory, attention)
+        return y if self.batch_first else y.transpose(0, 1), None
+
+
+def _with_torch_mask(attention: Attention, given: Tensor | None, heads: int) -> Attention:
+    """Return the definition with a mask of torch: True is forbidden, and numbers are added to the scores."""
+    if given is None:
+        return attention
+    if given.dtype == torch.bool:
+        return attention.with_extra_mask(from_forbidden(given, heads=heads))
+    added = from_additive(given, heads=heads)
+    return replace(attention, bias=added if attention.bias is None else SumOfBiases((attention.bias, added)))
+
+
+def _multi_head(theirs: nn.MultiheadAttention) -> ConvertedAttention:
     if theirs.bias_k is not None:
         raise ValueError("add_bias_kv=True has no counterpart: Telescope's layers learn no extra key and value")
     if theirs.kdim != theirs.vdim:
@@ -58,7 +135,7 @@ def _multi_head(theirs: nn.MultiheadAttention) -> MultiHeadAttention:
             f"kdim={theirs.kdim} and vdim={theirs.vdim} differ; here keys and values come from one memory of one width"
         )
     with torch.device("meta"):
-        ours = MultiHeadAttention(
+        ours = ConvertedAttention(
             theirs.embed_dim,
             theirs.num_heads,
             d_memory=theirs.kdim,
@@ -75,6 +152,7 @@ def _multi_head(theirs: nn.MultiheadAttention) -> MultiHeadAttention:
         _copy(ours.W_q, W_q, b_q)
         _copy(ours.W_kv, W_kv, b_kv)
     _copy(ours.W_O, theirs.out_proj.weight, theirs.out_proj.bias)
+    ours.batch_first = theirs.batch_first
     return ours.train(theirs.training)
 
 

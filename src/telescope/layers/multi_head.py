@@ -160,7 +160,17 @@ class MultiHeadAttention(DefinedLayer):
         Raises a ValueError where the shapes do not fit, or a memory comes with a cache or with rotary positions.
         """
         self._check(memory, cache)
-        attention = self.attention.with_extra_mask(mask)
+        return self._run(x, memory, self.attention.with_extra_mask(mask), at, cache)
+
+    def _run(
+        self,
+        x: Tensor,
+        memory: Tensor | KeysAndValues | None,
+        attention: Attention,
+        at: CachePosition = CachePosition(),
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """Return the attention of x to the memory, by a definition of this call."""
         if memory is None:
             queries, keys, values = self._project_all(x, at)
             if cache is not None:
