@@ -6,6 +6,7 @@ An attack is a module of this package:
     SECONDS    that a case may take of one core
     HUNG       seconds by the clock after which a case counts as hanging
     BYTES      of memory beyond what a prepared worker has, or None for no limit
+    STRIDE     cases of one worker process, 200 unless given
     prepare()  what a worker does once, before its first case
     run(dice, folder)   draw one case by `dice`, run it in an empty `folder`, and return Done; raise if it went wrong
 
@@ -35,7 +36,7 @@ from time import process_time
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-STRIDE = 200  # cases of one worker process, after which a new one takes over
+STRIDE = 200  # cases of one worker process, after which a new one takes over, unless the attack has its own
 
 
 class WrongError(Exception):
@@ -81,10 +82,11 @@ def supervise(
     """Run cases first ... first + count - 1 of the attack of this name; `say` is told each that goes wrong."""
     report = Report()
     lock = Lock()
-    starts = range(first, first + count, STRIDE)
+    stride = getattr(import_module(f"fuzz.{name}"), "STRIDE", STRIDE)
+    starts = range(first, first + count, stride)
 
     def run_stride(start: int) -> None:
-        past = min(start + STRIDE, first + count)
+        past = min(start + stride, first + count)
         for result in _outlive(name, start, past, seed):
             with lock:
                 report.add(result)

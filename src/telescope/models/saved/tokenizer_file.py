@@ -166,7 +166,7 @@ def _check_lengths(padding: Any, truncation: Any) -> None:
     if isinstance(padding, dict) and padding.get("pad_to_multiple_of") is not None:
         _check_between("pad_to_multiple_of of its padding", padding["pad_to_multiple_of"], 0, LONGEST_PADDING)
     if isinstance(truncation, dict):
-        longest = truncation.get("max_length")
+        longest: Any = truncation.get("max_length")
         _check_between("max_length of its truncation", longest, 0, 2**63)
         _check_between("stride of its truncation", truncation.get("stride", 0), 0, longest // 2)
 
