@@ -66,9 +66,9 @@ class Progress:
         self.done = ShardSet()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = lock_file(self.folder / f"lock-{rank:05d}")
         except OSError as problem:
-            raise ValueError(f"{self.folder} cannot be made: {problem.strerror}") from None
-        self._lock = lock_file(self.folder / f"lock-{rank:05d}")
+            raise ValueError(f"{self.folder} cannot be made or locked: {problem.strerror}") from None
         if self._lock is None:
             raise ValueError(f"{self.folder} is being written by another run; wait for it, or choose another out=")
         try:
