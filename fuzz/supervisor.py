@@ -6,7 +6,7 @@ An attack is a module of this package:
     SECONDS    that a case may take of one core
     HUNG       seconds by the clock after which a case counts as hanging
     BYTES      of memory beyond what a prepared worker has, or None for no limit
-    STRIDE     cases of one worker process, where these are more or fewer than usual
+    STRIDE     cases of one worker process, 200 unless given
     prepare()  what a worker does once, before its first case
     run(dice, folder)   draw one case by `dice`, run it in an empty `folder`, and return Done; raise if it went wrong
 
@@ -36,7 +36,7 @@ from time import process_time
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-STRIDE = 200  # cases of one worker process, after which a new one takes over
+STRIDE = 200  # cases of one worker process, after which a new one takes over, unless the attack has its own
 
 
 class WrongError(Exception):

@@ -17,7 +17,6 @@ A failure is any exception but the documented one, a message of several lines, m
 or the end of the process.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ UNIT = "files"
 SECONDS = 5.0  # that one file may take of a core
 HUNG = 60.0  # seconds by the clock, on a machine that has other things to do
 BYTES = 2 << 30
+STRIDE = 500  # files of one worker, whose preparation takes as long as that of some hundred files
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,6 @@ KINDS = (
     Kind("corpus", 6, kinds.sets, use.use_corpus),
     Kind("own data", 8, kinds.own, use.use_own),
     Kind("answers", 4, kinds.answers, use.use_answers),
-    Kind("request", 8, lambda: [{"body.json": json.dumps(use.BODY).encode()}], use.use_api),
 )
 MENDED = 0.8  # how often checksums are made right again
 
@@ -74,7 +73,6 @@ MENDED = 0.8  # how often checksums are made right again
 def prepare() -> None:
     for kind in KINDS:
         kind.made()
-    use.api()
 
 
 def run(dice: Random, folder: Path) -> Done:
@@ -90,12 +88,9 @@ def run(dice: Random, folder: Path) -> Done:
     for name, contents in files.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_bytes(contents)
-    if kind.name != "request" or dice.random() < 0.9:
-        corrupt(place, files, dice)
-        if dice.random() < MENDED:
-            kind.after(place)
-    if kind.name == "request" and not (place / "body.json").is_file():
-        return Done(kind.name, accepted=False)
+    corrupt(place, files, dice)
+    if dice.random() < MENDED:
+        kind.after(place)
     try:
         kind.use(place, dice)
     except documented as problem:

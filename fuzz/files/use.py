@@ -3,14 +3,12 @@
 import json
 import os
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from ..supervisor import WrongError
-from .changes import STRANGE
-from .kinds import KEEPS, data, resume, train
+from .kinds import data, resume, train
 
 
 def opened(call: Callable[[], Any], *allowed: type[Exception]) -> Any:
@@ -195,37 +193,6 @@ def use_own(folder: Path, dice: Random) -> None:
             opened(lambda file=file: read_rows(folder, file, ("english", "german")), ValueError)
         column = "english" if name.startswith("pairs") else None
         opened(lambda file=file, column=column: read_running_text(folder, file, column), ValueError)
-
-
-BODY = {"text": "Good morning", "model": "translator", "target": "Guten Morgen"}
-QUESTIONS = ("trace", "heads", "tokens", "geometry", "alignment", "cell", "cells", "map", "sharpest", "tiles/0/0/0")
-PARAMETERS = {"l": 0, "h": 1, "i": 2, "j": 1, "b": 0, "axis": "q", "start": 0, "stop": 5, "how": "max", "z": 0}
-
-
-@cache
-def api() -> tuple[Any, list[str]]:
-    import writers
-    from exploring import recorded
-    from telescope.explorer.api import Api
-    from telescope.explorer.library import Library
-
-    library = Library({"translator": writers.translator(), "gpt": writers.gpt(max_positions=16)})
-    runs = [library.add(recorded(6, keep=keep), keep, "rev").name for keep in KEEPS]
-    return Api(library), runs
-
-
-def use_api(folder: Path, dice: Random) -> None:
-    answering, runs = api()
-    if dice.random() < 0.4:
-        must_answer(answering.answer("POST", "/runs", {}, (folder / "body.json").read_bytes()))
-        return
-    values = (*(str(it)[:300] for it in STRANGE), "１", "0x1", "1e3", " 1", "+1", "mean")
-    given = {name: str(value) for name, value in PARAMETERS.items()}
-    for _ in range(dice.choice((1, 1, 2, 3))):
-        name = dice.choice(list(given))
-        given.pop(name) if dice.random() < 0.2 else given.__setitem__(name, dice.choice(values))
-    what = dice.choice((*QUESTIONS, f"tiles/{dice.choice(values)}/0/0", "tiles/0/0", dice.choice(values), "export"))
-    must_answer(answering.answer("GET", f"/runs/{dice.choice(runs)}/{what}", given))
 
 
 def use_answers(folder: Path, dice: Random) -> None:

@@ -174,3 +174,9 @@ def test_a_run_that_was_stopped_after_its_last_shard_goes_on(tmp_path, monkeypat
                     atlas(out=tmp_path / "out")
             else:
                 assert repr(atlas(out=tmp_path / "out")) == repr(expected)
+
+
+def test_a_lock_that_cannot_be_opened_is_an_error_of_one_sentence(tmp_path):
+    (tmp_path / "out.progress" / "lock-00000-of-00001").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"out\.progress cannot be written: Is a directory"):
+        atlas(out=tmp_path / "out")

@@ -160,6 +160,7 @@ def test_config_that_is_not_text(saved):
         ({"d_modl": 8}, ['has no field "d_modl"', 'did you mean "d_model"?']),
         ({"d_model": "8"}, ["d_model='8'"]),
         ({"heads": 3}, ["d_model=8 cannot be split into heads=3"]),
+        ({"d_model": 2**60, "heads": 2**60, "key_heads": 3}, ["key_heads=3 does not divide heads=1152921504606846976"]),
         ({"norm": "leyer"}, ['did you mean "layer"?']),
         ({"blocks": 10**12}, ["blocks=1000000000000", "holds only", "tensors"]),
         ({"vocabulary": 10**30}, ["vocabulary is a whole number of 100 bits; at most 63 can be"]),

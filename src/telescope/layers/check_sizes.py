@@ -27,7 +27,7 @@ def head_width(d_model: int, heads: int) -> int:
 def group_size(heads: int, key_heads: int) -> int:
     """Return heads / key_heads, the number of query heads that share one key head (grouped-query attention)."""
     if heads % key_heads:
-        divisors = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+        divisors = ", ".join(str(n) for n in range(1, min(heads, 1024) + 1) if heads % n == 0)  # a file may say 2^62
         raise ValueError(f"key_heads={key_heads} does not divide heads={heads}; these do: {divisors}")
     return heads // key_heads
 
