@@ -150,6 +150,10 @@ def long():
     return explorer, run
 
 
+SHOWN = [("heads", {"by": "words"}), ("heads", {}), ("perspectives", {"i": 7}), ("alignment", {"h": "mean"}),
+         ("geometry", {}), ("trace", {"h": 2, "i": 7}), ("after", {"i": 7})]  # fmt: skip
+
+
 def test_an_export_of_200_tokens_is_bounded_and_says_what_it_lacks(long):
     explorer, run = long
     began = process_time()
@@ -167,6 +171,8 @@ def test_an_export_of_200_tokens_is_bounded_and_says_what_it_lacks(long):
     for said in ("the steps of 3 other heads of blocks.1.self", "the steps of 3 other attentions", "telescope serve"):
         assert said in described["notice"]
     assert f"/runs/{run['run']}/trace?h=1&i=0&l=1" not in answers
+    shown = [(f"runs/{run['run']}/{what}", {"l": 1, **query}) for what, query in SHOWN]
+    assert not [one for one in asked_of_file({"answers": answers}, shown) if "failed" in one]
     assert [one["has"]["trace"] for one in described["attentions"]] == [False, True, False, False]
 
 

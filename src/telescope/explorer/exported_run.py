@@ -53,12 +53,14 @@ def export_answers(
     # The head that is shown comes first, then what all screens show of its attention, then everything else.
     export.put_basics(layer, h)
     export.put_traces(layer, [h])
+    export.put_weights([layer])
     export.put_pictures([layer])
     export.put_output()
     export.put_after_heads(layer)
     export.put_positions(layer, h)
-    export.put_pictures(others)
+    export.put_weights(others)
     export.put_perspectives()
+    export.put_pictures(others)
     export.put_sources()
     export.put_traces(layer, [one for one in view.call.heads if one != h])
     export.put_traces_of_others(others)
@@ -138,21 +140,30 @@ class Export:
         if without:
             self.left_out.append(f"the steps of {_count(without, 'other attention')}")
 
+    def put_weights(self, layers: Iterable[int]) -> None:
+        """Put the weights between words of some attentions, which alignments and pictures of heads are made of."""
+        lacking = [layer for layer in layers if "alignment" not in self.run.views[layer].missing]
+        while lacking and self._add(self._words(lacking[0])):
+            lacking.pop(0)
+        for layer in lacking:
+            self._lacks(layer, ("map", "alignment"), TOO_LARGE)
+        if lacking:
+            self.left_out.append(f"the weights between words of {_count(len(lacking), 'attention')}")
+
     def put_pictures(self, layers: Iterable[int]) -> None:
-        """Put the pictures of all heads of some attentions, then the geometry, then the weights between words."""
-        parts = {
-            "map": ("the pictures of heads", self._heads),
-            "geometry": ("the geometry", self._geometry),
-            "alignment": ("the alignment", self._words),
-        }
-        for what, (name, make) in parts.items():
-            lacking = [layer for layer in layers if what not in self.run.views[layer].missing]
-            while lacking and self._add(make(lacking[0])):
-                lacking.pop(0)
-            for layer in lacking:
-                self._lacks(layer, (what,), TOO_LARGE)
-            if lacking:
-                self.left_out.append(f"{name} of {_count(len(lacking), 'attention')}")
+        """Put the geometry of some attentions, then the pictures of their heads by pieces."""
+        lacking = [layer for layer in layers if "geometry" not in self.run.views[layer].missing]
+        while lacking and self._add(self._geometry(lacking[0])):
+            lacking.pop(0)
+        for layer in lacking:
+            self._lacks(layer, ("geometry",), TOO_LARGE)
+        if lacking:
+            self.left_out.append(f"the geometry of {_count(len(lacking), 'attention')}")
+        lacking = [layer for layer in layers if "map" not in self.run.views[layer].missing]
+        while lacking and self._add(self._heads(lacking[0])):
+            lacking.pop(0)
+        if lacking:
+            self.left_out.append(f"the pictures of heads by pieces of {_count(len(lacking), 'attention')}")
 
     def put_perspectives(self) -> None:
         """Put the comparison of all heads on each word, for each kind of attention whose weights the file holds."""
@@ -249,13 +260,11 @@ class Export:
     # ---------------------------------------------------------------------------------------------- answers, packed
 
     def _heads(self, layer: int) -> Answers:
-        """Return the pictures of all heads, by pieces and by words."""
+        """Return the pictures of all heads by pieces, and by words unless the weights between words are these."""
         found: Answers = {}
         for given in self._by(layer):
-            found |= self._answer("heads", **given)
-        by_words = self._key("heads", l=layer, b=self.b, by="words")
-        if "names" in found.get(by_words, {}):
-            found[by_words] = without_shares(found[by_words])
+            if self._key("heads", **given) not in self.answers:
+                found |= self._answer("heads", **given)
         return found
 
     def _geometry(self, layer: int) -> Answers:
@@ -266,11 +275,11 @@ class Export:
         return found
 
     def _words(self, layer: int) -> Answers:
-        """Return the weights between words: those of all alignments, comparisons and pictures by words."""
+        """Return the weights between words, and the pictures of heads by words, which are the same numbers."""
         view = self.run.views[layer]
-        found = pack_words(word_weights(view, self.b), view.call, self.b)
-        self._check_reader()
-        return {self._key("words", l=layer): found}
+        found: Answers = {self._key("words", l=layer): pack_words(word_weights(view, self.b), view.call, self.b)}
+        by_words = self._answer("heads", l=layer, b=self.b, by="words")
+        return found | {key: without_shares(one) for key, one in by_words.items() if "names" in one}
 
     def _by(self, layer: int) -> list[dict[str, object]]:
         """Return the parameters of the answers by pieces and by words; of a text without words, both are the same."""
