@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, relu, silu
 
-from ..attention import Attention, causal, from_additive, from_forbidden
+from ..attention import Attention, Bias, causal, from_additive, from_forbidden
 from ..attention.biases import SumOfBiases
 from .blocks import ACTIVATIONS, AddNorm, DecoderBlock, EncoderBlock, FeedForward
 from .multi_head import MultiHeadAttention
@@ -124,7 +124,10 @@ def _with_torch_mask(attention: Attention, given: Tensor | None, heads: int) -> 
     if given.dtype == torch.bool:
         return attention.with_extra_mask(from_forbidden(given, heads=heads))
     added = from_additive(given, heads=heads)
-    return replace(attention, bias=added if attention.bias is None else SumOfBiases((attention.bias, added)))
+    if attention.bias is None:
+        return replace(attention, bias=added)
+    assert isinstance(attention.bias, Bias)  # Attention wraps functions
+    return replace(attention, bias=SumOfBiases((attention.bias, added)))
 
 
 def _multi_head(theirs: nn.MultiheadAttention) -> ConvertedAttention:
