@@ -7,6 +7,7 @@ that nobody disturbed. A run that was asked to stop (SIGTERM) must end with its 
 Every process is a fork of a worker that has imported everything, so that no kill waits for imports.
 """
 
+import atexit
 import json
 import os
 import shutil
@@ -69,6 +70,8 @@ def prepare() -> None:
     torch.set_num_threads(1)
     os.environ["ACCELERATE_USE_CPU"] = "true"
     os.environ["OMP_NUM_THREADS"] = "1"
+    data()  # made here, not in a fork, so that all forks share the folder and the worker removes it
+    recipe()
     for count in (1, 2):
         undisturbed(count)
 
@@ -296,8 +299,9 @@ def said(out: Path) -> str:
 
 @cache
 def data() -> Path:
-    """Return a folder with a small corpus, which is removed with the process's temporary files."""
+    """Return a folder with a small corpus, which is removed when the worker ends; its forks leave it alone."""
     folder = Path(tempfile.mkdtemp(prefix="telescope-kills-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     text = "First Citizen:\nBefore we proceed, hear me speak.\n\n" * 40
     (folder / "tiny_shakespeare").mkdir()
     (folder / "tiny_shakespeare" / "input.txt").write_text(text)
