@@ -57,7 +57,7 @@ def make(out: Path, rank: int, count: int, replace: bool = False, late: float = 
     shared_work.TIMEOUT = late
     shared_work.GRACE = late
     shared_work.BEAT = 0.02
-    shared_work.POLL = 0.01
+    shared_work.POLL = 0.03
     mapping.make(TEXTS, out=out, replace=replace, save_every=0.0)
 
 

@@ -94,7 +94,7 @@ def wait(child: int, seconds: float = PATIENCE) -> int:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
-        sleep(0.001)
+        sleep(min(0.005, max(deadline - monotonic(), 0.0)))
     return kill(child)
 
 

@@ -18,7 +18,25 @@ from fuzz.supervisor import WrongError
 from telescope.explorer.app import app
 from telescope.explorer.guard import Guard
 
-WRONG = (None, True, 0, -1, 10**30, 1.5, "", "x", "\0", [], {}, [[]], [None], {"x": 1}, "a" * 5000)
+WRONG = (
+    None,
+    True,
+    0,
+    -1,
+    10**30,
+    10**400,
+    float("nan"),
+    1.5,
+    "",
+    "x",
+    "\0",
+    [],
+    {},
+    [[]],
+    [None],
+    {"x": 1},
+    "a" * 5000,
+)
 TEXTS = ("", "x", "-1", "99", "1.5", "nan", "null", "[]", "{}", "true", "1" * 13, "٣", " 1", "\0")
 
 

@@ -7,7 +7,7 @@ from fuzz.supervisor import supervise
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows can neither fork nor kill -9")
-def test_thirty_five_kills():
+def test_kills_at_random_moments():
     lines = []
     report = supervise("kills", 20, say=lines.append)
     assert report.wrong == [], lines
