@@ -1,7 +1,7 @@
 """Choose the answers that an exported file holds: the most important first, up to a number of characters.
 
-A file about 200 tokens stays below 4 MB and takes about two seconds. What does not fit is left out and named in the
-run's notice, which the page shows. Weights and traces are packed; see packing.py.
+A file about 200 tokens stays below 4 MB and takes about three seconds of a core. What does not fit is left out and
+named in the run's notice, which the page shows. Weights and traces are packed; see packing.py.
 """
 
 import json
