@@ -14,7 +14,6 @@ Exits with 1 if anything went wrong.
 import json
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
@@ -61,7 +60,7 @@ def attack(given: Namespace) -> int:
     total = report.counts.total()
     print(f"{total:,} {unit} in {perf_counter() - began:.0f} s, {len(report.wrong)} wrong; slowest: {slowest}")
     if given.json:
-        given.json.write_text(json.dumps(asdict(report), ensure_ascii=False, indent=1))
+        given.json.write_text(json.dumps(vars(report), ensure_ascii=False, indent=1))
     return 1 if report.wrong else 0
 
 
