@@ -144,7 +144,7 @@ def kill_save(dice: Random, folder: Path) -> Done:
     left = [*folder.rglob(".*"), *(file for file in folder.iterdir() if file != place)]
     if left:
         raise WrongError(f"{name}: the save after the kill left {left[0].name} behind")
-    return Done(name, units=kills)
+    return Done(f"save of {name}", units=kills)
 
 
 def _save(save: Save, place: Path, exchanges: bool) -> None:
