@@ -9,8 +9,6 @@ A case is one place that is written. The report counts the kills that hit a proc
 """
 
 from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 
@@ -27,15 +25,14 @@ KINDS: dict[Callable[[Random, Path], Done], float] = {}
 
 def prepare() -> None:
     """Make what is written by all cases, and write it once undisturbed."""
-    from . import atlas, saves  # here, since they use the models of the tests
+    from . import atlas, saves, training  # here, since they use the models of the tests
 
     saves.prepare()
     atlas.prepare()
     KINDS[saves.kill_save] = 0.5
     KINDS[atlas.kill_atlas] = 0.496
     KINDS[atlas.kill_torchrun] = 0.004  # three processes import torch, twice
-    if find_spec(f"{__name__}.training") is not None:
-        KINDS[import_module(f"{__name__}.training").kill_training] = 0.2
+    KINDS[training.kill_training] = 0.2
 
 
 def run(dice: Random, folder: Path) -> Done:

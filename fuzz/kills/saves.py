@@ -1,7 +1,7 @@
 """Kill what saves a folder or a file: the old one or the new one is there, whole, and the next save cleans up."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -15,6 +15,7 @@ import telescope as ts
 from telescope.files import atomic
 from telescope.files.atomic import atomic_file
 from telescope.training import checkpoint
+from telescope.training.loop import RunState
 
 from ..supervisor import Done, WrongError
 from .children import Measured, contents, finish, is_killed, measure, put, start
@@ -97,11 +98,12 @@ def _recording(model: Any) -> Any:
 
 def _checkpoint(step: int) -> checkpoint.Checkpoint:
     torch.manual_seed(step)
-    return checkpoint.Checkpoint(step, {"step": step}, {"model": {"weight": torch.randn(64, 64)}})
+    state = {"recipe": {}, "standing": asdict(RunState(step=step)), "totals": [0.0], "targets": 1}
+    return checkpoint.Checkpoint(step, state, {"model": {"weight": torch.randn(64, 64)}})
 
 
 def _last_checkpoint(out: Path) -> Any:
-    found = checkpoint.read(out)
+    found = checkpoint.read(out, RunState)
     return found and (found.step, found.state, found.tensors["model"]["weight"].tolist())
 
 

@@ -158,7 +158,7 @@ def test_damaged_sums_of_an_unfinished_atlas_are_named(tmp_path, monkeypatch):
         atlas(out=tmp_path / "out")
     file.unlink()
     (tmp_path / "out.progress" / "settings.json").write_text("[]")
-    with pytest.raises(ValueError, match=r"settings\.json is damaged; delete"):
+    with pytest.raises(ValueError, match=r"settings\.json, the settings of an unfinished atlas, is cut off"):
         atlas(out=tmp_path / "out")
 
 

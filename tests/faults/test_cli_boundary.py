@@ -155,9 +155,9 @@ def test_a_disk_too_small_for_a_checkpoint_is_found_before_training(command, out
 def test_a_folder_that_fills_the_disk_is_named_itself(tmp_path, problem):
     """Not the hidden folder beside it, which is gone by then."""
     place = tmp_path / "run"
-    with pytest.raises(OSError, match="No space left on device") as raised, atomic_folder(place):
+    with pytest.raises(OSError, match=f"{place} cannot be written: the disk is full") as raised, atomic_folder(place):
         raise problem
-    assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, str(place))
+    assert raised.value.errno == errno.ENOSPC
     assert list(tmp_path.iterdir()) == []
 
 

@@ -212,13 +212,14 @@ def test_a_checkpoint_of_other_fields_or_tensors_is_named(tmp_path):
     for change in (
         {"recipe": None},
         {"standing": {}},
-        {"total": "x"},
+        {"totals": "x"},
+        {"totals": ["x"]},
         {"standing": state["standing"] | {"step": "1"}},
         {"standing": state["standing"] | {"batch": -1}},
         {"standing": state["standing"] | {"best": [1]}},
     ):
         (folder / "state.json").write_text(json.dumps(state | change))
-        with pytest.raises(LoadError, match=says("state.json is damaged: its fields", "to train from the start")):
+        with pytest.raises(LoadError, match=says("state.json is damaged: its fields", "to start anew")):
             learn(gpt(), data, tmp_path, steps=1)
     (folder / "state.json").write_text(json.dumps(state))
     for file, name in (("weights", "norm.weight"), ("optimiser", "norm.weight/exp_avg"), ("random", "0/cpu")):

@@ -24,7 +24,6 @@ from ..words import one_line
 from .settings import TrainingError
 
 STATE = "state.json"
-STATE_FIELDS = "recipe", "standing", "totals", "targets"
 
 
 @dataclass(frozen=True)
@@ -58,17 +57,19 @@ def write(out: Path, checkpoint: Checkpoint) -> Path:
     return folder
 
 
-def read(out: Path) -> Checkpoint | None:
-    """Return the last checkpoint, or None if there is none."""
+def read(out: Path, standing: type) -> Checkpoint | None:
+    """Return the last checkpoint, or None if there is none; `standing` is the class of the run's progress.
+
+    Raise a LoadError if a file is damaged, or state.json has not the fields of a run.
+    """
     steps = saved_steps(out)
     if not steps:
         return None
     folder = _folder(out, steps[-1])
     try:
         state = paths.read_json(folder / STATE)
-        missing = [name for name in STATE_FIELDS if name not in state]
-        if missing:
-            raise LoadError(f'{folder / STATE} has no "{missing[0]}"')
+        if not _is_state(state, standing):
+            raise LoadError(f"{folder / STATE} is damaged: its fields are not those of a run's progress")
         files = [name for name in paths.list_names(folder) if name.endswith(".safetensors")]
         tensors = {name.removesuffix(".safetensors"): scan_file(folder / name).read_all() for name in files}
     except LoadError as problem:
@@ -77,13 +78,12 @@ def read(out: Path) -> Checkpoint | None:
     return Checkpoint(steps[-1], state, tensors)
 
 
-def check_state(found: Checkpoint, out: Path, standing: type) -> None:
-    """Raise a LoadError unless state.json has the fields of a run; `standing` is the class of the run's progress."""
-    match found.state:
+def _is_state(state: Any, standing: type) -> bool:
+    """Return whether state.json has the fields of a run."""
+    match state:
         case {"recipe": dict(), "standing": dict(fields), "totals": list(totals), "targets": int()}:
-            if _fits(fields, get_type_hints(standing)) and all(type(total) in (int, float) for total in totals):
-                return
-    raise _damaged(_folder(out, found.step) / STATE, "its fields are not those of a run's progress")
+            return _fits(fields, get_type_hints(standing)) and all(type(total) in (int, float) for total in totals)
+    return False
 
 
 def check_tensors(found: Checkpoint, out: Path, model: nn.Module) -> None:

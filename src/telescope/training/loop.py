@@ -325,10 +325,9 @@ class TrainingRun:
         checkpoints: list[Checkpoint] = []  # in the first process, the last checkpoint
 
         def read() -> Mapping[str, Any] | None:
-            found = checkpoint.read(self.out)
+            found = checkpoint.read(self.out, RunState)
             if found is None:
                 return None
-            checkpoint.check_state(found, self.out, RunState)
             checkpoints.append(found)
             return found.state
 
