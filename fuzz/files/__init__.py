@@ -77,11 +77,12 @@ def prepare() -> None:
 
 def run(dice: Random, folder: Path) -> Done:
     """Corrupt a file of some kind and use it; raise any undocumented error."""
+    from telescope.files.errors import WriteError
     from telescope.files.panics import PanicError
     from telescope.models import LoadError
     from telescope.training.settings import TrainingError
 
-    documented = (ValueError, LoadError, PanicError, TrainingError)
+    documented = (ValueError, LoadError, WriteError, PanicError, TrainingError)
     (kind,) = dice.choices(KINDS, [it.share for it in KINDS])
     files = kind.before(dice.choice(kind.made()), dice)
     place = folder / "it"

@@ -92,7 +92,9 @@ def use_atlas(folder: Path, dice: Random) -> None:
 
 
 def use_unfinished(folder: Path, dice: Random) -> None:
-    opened(lambda: resume(folder / "out"), ValueError)
+    from telescope.files.errors import WriteError
+
+    opened(lambda: resume(folder / "out"), ValueError, WriteError)
 
 
 def use_texts(folder: Path, dice: Random) -> None:
@@ -126,9 +128,10 @@ def use_tokenizer(folder: Path, dice: Random) -> None:
 
 
 def use_checkpoint(folder: Path, dice: Random) -> None:
+    from telescope.files.errors import WriteError
     from telescope.training.settings import TrainingError
 
-    opened(lambda: train(folder), TrainingError)
+    opened(lambda: train(folder), TrainingError, WriteError)
 
 
 def use_model(folder: Path, dice: Random) -> None:

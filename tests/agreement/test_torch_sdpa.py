@@ -3,9 +3,11 @@
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from torch.testing import assert_close
 
 import telescope as ts
 from strategies import Shape, assert_near, normal, tensors
+from telescope.engines import sdpa
 
 square = Shape(3, 4, 4, 7, 7, 8, 8)
 grouped = Shape(3, 6, 2, 7, 7, 8, 5)
@@ -67,3 +69,40 @@ def test_masks_for_multihead_attention():
     mask = ts.from_forbidden(forbidden, heads=heads) & ts.padding(keep=~padded)
     context = ts.attend(q, k, v, ts.Attention(mask=mask)).transpose(1, 2).flatten(2)
     assert_near(context @ theirs.out_proj.weight.T, expected)
+
+
+@pytest.mark.parametrize("broken", ["", "query", "key", "value"])
+@pytest.mark.parametrize("mask", [ts.everyone, ts.causal], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_a_plain_call_is_that_of_the_engine(mask, dtype, broken):
+    """The short way through `attend` has the bits of the long one, and a NaN spreads as in the reference."""
+    torch.manual_seed(0)
+    queries, keys, values = torch.randn(3, 2, 3, 6, 16, dtype=dtype)
+    attention = ts.Attention(mask=mask)
+    if broken:
+        {"query": queries, "key": keys, "value": values}[broken][1, 2, 4] = torch.nan
+    assert sdpa.is_one_plain_call(queries, keys, values, attention)
+    short = ts.attend(queries, keys, values, attention)
+    if not broken:
+        assert torch.equal(short, ts.attend(queries, keys, values, attention, engine="sdpa"))
+    expected = ts.attend(queries, keys, values, attention, engine="reference")
+    assert torch.equal(short.isnan(), expected.isnan())
+    assert_close(short, expected, equal_nan=True, **({} if dtype != torch.bfloat16 else {"atol": 2e-2, "rtol": 2e-2}))
+
+
+@pytest.mark.parametrize(
+    "attention",
+    [
+        ts.Attention(scale=-1.0),
+        ts.Attention(softcap=2.0),
+        ts.Attention(sink=0.0),
+        ts.Attention(normalize=ts.by_sum),
+        ts.Attention(bias=ts.alibi(3)),
+        ts.Attention(mask=ts.window(2)),
+    ],
+    ids=str,
+)
+def test_other_definitions_take_the_long_way(attention):
+    x = torch.rand(2, 3, 6, 16)
+    assert not sdpa.is_one_plain_call(x, x, x, attention)
+    assert not sdpa.is_one_plain_call(x, x[:, :1], x[:, :1], ts.Attention())

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from .biases import Bias, OfPositions
 from .check_numbers import require_real
-from .mask import Mask, everyone
+from .mask import Everyone, Mask, everyone
+from .masks import Causal
 from .normalizers import softmax
 from .pairs import Pairs
 from .scores import Score, dot
@@ -158,6 +159,14 @@ class Attention(Value):
     def has_no_tensors(self) -> bool:
         """Whether the definition holds no tensor, so that its content can never change."""
         return next(tensors(self), None) is None
+
+    @cached_property
+    def is_torchs_own(self) -> bool:
+        """Whether torch's fused kernel computes this as it is: dot product, softmax, and at most a causal mask."""
+        is_scaled = self.scale is None or self.scale > 0.0  # the kernel scales the mask's -inf too
+        is_masked = not isinstance(self.mask, Everyone | Causal)
+        extras = (self.bias, self.softcap, self.sink)
+        return self.score == dot and self.normalize is softmax and is_scaled and not is_masked and extras == (None,) * 3
 
     @property
     def identity(self) -> Any:

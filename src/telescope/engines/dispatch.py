@@ -10,7 +10,7 @@ from ..attention import Attention, everyone
 from ..words import hint
 from . import chunked, flex, reference, sdpa, torch_modes
 from .check_inputs import check, check_dropout
-from .exact import may_be_nonfinite
+from .exact import may_be_nonfinite, sums_are_nonfinite
 
 ENGINES: dict[str, ModuleType] = {
     "sdpa": sdpa,
@@ -82,8 +82,12 @@ def attend(
         >>> ts.attend(queries, keys, values, ts.Attention(mask=ts.causal)).flatten().tolist()
         [1.0, 2.0]
     """
-    check(queries, keys, values, attention)
     check_dropout(dropout)
+    if engine is None and sdpa.is_one_plain_call(queries, keys, values, attention):
+        context = sdpa.attend_plain(queries, keys, values, attention, dropout)
+        if not sums_are_nonfinite(*_suspects(queries, keys, context, attention)):
+            return context
+    check(queries, keys, values, attention)
     if torch_modes.autocast_enabled(queries.device):
         queries, keys, values = torch_modes.cast_for_autocast(queries, keys, values)
         with torch_modes.without_autocast(queries.device):
@@ -171,7 +175,14 @@ def _may_mishandle_nan(queries: Tensor, keys: Tensor, context: Tensor, attention
     """
     if context.device.type != "cpu":
         return False
-    suspects = [queries] if queries.shape[-2] == 1 < keys.shape[-2] else [queries, keys]
-    if attention.mask != everyone or attention.bias is not None:
+    return may_be_nonfinite(*_suspects(queries, keys, context, attention))
+
+
+def _suspects(queries: Tensor, keys: Tensor, context: Tensor, attention: Attention) -> list[Tensor]:
+    """Return the tensors in which a NaN may show that a fused kernel has mishandled it."""
+    suspects = [queries]
+    if keys is not queries and not queries.shape[-2] == 1 < keys.shape[-2]:
+        suspects.append(keys)
+    if attention.bias is not None or attention.mask != everyone:
         suspects.append(context)
-    return may_be_nonfinite(*suspects)
+    return suspects

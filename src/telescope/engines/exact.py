@@ -21,7 +21,12 @@ def upcast_half(tensor: Tensor) -> Tensor:
 
 def may_be_nonfinite(*tensors: Tensor) -> bool:
     """Return whether some tensor may hold a NaN or infinity; False for tensors without data, as when compiling."""
-    return all(map(has_data, tensors)) and any(not isfinite(sum_to_float(tensor)) for tensor in tensors)
+    return all(map(has_data, tensors)) and sums_are_nonfinite(*tensors)
+
+
+def sums_are_nonfinite(*tensors: Tensor) -> bool:
+    """Return whether some tensor, all of which have data, may hold a NaN or infinity."""
+    return any(not isfinite(sum_to_float(tensor)) for tensor in tensors)
 
 
 def sum_to_float(tensor: Tensor) -> float:

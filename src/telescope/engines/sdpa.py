@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..attention import Attention, softmax
 from ..attention import causal as causal_mask
+from ..attention.masks import Causal
 from ..attention.restrict import key_heads_of
 from ..attention.values import has_data, tensors
 from . import key_ranges, torch_modes
@@ -58,6 +59,39 @@ def cannot(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, 
     ):
         return torch_modes.transform_obstacle()
     return f"the mask {attention.mask!r} would be a {rows} x {columns} tensor"
+
+
+def is_one_plain_call(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention) -> bool:
+    """Return whether `attend_plain` can run the call: a self-attention on a CPU that torch's kernel takes as it is.
+
+    The kernel takes some 14 µs for a sentence, and the tests that fit every definition four times as long. Tensors of
+    one shape and a definition without parts of its own pass them all: these few tests are the same ones.
+    """
+    return (
+        type(queries) is type(keys) is type(values) is Tensor
+        and isinstance(attention, Attention)
+        and queries.layout is keys.layout is values.layout is torch.strided
+        and not (queries.is_nested or keys.is_nested or values.is_nested)  # these have no shape
+        and queries.shape == keys.shape == values.shape
+        and queries.ndim == 4
+        and queries.dtype == keys.dtype == values.dtype
+        and queries.is_cpu
+        and keys.is_cpu
+        and values.is_cpu
+        and queries.is_floating_point()
+        and has_data(queries)
+        and queries.numel() > 0
+        and attention.is_torchs_own
+        and not torch.is_autocast_enabled("cpu")
+        and torch_modes.transform_obstacle() is None
+    )
+
+
+def attend_plain(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, dropout: float) -> Tensor:
+    """Return the context of a call that `is_one_plain_call`."""
+    is_causal = isinstance(attention.mask, Causal)
+    scale = attention.scale_for(keys.shape[-1])
+    return scaled_dot_product_attention(queries, keys, values, None, dropout, is_causal, scale=scale)
 
 
 def attend(
