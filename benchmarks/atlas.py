@@ -38,7 +38,8 @@ class RandomTexts:
     """
 
     def __init__(self, vocabulary: int, length: int = TOKENS, *, keep: bool = True) -> None:
-        self.length, self.keep = length, keep
+        self.length = length
+        self.keep = keep
         self.shares = 1.0 / (torch.arange(vocabulary, dtype=torch.float64) + 2.7)
         self.drawn: dict[str, list[int]] = {}
 
@@ -78,8 +79,10 @@ def _on_gpu(device: torch.device, quick: bool) -> Iterator[Row]:
     An atlas in memory writes no tables, so that neither pandas nor pyarrow is needed.
     """
     model = _model("qwen2", qwen2(quick), "sdpa", device, torch.bfloat16).eval()
-    vocabulary, rounds = model.config.vocab_size, 2 if quick else 24
-    tokenizer, texts = RandomTexts(vocabulary), [str(i) for i in range(BATCH * rounds)]
+    vocabulary = model.config.vocab_size
+    rounds = 2 if quick else 24
+    tokenizer = RandomTexts(vocabulary)
+    texts = [str(i) for i in range(BATCH * rounds)]
     ids = torch.tensor([tokenizer.encode(text) for text in texts], device=device).view(rounds, BATCH, TOKENS)
 
     def plain(*, head: bool) -> None:
@@ -158,7 +161,8 @@ def _compared(case: str, runners: dict[str, Any], tokens: int, device: torch.dev
 
 def _processes(quick: bool) -> Iterator[Row]:
     """Yield the time of one process of one thread, and of two, on the same text: from the first batch to the end."""
-    text, times = _shakespeare()[: 30_000 if quick else 400_000], {}
+    text = _shakespeare()[: 30_000 if quick else 400_000]
+    times = {}
     for count in (1, 2):
         with TemporaryDirectory() as folder:
             file = Path(folder) / "text.txt"
@@ -201,7 +205,8 @@ def _map(file: Path, out: str) -> None:
 
 def _print_memory(tokens: int) -> None:
     config = ts.models.GPTConfig(vocabulary=512, max_positions=256, d_model=32, blocks=2, heads=2)
-    model, began = ts.models.GPT(config).eval(), perf_counter()
+    model = ts.models.GPT(config).eval()
+    began = perf_counter()
     with TemporaryDirectory() as folder:
         file = Path(folder) / "numbers.jsonl"
         with file.open("w") as opened:

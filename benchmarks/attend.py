@@ -70,7 +70,8 @@ def ours(attention: ts.Attention, inputs: list[Tensor]) -> dict[str, Callable[[]
 
 
 def peers(case: str, attention: ts.Attention, inputs: list[Tensor]) -> dict[str, Callable[[], object]]:
-    queries, device = inputs[0], inputs[0].device
+    queries = inputs[0]
+    device = inputs[0].device
     runners: dict[str, Callable[[], object]] = {}
     if case == "causal":
         backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
@@ -101,7 +102,8 @@ def _by_backend(backend: SDPBackend, inputs: list[Tensor]) -> Tensor:
 
 
 def _with_dense_mask(attention: ts.Attention, inputs: list[Tensor]) -> Tensor:
-    (_, heads, tokens, _), device = inputs[0].shape, inputs[0].device
+    _, heads, tokens, _ = inputs[0].shape
+    device = inputs[0].device
     at = ts.Pairs.block(range(tokens), range(tokens), of=(tokens, tokens), heads=heads, device=device)
     seen = attention.mask.sees(at)
     if isinstance(attention.bias, ts.Bias):

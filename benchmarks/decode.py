@@ -33,7 +33,8 @@ class Case:
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
     tokens = 8 if quick else 128
-    gpt, size = partial(gpt2, quick), "small" if quick else "124M"
+    gpt = partial(gpt2, quick)
+    size = "small" if quick else "124M"
     if device.type == "cuda":
         return [Case(f"GPT-2 {size}, batch 1", gpt, 1, 1, tokens, 5.0)]
     return [
@@ -136,7 +137,8 @@ def floor(model: Model, case: Case, device: torch.device) -> float:
     values at the end, which is what a step reads on average."""
     read = sum(W.nbytes for name, W in model.named_parameters() if W.ndim == 2 and not _idle(name))
     each = next(model.parameters()).element_size()
-    rows, config = case.batch * case.beams, model.config
+    rows = case.batch * case.beams
+    config = model.config
     if isinstance(config, GPTConfig):
         read += 2 * config.blocks * rows * config.d_model * (PROMPT + case.tokens // 2) * each
     elif isinstance(config, TransformerConfig):

@@ -37,8 +37,10 @@ def _compared(
     name: str, options: dict[str, Any], length: int, hidden: int, device: torch.device, dtype: torch.dtype
 ) -> list[Row]:
     model, eager = (_model(name, options, how, device, dtype) for how in ("sdpa", "eager"))
-    ids, first = _text(length, device), length // 4
-    keys, later = range(first, first + hidden), slice(first + hidden, None)
+    ids = _text(length, device)
+    first = length // 4
+    keys = range(first, first + hidden)
+    later = slice(first + hidden, None)
     heads = model.config.num_attention_heads
     runners: dict[str, Callable[[], object]] = {
         "sdpa": partial(_read, model, ids),

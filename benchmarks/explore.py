@@ -28,7 +28,10 @@ from telescope.recording.recording import Recording
 
 from .measure import Row
 
-D, WORDS, CLIENTS, JUMPS = 64, 256, 64, 20
+D = 64
+WORDS = 256
+CLIENTS = 64
+JUMPS = 20
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 THERE = ".quality[data-exact]:not([data-missing])"
 GO = """async ([path, there]) => {
@@ -62,9 +65,13 @@ def recorded(n: int, place: Path, *, sums: bool) -> Path:
     The keys are those of 256 words, so that the lse is quickly computed: from how often each word has occurred so far.
     """
     dice = torch.Generator().manual_seed(0)
-    words, ids = torch.randn(WORDS, D, generator=dice).bfloat16(), torch.randint(WORDS, (n,), generator=dice)
-    queries, keys, attention = torch.randn(n, D, generator=dice).bfloat16(), words[ids], ts.Attention(mask=ts.causal)
-    count, parts = torch.zeros(WORDS), []
+    words = torch.randn(WORDS, D, generator=dice).bfloat16()
+    ids = torch.randint(WORDS, (n,), generator=dice)
+    queries = torch.randn(n, D, generator=dice).bfloat16()
+    keys = words[ids]
+    attention = ts.Attention(mask=ts.causal)
+    count = torch.zeros(WORDS)
+    parts = []
     for rows in torch.arange(n).split(2**16) if sums else ():
         came = count + torch.nn.functional.one_hot(ids[rows], WORDS).cumsum(0)
         scores = queries[rows].float() @ words.float().T * attention.scale_for(D)
@@ -169,7 +176,8 @@ def _long(n: int, place: Path, sums: bool) -> Iterator[Row]:
             yield Row(case, "first paint", first)
             for name, jump in (("jump anywhere", jumps(n)), ("pan", pans(n))):
                 result = [page.evaluate(GO, [f"/s/{server.run}/map?l=0&h=0&{where}", THERE]) for where in jump]
-                times, exact = [ms for ms, _ in result], sum(whole for _, whole in result)
+                times = [ms for ms, _ in result]
+                exact = sum(whole for _, whole in result)
                 shown = f"{exact} exact, {len(result) - exact} marked as sampled"
                 yield Row(case, f"{name}, median of {len(result)}", median(times), note=shown)
                 yield Row(case, f"{name}, slowest", max(times), server.mib - before)
@@ -235,11 +243,14 @@ def load(server: Server, seconds: float, paths: Callable[[Random], str]) -> Load
     known: dict[str, bytes] = {}
 
     def one(number: int) -> tuple[list[float], list[str]]:
-        dice, times, problems = Random(number), list[float](), list[str]()
+        dice = Random(number)
+        times = list[float]()
+        problems = list[str]()
         with Client(server) as client:
             end = perf_counter() + seconds / 2
             while perf_counter() < end:
-                path, began = paths(dice), perf_counter()
+                path = paths(dice)
+                began = perf_counter()
                 try:
                     status, body, response = client.get(path)
                 except OSError as problem:
@@ -262,10 +273,12 @@ def load(server: Server, seconds: float, paths: Callable[[Random], str]) -> Load
 
 
 def _many(server: Server, seconds: float) -> Iterator[Row]:
-    case, n = f"{CLIENTS} clients, {seconds:g} s", 4_096
+    case = f"{CLIENTS} clients, {seconds:g} s"
+    n = 4_096
 
     def paths(dice: Random) -> str:
-        z, i = dice.randint(0, _deepest(n)), dice.randrange(n)
+        z = dice.randint(0, _deepest(n))
+        i = dice.randrange(n)
         x, y = sorted(dice.randrange(2**z) for _ in range(2))
         return f"/api/v1/runs/{server.run}/" + dice.choice(
             [

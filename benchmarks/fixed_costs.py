@@ -18,7 +18,8 @@ import telescope as ts
 from .measure import Row
 
 SIZES = [(1, 64), (16, 16), (1, 1024), (512, 512)]  # queries, keys
-HEADS, WIDTH = 8, 64
+HEADS = 8
+WIDTH = 64
 GOALS = {(1, 64): 5.0, (16, 16): 5.0, (1, 1024): 2.0, (512, 512): 1.3}
 
 
@@ -40,7 +41,8 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
 
 def definitions(queries: int, keys: int, device: torch.device) -> dict[str, ts.Attention]:
     """Return one of each mask and bias that torch can take as a tensor."""
-    texts, coin = torch.arange(keys, device=device) // 8, torch.rand(queries, keys, device=device) < 0.8
+    texts = torch.arange(keys, device=device) // 8
+    coin = torch.rand(queries, keys, device=device) < 0.8
     added = torch.randn(1, HEADS, queries, keys, device=device)
     return {
         "plain": ts.Attention(),

@@ -44,7 +44,8 @@ def race(case: str, runners: Mapping[str, Callable[[], object]], device: torch.d
 
     Each round has an order of its own: a GPU that just computed at full power is slower for a while.
     """
-    peaks, notes = {}, {}
+    peaks = {}
+    notes = {}
     for name, run in runners.items():
         try:
             began = perf_counter()
@@ -79,7 +80,8 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
         start = perf_counter()
         run()
         return perf_counter() - start
-    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start = torch.cuda.Event(enable_timing=True)
+    stop = torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize(device)
     start.record()
     run()

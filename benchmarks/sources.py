@@ -124,7 +124,8 @@ class Answered:
         source = encoded.ids
         self.written = ts.decoding.generate(model, [source], temperature=0.0)[0].ids
         numbers = _numbers(encoded, cut(text))
-        self.segments, self.numbers = max(numbers) + 1, numbers
+        self.segments = max(numbers) + 1
+        self.numbers = numbers
         self.source = torch.tensor([source])
         self.target = torch.tensor([[start_token(model), *self.written]])
         self.span = range(1, 1 + len(self.written))
@@ -156,7 +157,8 @@ class Answered:
             lambda logits: float(self._log_probability(logits)),
             progress=False,
         ).columns["value"]
-        plain, chances = measured[0], dict(zip(sets, measured[1:], strict=True))
+        plain = measured[0]
+        chances = dict(zip(sets, measured[1:], strict=True))
         most = plain - chances[sets[self.segments - 1]]
         means = {how: _mean([plain - chances[some] for some in each[:-1]]) for how, each in hidden.items()}
         return means, most
@@ -193,7 +195,8 @@ def _costs(name: str, options: dict[str, Any], length: int, device: torch.device
     "record and ..." runs the model, records and asks; the others ask of a recording that is there. The first row's
     memory is beside the weights, as everywhere; the note of "record and rollout" has the weights too.
     """
-    model, ids = _model(name, options, "sdpa", device, dtype), _text(length + ANSWER, device)
+    model = _model(name, options, "sdpa", device, dtype)
+    ids = _text(length + ANSWER, device)
     span = range(length, length + ANSWER)
     kept: dict[str, Any] = {"keep": "queries-keys", "also": "norms"}
     with ts.watch(model, **kept) as recording:
@@ -249,7 +252,8 @@ def _statistics(length: int, device: torch.device) -> Iterator[Row]:
     q, k, v = torch.randn(3, 1, 16, length, 128, device=device, dtype=torch.bfloat16)
     lse = _cudnn(q, k, v)[1].reshape(q.shape[:3])
     plain = ts.survey(q, k, CAUSAL, top=0, lse=lse)
-    weights, norms = torch.rand(8, length, device=device), torch.rand(1, 16, length, device=device)
+    weights = torch.rand(8, length, device=device)
+    norms = torch.rand(1, 16, length, device=device)
     window = ts.window(min(4_096, length // 4)) | ts.prefix(4)
     segments = (torch.arange(length, device=device) * SEGMENTS // length).tolist()
     survey = partial(ts.survey, q, k, CAUSAL, lse=lse)

@@ -77,7 +77,8 @@ def _eager(q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
     """Compute the same numbers from the whole matrix, as is usual."""
     hidden = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
     scores = ((q @ k.mT).float() / sqrt(q.shape[-1])).masked_fill_(hidden, -torch.inf)
-    lse, weights = scores.logsumexp(-1), scores.softmax(-1)
+    lse = scores.logsumexp(-1)
+    weights = scores.softmax(-1)
     return lse, weights.sum(-2), -torch.xlogy(weights, weights).sum(-1), *weights.topk(8)
 
 

@@ -51,7 +51,8 @@ def about(device: torch.device, quick: bool) -> str:
 
 
 def run(device: torch.device, quick: bool) -> Iterator[Row]:
-    size, precision = sizes(device, quick), torch.get_float32_matmul_precision()
+    size = sizes(device, quick)
+    precision = torch.get_float32_matmul_precision()
     torch.manual_seed(0)
     text = torch.randint(size.words, (size.batch, size.tokens + 1), device=device)
     torch.set_float32_matmul_precision("high")
@@ -74,7 +75,8 @@ def trainer(model: nn.Module, text: Tensor, steps: int) -> Callable[[], None]:
     on_gpu = text.is_cuda
     model = model.to(text.device).train()
     optimiser = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=on_gpu)
-    ids, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
+    ids = text[:, :-1].contiguous()
+    targets = text[:, 1:].contiguous()
 
     def loss() -> Tensor:
         with torch.autocast("cuda", dtype=torch.bfloat16) if on_gpu else nullcontext():
@@ -114,9 +116,12 @@ class NanoBlock(nn.Module):
         super().__init__()
         d = size.d_model
         self.heads = size.heads
-        self.ln_1, self.ln_2 = nn.LayerNorm(d), nn.LayerNorm(d)
-        self.c_attn, self.c_proj = nn.Linear(d, 3 * d), nn.Linear(d, d)
-        self.mlp_fc, self.mlp_proj = nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
+        self.ln_1 = nn.LayerNorm(d)
+        self.ln_2 = nn.LayerNorm(d)
+        self.c_attn = nn.Linear(d, 3 * d)
+        self.c_proj = nn.Linear(d, d)
+        self.mlp_fc = nn.Linear(d, 4 * d)
+        self.mlp_proj = nn.Linear(4 * d, d)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, tokens, d = x.shape
@@ -153,7 +158,8 @@ class TorchGPT(nn.Module):
     def __init__(self, size: Sizes) -> None:
         super().__init__()
         d = size.d_model
-        self.wte, self.wpe = nn.Embedding(size.padded_words, d), nn.Embedding(size.tokens, d)
+        self.wte = nn.Embedding(size.padded_words, d)
+        self.wpe = nn.Embedding(size.tokens, d)
         layer = nn.TransformerEncoderLayer(d, size.heads, 4 * d, 0.0, gelu, batch_first=True, norm_first=True)
         self.stack = nn.TransformerEncoder(layer, size.blocks, norm=nn.LayerNorm(d), enable_nested_tensor=False)
         self.apply(_small)

@@ -89,7 +89,8 @@ def _compared(name: str, options: dict[str, Any], length: int, device: torch.dev
     runners["watched, queries-keys"] = partial(_watched, models["sdpa"], ids, keep="queries-keys")
     runners["eager, layer by layer"] = partial(_eager, models["eager"], ids)
     runners["eager, all at once"] = partial(_read, models["eager"], ids, output_attentions=True)
-    case, rounds = f"{name}, n = {length:,}", 3 if device.type == "cpu" else 11
+    case = f"{name}, n = {length:,}"
+    rounds = 3 if device.type == "cpu" else 11
     rows = race(case, runners, device, rounds=rounds)
     heads = {"heads() of the top=8": _watched(models["sdpa"], ids).heads}
     if device.type == "cuda":
@@ -137,7 +138,8 @@ def _largest(device: torch.device) -> Iterator[Row]:
     model = _model("qwen2", qwen2(False), "sdpa", device, torch.bfloat16)
     length = 65_536
     while length <= model.config.max_position_embeddings:
-        case, ids = f"qwen2, n = {length:,}", _text(length, device)
+        case = f"qwen2, n = {length:,}"
+        ids = _text(length, device)
         row = once(case, "watched, top=8, in ram", partial(_watched, model, ids, store="ram"), device)
         yield row
         if row.ms is None:

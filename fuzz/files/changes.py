@@ -10,7 +10,9 @@ from typing import Any
 
 Files = dict[str, bytes]
 
-DEEP, MANY = "@deep@", "@many@"  # what json.dumps cannot write; see `dumped`
+# What json.dumps cannot write; see `dumped`
+DEEP = "@deep@"
+MANY = "@many@"
 STRANGE: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2, 7, 255, 2**31, 2**31 - 1, 2**63, 2**63 - 1, -(2**63), 10**30, 10**400),
     *(0.5, -0.0, 1e-320, 1e308, -1e308, float("nan"), float("inf"), -float("inf")),
@@ -21,7 +23,8 @@ STRANGE: tuple[Any, ...] = (
     *({"tensor": "attention.0"}, {"tensor": "nothing"}, {"normalizer": "by_sum"}, {"untold": "mask", "name": "x"}),
 )
 # Parts of a definition, most of which could stand in one; whether they fit is what has to be found.
-CAUSAL, TENSOR = {"is": "Causal"}, {"tensor": "attention.0"}
+CAUSAL = {"is": "Causal"}
+TENSOR = {"tensor": "attention.0"}
 PARTS: tuple[Any, ...] = (
     *(
         CAUSAL,
@@ -118,7 +121,8 @@ def of_safetensors(contents: bytes, dice: Random) -> bytes:
     """Change the header as JSON, with the right length, or change the numbers."""
     try:
         length = struct.unpack("<Q", contents[:8])[0]
-        header, numbers = json.loads(contents[8 : 8 + length]), bytearray(contents[8 + length :])
+        header = json.loads(contents[8 : 8 + length])
+        numbers = bytearray(contents[8 + length :])
     except (ValueError, struct.error):
         return of_bytes(contents, dice)
     match dice.randrange(6) if "__metadata__" not in header else dice.choice((0, 1, 2, 3, 4, 4, 4, 5)):
@@ -149,7 +153,8 @@ def of_safetensors(contents: bytes, dice: Random) -> bytes:
 def of_bytes(contents: bytes, dice: Random) -> bytes:
     if not contents:
         return dice.randbytes(9)
-    corrupted, at = bytearray(contents), dice.randrange(len(contents))
+    corrupted = bytearray(contents)
+    at = dice.randrange(len(contents))
     match dice.randrange(6):
         case 0:
             corrupted[at] ^= 1 << dice.randrange(8)

@@ -21,7 +21,8 @@ BY_ENDING: dict[str, Callable[[bytes, Random], bytes]] = {
 
 def corrupt(folder: Path, files: Files, dice: Random) -> str:
     """Change one or two of the files in the folder; return what was done."""
-    names, done = sorted(files), []
+    names = sorted(files)
+    done = []
     chosen = dice.sample(names, min(len(names), dice.choice((1, 1, 1, 2))))
     described = [name for name in ("recording.json", "atlas.json") if name in files]
     if described and dice.random() < 0.5:

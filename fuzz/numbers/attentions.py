@@ -155,7 +155,8 @@ ON_GPU = ((1,), (64, 128, 192), (33, 65, 100, 130))  # lengths by kind: a kernel
 def drawn(seed: int, device: str = "cpu") -> Case:
     """Draw a random case."""
     dice = random.Random(seed)
-    pick, lengths = dice.choice, sum(ON_GPU, ()) if device == "cuda" else LENGTHS
+    pick = dice.choice
+    lengths = sum(ON_GPU, ()) if device == "cuda" else LENGTHS
     key_heads = pick((1, 1, 2, 3))
     queries = pick(lengths)
     keys = queries if dice.random() < 0.5 else pick(lengths)
@@ -210,7 +211,9 @@ def varied(case: Case, seed: int) -> Case:
         return line(mask) if isinstance(mask, str) else (mask[0], *map(tree, mask[1:]))
 
     lengths = {n: sizes.choice(kind) for kind in ON_GPU for n in kind} | {0: 0}
-    queries, keys, key_heads = lengths[case.queries], lengths[case.keys], sizes.choice((1, 2, 3))
+    queries = lengths[case.queries]
+    keys = lengths[case.keys]
+    key_heads = sizes.choice((1, 2, 3))
     batch = case.batch and sizes.choice((1, 2, 3))
     heads = key_heads * sizes.choice((1, 2, 3))
     parts = {name: line(getattr(case, name)) for name in ("score", "bias", "sink")}
@@ -225,7 +228,8 @@ def _general(dice: random.Random) -> str:
 
 
 def _additive(dice: random.Random) -> str:
-    front, seed = dice.choice(("", "heads, ")), dice.randrange(10**6)
+    front = dice.choice(("", "heads, "))
+    seed = dice.randrange(10**6)
     sizes = ("d, 3", "d, 3", "3")
     parts = (f"numbers({front}{size}, seed={seed + i}, device=device)" for i, size in enumerate(sizes))
     return f"ts.additive({', '.join(parts)})"
@@ -280,7 +284,8 @@ class WrongError(Exception):
 
     def __init__(self, kind: str, message: str, line: str) -> None:
         super().__init__(f"{kind}: {message}")
-        self.kind, self.line = kind, line
+        self.kind = kind
+        self.line = line
 
 
 @dataclass(frozen=True)
@@ -310,7 +315,8 @@ class Checked:
         half = dtype in (torch.float16, torch.bfloat16)
         largest = float(exact.detach().abs().masked_fill(exact.detach().isinf(), 0.0).max())
         bound = (4.0 if half else 16.0) * torch.finfo(dtype).eps * max(largest, unit)
-        mine, right = got.detach().double(), exact.detach().double()
+        mine = got.detach().double()
+        right = exact.detach().double()
         off = (mine - right).abs().masked_fill(mine == right, 0.0)  # inf - inf
         worst = float(off.nan_to_num(nan=torch.inf).max())
         if not worst <= bound:
@@ -347,7 +353,8 @@ def check(case: Case) -> Counter[str]:
         unit *= float(condition) * _largest(truth.weights)
     if isinstance(attention.score, Additive) and finite.numel():
         # the sums inside tanh are rounded relative to their summands
-        score, (q_, k_) = attention.score, (exact[0].detach(), exact[1].detach().repeat_interleave(case.group, 1))
+        score = attention.score
+        q_, k_ = (exact[0].detach(), exact[1].detach().repeat_interleave(case.group, 1))
         inner = float((q_ @ score.W_q).abs().max() + (k_ @ score.W_k).abs().max())
         unit += max(1.0, abs(attention.scale_for(case.d))) * inner * float(score.v.abs().sum(-1).max())
     checked = Checked(case, attention, (q, k, v), truth, unit)
@@ -450,8 +457,10 @@ def _lse(checked: Checked) -> Tensor | None:
 
 def _compare(checked: Checked, seen: ts.Survey, engine: str, given: str) -> None:
     """Compare every number of a survey with the formulas, from the weights in float64."""
-    weights, masked = checked.weights.detach(), checked.truth.masked.detach()
-    (_, heads, queries, keys), unit = weights.shape, checked.score_unit
+    weights = checked.weights.detach()
+    masked = checked.truth.masked.detach()
+    _, heads, queries, keys = weights.shape
+    unit = checked.score_unit
     line = f"print(ts.survey(q, k, attention, top={checked.case.top}, engine={engine!r}{given}))"
     near = partial(checked.near, line=line)
     lse = _lse(checked)
@@ -478,7 +487,9 @@ def _compare(checked: Checked, seen: ts.Survey, engine: str, given: str) -> None
         return
     dice = random.Random(checked.case.seed)
     _compare_maps(checked, seen, engine, line, dice)
-    i, j, h = dice.randrange(queries), dice.randrange(keys), dice.randrange(heads)
+    i = dice.randrange(queries)
+    j = dice.randrange(keys)
+    h = dice.randrange(heads)
     near(f"survey.rows by {engine}", got=seen.rows([i]), exact=weights[:, :, i : i + 1], unit=unit)
     near(f"survey.cell by {engine}", got=seen.cell(i, j), exact=weights[:, :, i, j], unit=unit)
     one = seen.head(h)
@@ -489,22 +500,28 @@ def _compare(checked: Checked, seen: ts.Survey, engine: str, given: str) -> None
 
 
 def _compare_maps(checked: Checked, seen: ts.Survey, engine: str, line: str, dice: random.Random) -> None:
-    weights, unit = checked.weights.detach(), checked.score_unit
+    weights = checked.weights.detach()
+    unit = checked.score_unit
     _, _, queries, keys = weights.shape
-    rows, columns = dice.randint(1, queries), dice.randint(1, keys)
-    of_queries, of_keys = torch.arange(queries) * rows // queries, torch.arange(keys) * columns // keys
+    rows = dice.randint(1, queries)
+    columns = dice.randint(1, keys)
+    of_queries = torch.arange(queries) * rows // queries
+    of_keys = torch.arange(keys) * columns // keys
     how = dice.choice(("share", "max", "segments"))
     if how == "segments":
         ids = [numbers(size, seed=checked.case.seed).mul(1.5).round().long().abs() for size in (queries, keys)]
-        exact, got = _pooled(weights, *ids, "share"), seen.map(segments=tuple(ids))
+        exact = _pooled(weights, *ids, "share")
+        got = seen.map(segments=tuple(ids))
     else:
-        exact, got = _pooled(weights, of_queries, of_keys, how), seen.map(rows, columns, how)
+        exact = _pooled(weights, of_queries, of_keys, how)
+        got = seen.map(rows, columns, how)
     checked.near(f"survey.map {how} by {engine}", line, got, exact, unit * queries)
 
 
 def _pooled(weights: Tensor, of_queries: Tensor, of_keys: Tensor, how: str) -> Tensor:
     """Return the mean over the queries of a cell of the sum over its keys; with "max" its largest weight."""
-    of_queries, of_keys = of_queries.to(weights.device), of_keys.to(weights.device)
+    of_queries = of_queries.to(weights.device)
+    of_keys = of_keys.to(weights.device)
     cells = weights.new_zeros(*weights.shape[:2], int(of_queries.max()) + 1, int(of_keys.max()) + 1)
     across = weights.new_zeros(*weights.shape[:3], cells.shape[3])
     if how == "max":  # of cells without a gap: every one has a weight
@@ -520,7 +537,8 @@ def _compare_extended(checked: Checked, seen: ts.Survey, engine: str) -> None:
     line = "print(ts.survey(q[:, :, :-1], k[:, :, :-1], attention).extend(q[:, :, -1:], k[:, :, -1:]))"
     grown = ts.survey(q[:, :, :old], k[:, :, :-1], checked.attention, top=checked.case.top, engine=engine)
     grown = grown.extend(q[:, :, old:], k[:, :, -1:])
-    near, unit = partial(checked.near, line=line), checked.score_unit
+    near = partial(checked.near, line=line)
+    unit = checked.score_unit
     near("survey.extend received", got=grown.received, exact=checked.weights.detach().sum(-2), unit=unit * q.shape[-2])
     near("survey.extend top", got=grown.top.weights, exact=seen.top.weights.double(), unit=2.0 * unit)
 
@@ -552,7 +570,8 @@ def shrunk(case: Case, wrong: WrongError) -> tuple[Case, WrongError]:
                 return case, wrong
             found = failure(simpler)
             if found is not None and found.kind == wrong.kind:
-                case, wrong = simpler, found
+                case = simpler
+                wrong = found
                 break
         else:
             return case, wrong

@@ -128,12 +128,14 @@ def _are_same(case: ModelCase, got: list[int], exact: list[int], *, padding_foll
 def _compare_texts(case: ModelCase, together: Recording, alone: Recording, i: int) -> None:
     """Compare the numbers of one text of a batch with the text alone."""
     for layer in alone:
-        here, there = alone[layer].call, together[layer].call
+        here = alone[layer].call
+        there = together[layer].call
         columns = there.text_columns(i)
         case.equal(f"queries of {layer}", len(columns.queries), here.size[0])
         rows = slice(columns.queries.start, columns.queries.stop)
         keys = slice(columns.keys.start, columns.keys.stop)
-        own, survey = here.survey(), there.survey()
+        own = here.survey()
+        survey = there.survey()
         case.near(f"received of {layer}", survey.received[i][:, keys], own.received[0])
         case.near(f"entropy of {layer}", survey.entropy[i][:, rows], own.entropy[0])
         case.equal(f"entropy after the end in {layer}", bool(survey.entropy[i][:, rows.stop :].any()), False)
@@ -190,7 +192,8 @@ def _write_edited(case: ModelCase, prompts: Padded, edits: list[Any], chunk: int
 
 def _compare_recordings(case: ModelCase, got: Recording, exact: Recording, width: int) -> None:
     for layer in exact:
-        here, there = exact[layer].call, got[layer].call
+        here = exact[layer].call
+        there = got[layer].call
         case.equal(f"length of the prompt in {layer}", (here.facts.prompt, there.facts.prompt), (width, width))
         case.near(f"received of {layer}", there.survey().received, here.survey().received)
         case.near(f"entropy of {layer}", there.survey().entropy, here.survey().entropy)

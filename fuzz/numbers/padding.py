@@ -38,11 +38,13 @@ def check_numbers(case: ModelCase, texts: Texts, dice: random.Random) -> None:
         alone = record(case.model, texts.alone(i), **options)
         case.equal("layers", together.names, alone.names)
         for layer in alone:
-            own, call = alone[layer].call, together[layer].call
+            own = alone[layer].call
+            call = together[layer].call
             queries, keys = texts.sides(layer, call.across)
             rows = queries.real(i)
             columns = keys.real(i)
-            here, there = own.survey(top=TOP), call.survey(top=TOP)
+            here = own.survey(top=TOP)
+            there = call.survey(top=TOP)
             case.near(f"received of {layer}", there.received[i][:, columns], here.received[0])
             case.equal(f"received by padding of {layer}", bool(there.received[i][:, ~columns].any()), False)
             case.near(f"entropy of {layer}", there.entropy[i][:, rows], here.entropy[0])

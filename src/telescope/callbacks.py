@@ -34,7 +34,9 @@ class TransformersCallback:
     """
 
     def __init__(self, every: int = 50, *, probe: Any = None, **options: Any) -> None:
-        self.every, self.probe, self.options = every, probe, options
+        self.every = every
+        self.probe = probe
+        self.options = options
         self.health: Health | None = None
         self.trainer: Any = None
 
@@ -100,7 +102,9 @@ class LightningCallback:
         return object.__new__(type(cls.__name__, (cls, *bases[:1]), {}))
 
     def __init__(self, every: int = 50, *, run: Callable[..., object] | None = None, **options: Any) -> None:
-        self.every, self.own_run, self.options = every, run, options
+        self.every = every
+        self.own_run = run
+        self.options = options
         self.health: Health | None = None
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:

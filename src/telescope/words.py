@@ -10,7 +10,8 @@ MAX_LENGTH = 1000  # characters of an error message
 
 def closest_name(given: str, known: Iterable[str]) -> str | None:
     """Return the known name most similar to `given`, else the only one that contains it, else None. Case is ignored."""
-    names, wanted = {name.lower(): name for name in known}, given.lower()
+    names = {name.lower(): name for name in known}
+    wanted = given.lower()
     found = get_close_matches(wanted, names, n=1, cutoff=0.5) or [name for name in names if wanted and wanted in name]
     return names[found[0]] if len(found) == 1 else None
 

@@ -136,7 +136,8 @@ class Atlas:
         """Return one statistic of a head: a habit, "spread", "entropy", "peak" or "logit"."""
         if name not in STATISTICS:
             raise ValueError(f'there is no statistic "{name}"; {hint(name, STATISTICS)}')
-        i, place = STATISTICS.index(name), self._index(layer, head)
+        i = STATISTICS.index(name)
+        place = self._index(layer, head)
         numbers = self._numbers()
         count = int(self.sums.distribution.count[i, place])
         low, high = (float(part[i, place]) if count else nan for part in (numbers["low"], numbers["high"]))
@@ -162,7 +163,8 @@ class Atlas:
         """
         if habit not in HABITS:
             raise ValueError(f'there is no habit "{habit}"; {hint(habit, HABITS)}')
-        i, place = HABITS.index(habit), self._index(layer, head)
+        i = HABITS.index(habit)
+        place = self._index(layer, head)
         found = []
         pairs = zip(
             self.sums.evidence_share[i, place].tolist(), self.sums.evidence_text[i, place].tolist(), strict=True
@@ -188,7 +190,8 @@ class Atlas:
         longest = max(sizes, key=lambda size: sizes[size]) if longest is None else longest
         if longest not in sizes:
             raise ValueError(f"there is no map of texts up to {longest} tokens; there are {', '.join(map(str, sizes))}")
-        k, place = (longest - 1).bit_length(), self._index(layer, head)
+        k = (longest - 1).bit_length()
+        place = self._index(layer, head)
         cells: Tensor = self.sums.maps[k][place].double() / 2**MAP_BITS
         return cells / max(int(self.sums.map_texts[k][place]), 1)
 

@@ -124,10 +124,12 @@ def compare(before: Atlas, after: Atlas) -> Comparison:
     places = {place: i for i, place in enumerate(before.places)}
     changes = []
     for head in before.heads():
-        i, twin = places[head.layer, head.number], other[head.layer, head.number]
+        i = places[head.layer, head.number]
+        twin = other[head.layer, head.number]
         habit = max(HABITS, key=partial(_difference, head, twin))
         moved = float((profiles[0][i] - profiles[1][i]).abs().sum() / 2)
-        old, new = getattr(head, habit), getattr(twin, habit)
+        old = getattr(head, habit)
+        new = getattr(twin, habit)
         in_errors = _in_errors(new - old, errors[habit][i])
         changes.append(HeadChange(head.layer, head.number, head.kind, twin.kind, habit, old, new, in_errors, moved))
     changes.sort(key=lambda head: (-abs(head.change), places[head.layer, head.number]))
@@ -138,7 +140,8 @@ def error_of_change(before: Atlas, after: Atlas, name: str) -> Float[Tensor, " h
     """Return the standard error of the change of each head's share of a habit."""
     if not have_same_texts(before, after):
         return (before.standard_error(name) ** 2 + after.standard_error(name) ** 2).sqrt()
-    first, second = before.sums.influences(name), after.sums.influences(name)
+    first = before.sums.influences(name)
+    second = after.sums.influences(name)
     either = ~(first.isnan() & second.isnan())  # a text may count in one of the two alone
     return error_of_sum(torch.where(either, second.nan_to_num() - first.nan_to_num(), nan))
 

@@ -25,7 +25,8 @@ class EvidenceTexts:
         """Keep the texts of a shard that are needed, and forget those that are no more."""
         self.found = {place: text for place, text in self.found.items() if place in needed}
         for place in needed & ids.keys():
-            text, tokens = sources[place[0]], ids[place]
+            text = sources[place[0]]
+            tokens = ids[place]
             excerpt = tokenizer.decode(tokens[:EXCERPT]) if hasattr(tokenizer, "decode") else text.text[:200]
             about = {"source": text.source, "line": text.line, "tokens": len(tokens), "excerpt": excerpt}
             self.found[place] = about

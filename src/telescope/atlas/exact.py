@@ -91,7 +91,8 @@ class Distribution:
         size = (len(edges), heads)
         self.edges = edges
         self.count = torch.zeros(size, dtype=torch.int64)
-        self.total, self.squares = ExactSum.zeros(*size), ExactSum.zeros(*size)
+        self.total = ExactSum.zeros(*size)
+        self.squares = ExactSum.zeros(*size)
         self.low = torch.full(size, torch.inf, dtype=torch.float64)
         self.high = torch.full(size, -torch.inf, dtype=torch.float64)
         self.bins = torch.zeros(*size, BINS, dtype=torch.int64)
@@ -149,7 +150,8 @@ class Distribution:
         edges = self.edges.double()[:, None].expand(-1, self.count.shape[1], -1)
         lower = torch.cat([self.low[..., None], edges], -1).gather(-1, which)
         upper = torch.cat([edges, self.high[..., None]], -1).gather(-1, which)
-        lower, upper = lower.maximum(self.low[..., None]), upper.minimum(self.high[..., None])
+        lower = lower.maximum(self.low[..., None])
+        upper = upper.minimum(self.high[..., None])
         found = (lower + part * (upper - lower))[..., 0]
         return torch.where(self.count > 0, found, torch.nan)
 
@@ -168,8 +170,10 @@ class Distribution:
         """Return the distribution on a device."""
         moved = Distribution.__new__(Distribution)
         moved.edges, moved.count, moved.bins = (part.to(device) for part in (self.edges, self.count, self.bins))
-        moved.total, moved.squares = self.total.to(device), self.squares.to(device)
-        moved.low, moved.high = self.low.to(device), self.high.to(device)
+        moved.total = self.total.to(device)
+        moved.squares = self.squares.to(device)
+        moved.low = self.low.to(device)
+        moved.high = self.high.to(device)
         return moved
 
 

@@ -17,8 +17,11 @@ from ..files.optional import import_optional
 from .description import check_atlas
 from .sums import AtlasSums
 
-FILE, SUMS, CARD = "atlas.json", "sums.safetensors", "README.md"
-KIND, VERSION = "telescope atlas", 1
+FILE = "atlas.json"
+SUMS = "sums.safetensors"
+CARD = "README.md"
+KIND = "telescope atlas"
+VERSION = 1
 TABLES = ("heads.parquet", "evidence.parquet", "maps.parquet")
 REPLACE = "replace=True, or --replace, replaces it"
 Rows = Iterable[Mapping[str, Any]]
@@ -87,7 +90,8 @@ def read_folder(path: str | os.PathLike[str]) -> tuple[AtlasSums, dict[str, Any]
     folder = paths.check_exists(path)
     if not paths.is_folder(folder) or FILE not in paths.list_names(folder):
         raise LoadError(f"{folder} is no atlas: it is no folder with {FILE}")
-    manifest, where = paths.read_json(folder / FILE), str(folder / FILE)
+    manifest = paths.read_json(folder / FILE)
+    where = str(folder / FILE)
     if manifest.get("is") != KIND:
         raise LoadError(f'{where} is not of an atlas: its "is" is {manifest.get("is")!r}, not "{KIND}"')
     if manifest.get("version") != VERSION:

@@ -77,7 +77,8 @@ def measure_batch(
     """
     found: list[BatchMeasures] = []
     group: list[SummariesCall] = []
-    first, shape = 0, None
+    first = 0
+    shape = None
     for layer in layers:
         (call,) = recording[layer.layer].calls
         assert isinstance(call, SummariesCall)
@@ -96,9 +97,13 @@ def _measure(first: int, calls: list[SummariesCall], token_classes: Tensor, mark
     """Measure layers of one shape; `first` is the number of their first head."""
     parts = [_parts(call) for call in calls]
     joined = {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
-    across, ids = calls[0].across, calls[0].key_ids
-    received, entropy = joined["received"].double(), joined["entropy"]
-    heads, (queries, keys), device = entropy.shape[1], (entropy.shape[2], received.shape[2]), entropy.device
+    across = calls[0].across
+    ids = calls[0].key_ids
+    received = joined["received"].double()
+    entropy = joined["entropy"]
+    heads = entropy.shape[1]
+    queries, keys = (entropy.shape[2], received.shape[2])
+    device = entropy.device
     real = joined["top_keys"] >= 0
     counted = real & (entropy >= 0)
     if not across:

@@ -22,13 +22,17 @@ class Share:
     """
 
     def __init__(self, rank: int = 0, count: int = 1, *, together: bool = False, splits_heads: bool = False) -> None:
-        self.rank, self.count, self.together, self.splits_heads = rank, count, together, splits_heads
+        self.rank = rank
+        self.count = count
+        self.together = together
+        self.splits_heads = splits_heads
 
     @classmethod
     def of(cls, model: nn.Module) -> "Share":
         """Return the place of this process; of a process group if there is one, else of the environment."""
         if distributed.is_available() and distributed.is_initialized():
-            rank, count = distributed.get_rank(), distributed.get_world_size()
+            rank = distributed.get_rank()
+            count = distributed.get_world_size()
             divided = tensor_parallel_size(model) > 1
             together = divided or any(isinstance(parameter, DTensor) for parameter in model.parameters())
             return cls(rank, count, together=together and count > 1, splits_heads=divided and count > 1)
@@ -93,7 +97,8 @@ def join_heads(parts: list[AtlasSums]) -> AtlasSums:
     All processes read the same texts.
     """
     first = parts[0]
-    layers, order = [], []
+    layers = []
+    order = []
     for i, (layer, _, across) in enumerate(first.layers):
         sizes = [len(part.layers[i].heads) for part in parts]
         layers.append(LayerHeads(layer, tuple(range(sum(sizes))), across))

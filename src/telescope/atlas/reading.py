@@ -36,7 +36,8 @@ class ModelReader:
 
     def prepare(self, batch: TokenBatch) -> Callable[[], object]:
         """Return the forward pass of a batch."""
-        model, ids = self.model, batch.ids
+        model = self.model
+        ids = batch.ids
         if isinstance(model, Translator):
             target = self._translate(batch)
             return lambda: model.hidden(ids, target.ids, _mask(batch), _mask(target))

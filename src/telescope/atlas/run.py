@@ -116,8 +116,10 @@ def atlas(
         >>> atlas.texts, len(atlas.heads())
         (2, 16)
     """
-    corpus, tokenizer = Corpus(texts, column=column), tokenizer or getattr(model, "tokenizer", None)
-    encode, length = encoder_of(tokenizer), _check_length(model, length)
+    corpus = Corpus(texts, column=column)
+    tokenizer = tokenizer or getattr(model, "tokenizer", None)
+    encode = encoder_of(tokenizer)
+    length = _check_length(model, length)
     layers = _ordered(layers)
     if batch < 1:
         raise ValueError(f"batch={batch} is how many sequences the model reads at once; it takes 1 or more")
@@ -156,7 +158,8 @@ def atlas(
         # A sign of life also tells the first process that this one has seen what is done: the folder may then go.
         heart = None if progress is None else Heartbeat(progress.folder, share.rank, writers)
         clock = Stopwatch(corpus.size, report)
-        saved, count = perf_counter(), 0
+        saved = perf_counter()
+        count = 0
         for count, texts_of_shard in enumerate(shards(corpus, shard), 1):
             number = count - 1
             if number in done or not share.has(number):
@@ -198,9 +201,15 @@ class Work:
     def __init__(
         self, model: nn.Module, tokenizer: Any, layers: Layers, length: int, batch: int, packed: bool, encode: Any
     ) -> None:
-        self.model, self.layers, self.tokenizer = model, layers, tokenizer
-        self.length, self.batch, self.packed, self.encode = length, batch, packed, encode
-        self.reader, self.classes = ModelReader(model), TokenClasses(tokenizer)
+        self.model = model
+        self.layers = layers
+        self.tokenizer = tokenizer
+        self.length = length
+        self.batch = batch
+        self.packed = packed
+        self.encode = encode
+        self.reader = ModelReader(model)
+        self.classes = TokenClasses(tokenizer)
         self.device = _input_device(model)
         self.sums = AtlasSums([])
         self.skipped = Skipped()
@@ -323,7 +332,9 @@ class Stopwatch:
     """Measure the speed of a run, and estimate the time left from the characters that remain."""
 
     def __init__(self, size: int, report: Report | None) -> None:
-        self.size, self.report, self.began = max(size, 1), report, perf_counter()
+        self.size = max(size, 1)
+        self.report = report
+        self.began = perf_counter()
         self.passed = self.own = self.tokens = 0
 
     def skip(self, texts: list[Text]) -> None:
@@ -334,7 +345,8 @@ class Stopwatch:
         """Count a batch, and report."""
         self.tokens += tokens
         if self.report is not None:
-            seconds, done = max(perf_counter() - self.began, 1e-9), min(1.0, self.passed / self.size)
+            seconds = max(perf_counter() - self.began, 1e-9)
+            done = min(1.0, self.passed / self.size)
             left = seconds * (1 - done) / done if self.own and done > 0 else float("nan")
             figures = (work.read_texts, self.tokens, work.skipped.count, done, self.tokens / seconds, left)
             self.report(AtlasProgress(*figures))
@@ -348,7 +360,8 @@ class Stopwatch:
 def _save(work: Work, progress: Progress | None, share: Share) -> None:
     """Write what is done; the processes of a tensor-parallel model first join their heads."""
     work.settle()
-    sums, rest = share.join_heads(work.sums), work.rest()
+    sums = share.join_heads(work.sums)
+    rest = work.rest()
     rest["evidence"] = share.gather(rest["evidence"])
     if progress is not None:
         progress.save(sums, rest)
@@ -367,7 +380,8 @@ def _merge(
     """Return the atlas of all processes; process 0 writes it, and the others wait for it."""
     about = _about(settings)
     if out is None:
-        sums, rest = share.join_heads(work.sums), work.rest()
+        sums = share.join_heads(work.sums)
+        rest = work.rest()
         atlas = Atlas(sums, about, {**rest, "evidence": share.gather(rest["evidence"])})
         atlas.check_not_empty()
         return atlas

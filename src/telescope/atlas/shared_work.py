@@ -291,17 +291,20 @@ class Heartbeat:
     """
 
     def __init__(self, folder: Path, rank: int, count: int) -> None:
-        self.folder, self.rank = folder, rank
+        self.folder = folder
+        self.rank = rank
         self.others = [other for other in range(count) if other != rank]
         self.seen = dict.fromkeys(self.others, ("", monotonic() + GRACE - TIMEOUT))
         self.before = {other: self._sign(other) for other in self.others}  # perhaps of processes that were killed
-        self.checked, self.stopped = 0.0, Event()
+        self.checked = 0.0
+        self.stopped = Event()
         self.thread = Thread(target=self._beat, daemon=True)
         if self.others:
             self.thread.start()
 
     def _beat(self) -> None:
-        token, number = token_hex(4), 0
+        token = token_hex(4)
+        number = 0
         while not self.stopped.is_set():
             number += 1
             with suppress(OSError):  # a full disk, or a folder that is gone: the others will say so

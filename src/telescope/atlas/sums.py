@@ -45,7 +45,8 @@ class AtlasSums:
         self.group_numerator: ExactSum | None = ExactSum.zeros(GROUPS, len(HABITS), heads)
         self.group_denominator: ExactSum | None = ExactSum.zeros(GROUPS, len(HABITS), heads)
         """Of the habits, by group of texts, see `group_of`; None in a file of an earlier version, which has none."""
-        self.distances, self.sampled = ExactSum.zeros(heads, BUCKETS), ExactSum.zeros(heads)
+        self.distances = ExactSum.zeros(heads, BUCKETS)
+        self.sampled = ExactSum.zeros(heads)
         self.positions = ExactSum.zeros(heads, POSITION_BUCKETS)
         self.classes = ExactSum.zeros(heads, len(CLASSES))
         self.maps: dict[int, Int[Tensor, "heads row column"]] = {}
@@ -72,7 +73,8 @@ class AtlasSums:
             own = part.heads
             self._add_measures(part, groups)
             for i, name in enumerate(QUERY_STATISTICS):
-                numbers, counted = part.queries[name].to(device), part.counted.to(device)
+                numbers = part.queries[name].to(device)
+                counted = part.counted.to(device)
                 self.distribution.add(len(MEASURES) + i, own, numbers[None], counted)
             sampled = part.sampled.to(device)
             if part.distances is not None:
@@ -93,7 +95,8 @@ class AtlasSums:
         self.class_tokens -= class_tokens.to(self.class_tokens.device)
 
     def _add_measures(self, part: BatchMeasures, groups: Int[Tensor, " text"]) -> None:
-        device, own = self.evidence_share.device, part.heads
+        device = self.evidence_share.device
+        own = part.heads
         numerator, denominator, known = (
             numbers.to(device) for numbers in (part.numerator, part.denominator, part.known)
         )
@@ -113,14 +116,17 @@ class AtlasSums:
             which = [i for i, length in enumerate(lengths) if length >= ROWS and _length_class(length) == k]
             if k not in self.maps:
                 empty = torch.zeros(heads, ROWS, ROWS, dtype=torch.int64, device=maps.device)
-                self.maps[k], self.map_texts[k] = empty, empty[:, 0, 0].clone()
+                self.maps[k] = empty
+                self.map_texts[k] = empty[:, 0, 0].clone()
             chosen = maps if len(which) == len(maps) else maps[send(torch.tensor(which), maps.device)]
             self.maps[k][own] += (chosen * 2**MAP_BITS).round().long().sum(0)
             self.map_texts[k][own] += (chosen.sum((2, 3)) > 0).sum(0)  # a decoder's texts differ from the encoder's
 
     def _add_evidence(self, part: BatchMeasures, places: Int[Tensor, "text 2"]) -> None:
-        device, own = self.evidence_share.device, part.heads
-        numerator, denominator = part.numerator.to(device), part.denominator.to(device)
+        device = self.evidence_share.device
+        own = part.heads
+        numerator = part.numerator.to(device)
+        denominator = part.denominator.to(device)
         habits = len(HABITS)
         least = whole_numbers([LEAST_QUERIES.get(name, LEAST) for name in HABITS], device)[:, None]
         enough = part.known.to(device)[:, :habits] & (denominator[:, :habits] >= least)
@@ -282,6 +288,7 @@ def _strongest(
     """
     for axis in (1, 0):
         order = text[..., axis].sort(dim=2, stable=True).indices
-        share, text = share.gather(2, order), text.gather(2, order[..., None].expand_as(text))
+        share = share.gather(2, order)
+        text = text.gather(2, order[..., None].expand_as(text))
     order = share.sort(dim=2, descending=True, stable=True).indices[..., :EVIDENCE]
     return share.gather(2, order), text.gather(2, order[..., None].expand(*order.shape, 2))

@@ -101,7 +101,9 @@ Line = tuple[int, str, str]  # the line, the text, and why the text is broken
 
 def _read_txt(file: Path, column: str) -> Iterator[Line]:
     """Yield parts of a file, each of whole lines."""
-    first, part, size = 1, [], 0
+    first = 1
+    part = []
+    size = 0
     for number, (line, broken) in enumerate(_lines(file), 1):
         if broken:
             yield number, "", broken
@@ -110,7 +112,9 @@ def _read_txt(file: Path, column: str) -> Iterator[Line]:
         size += len(line)
         if size >= PART:
             yield first, "".join(part), ""
-            first, part, size = number + 1, [], 0
+            first = number + 1
+            part = []
+            size = 0
     if size:
         yield first, "".join(part), ""
 
@@ -178,6 +182,7 @@ def shards(texts: Iterable[Text], characters: int) -> Iterator[list[Text]]:
         size += len(text.text) + 16  # so that a shard of broken or empty texts ends too
         if size >= characters:
             yield shard
-            shard, size = [], 0
+            shard = []
+            size = 0
     if shard:
         yield shard

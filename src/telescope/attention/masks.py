@@ -179,7 +179,8 @@ class Keep(Mask):
         if not keys:
             return Spans.unknown(at, keys)
         keep = self.keep.to(at.batch.device).long()
-        kept, first = keep.sum(-1), keep.argmax(-1)
+        kept = keep.sum(-1)
+        first = keep.argmax(-1)
         past = torch.where(kept == 0, first, keys - keep.flip(-1).argmax(-1))
         whole = bool((past - first == kept).all())
         return Spans(at.pick(first, "batch"), at.pick(past, "batch"), whole)
@@ -222,7 +223,8 @@ class Documents(Mask):
 
         query_ids = self._query_ids(at)
         text = torch.searchsorted(ids, query_ids.contiguous()).clamp(max=len(ids) - 1)
-        start, stop = pick(first, at.batch, text), pick(past, at.batch, text)
+        start = pick(first, at.batch, text)
+        stop = pick(past, at.batch, text)
         missing = (ids[text] != query_ids) | (start >= stop)
         return Spans(start.masked_fill(missing, 0), stop.masked_fill(missing, 0), whole)
 

@@ -64,7 +64,8 @@ def find_padding(
     token that no query may see, not even itself, if every other token sees itself and all heads agree. Where heads
     differ, keys are hidden for other reasons than padding, and all queries count as real.
     """
-    bias, parts = attention.bias, _parts(attention.mask)
+    bias = attention.bias
+    parts = _parts(attention.mask)
     found = [part for part in parts if isinstance(_unwrap(part), Lengths | Left | Keep)]
     rules: list[Callable[[Pairs], Tensor]] = [part.sees for part in parts if _unwrap(part).is_arbitrary]
     for added in bias.biases if isinstance(bias, SumOfBiases) else (bias,):
@@ -161,7 +162,8 @@ def _find_unseen_keys(
     sees: Callable[[Pairs], Tensor], batch: int, heads: int, size: tuple[int, int], device: torch.device
 ) -> Bool[Tensor, "batch key"] | None:
     """Return False for each token that no query may see, itself included; None if nothing counts as padding."""
-    (queries, keys), first = size, size[1] - size[0]
+    queries, keys = size
+    first = size[1] - size[0]
     at = Pairs.block(range(queries), range(0), of=size, batch=batch, heads=heads, device=device)
     itself = sees(replace(at, key=at.query)).any(1)[..., 0].expand(batch, queries)
     if bool(itself.all()):

@@ -46,7 +46,8 @@ def sinusoidal(
                 [0.8415, 0.5403]])
     """
     _check_pairs("sinusoidal", pairs)
-    d_model, base = require_int("sinusoidal(d_model)", d_model), require_positive("sinusoidal(base)", base)
+    d_model = require_int("sinusoidal(d_model)", d_model)
+    base = require_positive("sinusoidal(base)", base)
     if d_model % 2:
         raise ValueError(
             f"sinusoidal positions come in pairs of sine and cosine; "
@@ -110,14 +111,17 @@ class Rotation:
     pairs: Pairing
 
     def __call__(self, features: Float[Tensor, "batch heads position d"]) -> Float[Tensor, "batch heads position d"]:
-        cos, sin = self.cos.unsqueeze(-3), self.sin.unsqueeze(-3)  # one axis for the heads, which share the angles
+        cos = self.cos.unsqueeze(-3)
+        sin = self.sin.unsqueeze(-3)  # one axis for the heads, which share the angles
         turned = 2 * cos.shape[-1]
-        active, rest = features[..., :turned], features[..., turned:]
+        active = features[..., :turned]
+        rest = features[..., turned:]
         if self.pairs == "halves":
             a, b = active.to(cos.dtype).chunk(2, dim=-1)
             active = torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
         else:
-            a, b = active[..., 0::2].to(cos.dtype), active[..., 1::2].to(cos.dtype)
+            a = active[..., 0::2].to(cos.dtype)
+            b = active[..., 1::2].to(cos.dtype)
             active = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
         active = active.to(features.dtype)
         return torch.cat([active, rest], dim=-1) if rest.shape[-1] else active

@@ -60,7 +60,8 @@ class Rectangle(Mask):
         inside = _look_up(self.keys, at.batch, torch.arange(keys, device=at.batch.device)[None, None, None])
         if not keys or not inside.shape[-1]:
             return Spans.unknown(at, keys)
-        count, first = inside.sum(-1, keepdim=True), inside.int().argmax(-1, keepdim=True)
+        count = inside.sum(-1, keepdim=True)
+        first = inside.int().argmax(-1, keepdim=True)
         past = torch.where(count == 0, first, keys - inside.flip(-1).int().argmax(-1, keepdim=True))
         rows = torch.ones_like(at.query, dtype=torch.bool) if self.queries is None else self._rows(at)
         if self.heads is not None:
@@ -116,7 +117,8 @@ def table_of(ranges: Sequence[Sequence[tuple[int, int | None]]]) -> Bool[Tensor,
 def runs_of(row: Bool[Tensor, " position"]) -> list[range]:
     """Return the runs of True in a row, in order."""
     edges = torch.diff(row.int(), prepend=row.new_zeros(1).int(), append=row.new_zeros(1).int())
-    starts, stops = (edges == 1).nonzero().flatten().tolist(), (edges == -1).nonzero().flatten().tolist()
+    starts = (edges == 1).nonzero().flatten().tolist()
+    stops = (edges == -1).nonzero().flatten().tolist()
     return [range(start, stop) for start, stop in zip(starts, stops, strict=True)]
 
 
@@ -162,7 +164,8 @@ def hide(attention: Attention, rectangle: Rectangle) -> Attention:
 
 def raise_scores(attention: Attention, rectangle: Rectangle, by: float) -> Attention:
     """Return the definition with `by` added to the scores of the rectangle, beside the bias that it has."""
-    raised, bias = Raised(rectangle, by), attention.bias
+    raised = Raised(rectangle, by)
+    bias = attention.bias
     return replace(attention, bias=raised if bias is None else SumOfBiases((_as_bias(bias), raised)))
 
 

@@ -76,7 +76,8 @@ class Renumbered(Mask):
 
     def spans(self, at: Pairs, keys: int) -> Spans:
         full_keys = self.numbering.full_size(keys=keys)["keys"]
-        spans, dropped = self.mask.spans(self.numbering.to_full(at), full_keys), full_keys - keys
+        spans = self.mask.spans(self.numbering.to_full(at), full_keys)
+        dropped = full_keys - keys
         return Spans.between(spans.start - dropped, spans.stop - dropped, keys, whole=spans.whole)
 
     def check(self, **size: int) -> None:
@@ -161,7 +162,8 @@ def _restrict_score(score: Score, which: Tensor) -> Score:
     if type(score) is General:
         return General(_select_heads(score.W, which, 2))
     if type(score) is Additive:
-        W_q, W_k = _select_heads(score.W_q, which, 2), _select_heads(score.W_k, which, 2)
+        W_q = _select_heads(score.W_q, which, 2)
+        W_k = _select_heads(score.W_k, which, 2)
         return Additive(W_q, W_k, _select_heads(score.v, which, 1))
     if next(tensors(score), None) is not None:
         raise ValueError(

@@ -129,7 +129,8 @@ class Additive(Score):
     def terms(
         self, queries: Float[Tensor, "batch heads query d_q"], keys: Float[Tensor, "batch heads key d_k"]
     ) -> Float[Tensor, "batch heads query key term"]:
-        projected_queries, projected_keys = queries @ self.W_q.to(queries.dtype), keys @ self.W_k.to(keys.dtype)
+        projected_queries = queries @ self.W_q.to(queries.dtype)
+        projected_keys = keys @ self.W_k.to(keys.dtype)
         hidden = torch.tanh(projected_queries.unsqueeze(-2) + projected_keys.unsqueeze(-3))
         return hidden * self.v.to(queries.dtype)[..., None, None, :]
 
@@ -150,7 +151,8 @@ def grouped_matmul(
     left: Float[Tensor, "batch heads row inner"], right: Float[Tensor, "batch key_heads inner column"]
 ) -> Float[Tensor, "batch heads row column"]:
     """Return left @ right, where each head of `right` serves a group of neighbouring heads of `left`."""
-    (batch, heads, rows, inner), (key_heads, columns) = left.shape, (right.shape[1], right.shape[-1])
+    batch, heads, rows, inner = left.shape
+    key_heads, columns = (right.shape[1], right.shape[-1])
     if heads == key_heads:
         return left @ right
     if not all(isinstance(size, int) for size in (batch, rows, inner, columns)):  # symbolic sizes of torch.export

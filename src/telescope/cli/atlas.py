@@ -106,7 +106,8 @@ def _reporter() -> Callable[[Any], None]:
 
     def report(progress: Any) -> None:
         nonlocal last
-        now, on_terminal = monotonic(), sys.stderr.isatty()
+        now = monotonic()
+        on_terminal = sys.stderr.isatty()
         if now - last < (0.2 if on_terminal else 60.0):
             return
         last = now

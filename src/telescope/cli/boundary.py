@@ -25,7 +25,11 @@ import typer
 from ..files.paths import describe_error
 from ..words import one_line
 
-DONE, FAILED, WRONG, STOPPED, UNREAD = 0, 1, 2, 130, 141
+DONE = 0
+FAILED = 1
+WRONG = 2
+STOPPED = 130
+UNREAD = 141
 FAULT = "this is a fault of telescope"  # how the sentence about an unexpected error begins
 ENOUGH = "a shorter text, a smaller batch or a smaller model needs less"
 

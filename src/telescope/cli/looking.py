@@ -99,7 +99,8 @@ def explain(
         from ..tasks.explaining.explain_sentence import draw
         from ..tasks.explaining.sentence import explain_sentence
 
-        loaded, text = load_model(model), " ".join(sentence)
+        loaded = load_model(model)
+        text = " ".join(sentence)
         options: dict[str, Any] = {
             "name": model,
             "query": query,
@@ -109,7 +110,8 @@ def explain(
         }
         with editing(loaded, edits):
             explained = explain_sentence(loaded, text, **options)
-        drawn, to_dict = draw(explained, every_head=every_head, steps=steps), explained.to_dict
+        drawn = draw(explained, every_head=every_head, steps=steps)
+        to_dict = explained.to_dict
         if edits:
             unedited = explain_sentence(loaded, text, name=model).translation
             changes = [str(edit) for edit in edits]
@@ -129,11 +131,13 @@ def explain(
             from ..trace.numbers import DIGITS_OF_FLOAT64
 
             table = {"variance": variance, "positions": positions}[name]
-            drawn, to_dict = table.draw_table(), table.table_to_dict
+            drawn = table.draw_table()
+            to_dict = table.table_to_dict
             digits = DIGITS_OF_FLOAT64  # these tables are computed in float64
         else:
             chosen = EXAMPLES[name](attention.by_sum if by_sum else attention.softmax)
-            drawn, to_dict = draw_example(chosen, query), chosen.to_dict
+            drawn = draw_example(chosen, query)
+            to_dict = chosen.to_dict
     if as_json:
         print_json(to_dict(), indent=1, digits=digits)
     else:
@@ -232,7 +236,8 @@ def serve(
     library = explorer.Library(None if model is None else {name: name for name in model})
     atlases = [library.open_atlas(place) for place in filter(is_atlas, runs or ())]
     folders = [folder for place in runs or () if not is_atlas(place) for folder in explorer.recordings(place)]
-    opened, problems = [], []
+    opened = []
+    problems = []
     for folder in folders:
         try:
             opened.append(library.open(folder))

@@ -30,7 +30,9 @@ from .common import (
     read_edits,
 )
 
-TRANSLATOR, SUMMARIZER, WRITER = "translator-en-de", "summarizer", "shakespeare"
+TRANSLATOR = "translator-en-de"
+SUMMARIZER = "summarizer"
+WRITER = "shakespeare"
 LINES = 64  # how many lines are read and translated together before their translations are printed
 LIKE_A_FILE = re.compile(r"(?:\.{0,2}/|~).*|\S*\.[a-z]{2,5}")
 
@@ -54,7 +56,9 @@ def translate(
     from ..tasks.explaining import show as output
     from ..tasks.writing.rewrite import rewrite, split_by_sentence
 
-    edits, loaded, lines = read_edits(mute, hide), load_model(model, device), _read_lines(text or [])
+    edits = read_edits(mute, hide)
+    loaded = load_model(model, device)
+    lines = _read_lines(text or [])
     while batch := list(islice(lines, 1 if _is_typed(text or []) else LINES)):
         results = []
         for used in [[], edits] if edits else [[]]:
@@ -62,7 +66,8 @@ def translate(
                 written = rewrite(loaded, batch, split_by_sentence, beams=beams, n_best=n_best)
             results.append([(line, parts, used) for line, parts in zip(batch, written, strict=True)])
         for of_a_line in zip(*results, strict=True):
-            contents, drawn = dict[str, Any](), list[Any]()
+            contents = dict[str, Any]()
+            drawn = list[Any]()
             for line, parts, used in of_a_line:
                 with editing(loaded, used if show else []):
                     if as_json:
@@ -87,7 +92,8 @@ def summarize(
     from ..tasks.explaining import show as output
     from ..tasks.writing.rewrite import rewrite, split_by_length
 
-    loaded, documents = load_model(model, device), list(_read_documents(text or []))
+    loaded = load_model(model, device)
+    documents = list(_read_documents(text or []))
     summaries = rewrite(loaded, documents, split_by_length, beams=beams, n_best=n_best)
     for document, parts in zip(documents, summaries, strict=True):
         if as_json:
@@ -127,7 +133,8 @@ def generate(
     from ..tasks.writing import write_on
     from ..tasks.writing.rewrite import RewrittenPart
 
-    edits, loaded = read_edits(mute, hide), load_model(model, device)
+    edits = read_edits(mute, hide)
+    loaded = load_model(model, device)
     sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     sampling |= {"max_new_tokens": max_new_tokens}
     for text in _read_documents(prompt or []) if prompt or not _stdin_is_terminal() else [""]:
@@ -136,7 +143,8 @@ def generate(
             for piece in chain([text], (token.text or "" for token in tokens), ["\n"]):
                 print(piece, end="", flush=True)
             continue
-        contents, drawn = dict[str, Any](), list[Any]()
+        contents = dict[str, Any]()
+        drawn = list[Any]()
         for used in [[], edits] if edits else [[]]:
             with editing(loaded, used):
                 if beams is not None:

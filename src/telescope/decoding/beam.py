@@ -181,7 +181,8 @@ def best_continuations(
     Overwrites the logits.
     """
     batch, width = running.shape
-    n, logits = options.candidates, logits.float()
+    n = options.candidates
+    logits = logits.float()
     forbidden = [(token, logits[:, token].clone()) for token in options.forbidden]
     for token, _ in forbidden:
         logits[:, token] = -torch.inf

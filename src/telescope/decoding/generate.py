@@ -165,7 +165,9 @@ def _run_steps(
                 kept = torch.tensor(open_rows, device=tokens.device)
                 writer.reorder(kept, kept)
                 chooser.keep_rows(kept)
-                rows, tokens, noise = [rows[row] for row in open_rows], tokens[kept], noise[kept]
+                rows = [rows[row] for row in open_rows]
+                tokens = tokens[kept]
+                noise = noise[kept]
             tokens = step(tokens, noise[:, i])
 
 
@@ -206,7 +208,8 @@ class CapturedFunction:
     """
 
     def __init__(self, function: Callable[..., Tensor], state: Sequence[Tensor]) -> None:
-        self.function, self.state = function, state
+        self.function = function
+        self.state = state
         self.graph: torch.cuda.CUDAGraph | None = None
         self.failure: str | None = None
 
@@ -223,7 +226,9 @@ class CapturedFunction:
     def _capture(self, inputs: Sequence[Tensor]) -> None:
         before = [tensor.clone() for tensor in self.state]
         self.inputs = [tensor.clone() for tensor in inputs]
-        graph, current, side = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        graph = torch.cuda.CUDAGraph()
+        current = torch.cuda.current_stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         try:
             side.wait_stream(current)
             with torch.cuda.stream(side):

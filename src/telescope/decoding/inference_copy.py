@@ -19,14 +19,16 @@ M = TypeVar("M", bound=nn.Module)
 # Matrices of at least MIN_NUMBERS numbers are packed, for at least MIN_STEPS steps. The products of GPT-2 (124M) are
 # then 1.6 times as fast with 8 rows, 1.5 times with 40 (two Neoverse cores), slower with one. Packing takes as long as
 # 3 to 8 steps.
-MIN_NUMBERS, MIN_STEPS = 2**16, 16
+MIN_NUMBERS = 2**16
+MIN_STEPS = 16
 
 
 def inference_copy(model: M, *, rows: int, steps: int) -> M:
     """Return a copy of the model in `eval` mode, packed if that pays for so many rows and at most so many steps."""
     if rows == 1 or steps < MIN_STEPS or not _can_pack(model):
         return _copy_modules(model, packed=False)
-    copied, W = _copy_modules(model, packed=True), getattr(model, "head_weight", None)
+    copied = _copy_modules(model, packed=True)
+    W = getattr(model, "head_weight", None)
     if isinstance(W, Tensor) and W.numel() >= MIN_NUMBERS:
         copied.__dict__["logits"] = PackedLinear(W, getattr(model, "head_bias", None))
     return copied
@@ -54,8 +56,10 @@ class PackedLinear:
     """
 
     def __init__(self, weight: Float[Tensor, "d_out d_in"], bias: Float[Tensor, " d_out"] | None) -> None:
-        self.weight, self.bias = weight, bias
-        self.used, self.packed = False, None
+        self.weight = weight
+        self.bias = bias
+        self.used = False
+        self.packed = None
 
     def __call__(self, x: Float[Tensor, "*rows d_in"]) -> Float[Tensor, "*rows d_out"]:
         if self.packed is None:

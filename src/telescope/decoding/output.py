@@ -66,7 +66,8 @@ class TextLine:
         self.ids: list[int] = []
         self.why: Why | None = None
         self.text = None if tokenizer is None else ""
-        self._end, self._max_new_tokens = end, max_new_tokens
+        self._end = end
+        self._max_new_tokens = max_new_tokens
         self._decoder = None if tokenizer is None else IncrementalDecoder(tokenizer, before, stop)
 
     def add(self, token: int) -> Token:
@@ -99,7 +100,8 @@ class IncrementalDecoder:
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int], stop: Sequence[str] = ()) -> None:
         self.stopped = False
-        self._tokenizer, self._stop = tokenizer, stop
+        self._tokenizer = tokenizer
+        self._stop = stop
         self._ids = list(before)
         self._decoded = tokenizer.decode(self._ids) if self._ids else ""  # the text of the first `_read` ids
         self._read = len(self._ids)
@@ -118,7 +120,8 @@ class IncrementalDecoder:
         text = self._advance(self._tokenizer.decode(self._ids))
         if self.stopped:
             return text
-        text, self._held_back = text + self._held_back, ""
+        text = text + self._held_back
+        self._held_back = ""
         return text
 
     def _advance(self, text: str) -> str:
@@ -132,11 +135,13 @@ class IncrementalDecoder:
         stops = [position for position in map(self._held_back.find, self._stop) if position >= 0]
         if stops:
             self.stopped = True
-            new, self._held_back = self._held_back[: min(stops)], ""
+            new = self._held_back[: min(stops)]
+            self._held_back = ""
             return new
         overlap = max((_overlap(self._held_back, stop) for stop in self._stop), default=0)
         cut = len(self._held_back) - overlap
-        new, self._held_back = self._held_back[:cut], self._held_back[cut:]
+        new = self._held_back[:cut]
+        self._held_back = self._held_back[cut:]
         return new
 
 

@@ -41,7 +41,8 @@ def check_request(
     """Return the request with its prompts as ids; raise a ValueError or TypeError where it does not fit the model."""
     check_can_write(model)
     _check_count("max_new_tokens", max_new_tokens, least=0)
-    continues, sizes = isinstance(model, GPT), model.config.to_dict()
+    continues = isinstance(model, GPT)
+    sizes = model.config.to_dict()
     ids = read_prompts(model, prompts, sizes["vocabulary"], "prompt" if continues else "source")
     _check_positions(model, ids, max_new_tokens)
     vocabulary = sizes.get("target_vocabulary") or sizes["vocabulary"]

@@ -152,7 +152,8 @@ def largest(numbers: Float[Tensor, "rows n"], k: int) -> tuple[Float[Tensor, "ro
     sorted.
     """
     n = numbers.shape[1]
-    k, whole = min(k, n), n // BLOCK
+    k = min(k, n)
+    whole = n // BLOCK
     if numbers.device.type != "cpu" or whole <= 4 * k:
         return numbers.topk(k)
     rest = numbers[:, whole * BLOCK :]

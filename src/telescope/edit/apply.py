@@ -45,7 +45,8 @@ class CallEditor:
     def _definition(self, name: str, call: AttentionCall, place: Place | None, edits: Sequence[LayerEdit]) -> Attention:
         """Return the definition after redefining, boosting and hiding, in this order."""
         functions = [one.edit.function for one in edits if isinstance(one.edit, Redefine)]
-        raised, hidden = list[tuple[float, Rectangle]](), list[Rectangle]()
+        raised = list[tuple[float, Rectangle]]()
+        hidden = list[Rectangle]()
         for one in edits if place is not None else ():
             assert place is not None
             if isinstance(one.edit, Hide | Boost):
@@ -81,7 +82,8 @@ class CallEditor:
 
 def without_room(attention: Attention) -> tuple[Attention, WrittenMask | None]:
     """Return the definition without the mask of a cache's unwritten keys, and that mask."""
-    mask, bias = attention.mask, attention.bias
+    mask = attention.mask
+    bias = attention.bias
     if not isinstance(mask, WrittenMask):
         return attention, None
     inner = bias.bias if isinstance(bias, RenumberedBias) else bias
@@ -101,16 +103,19 @@ def freeze(
     `first_head` is the number, in the whole model, of the call's first head.
     """
     assert isinstance(edit.recording, Recording)
-    recorded, count = edit.recording[name].call, call.queries.shape[1]
+    recorded = edit.recording[name].call
+    count = call.queries.shape[1]
     wanted = recorded.heads if edit.heads is None else head_numbers(name, edit.heads, count)
-    (queries, keys), across = call.size, call.is_cross_attention
+    queries, keys = call.size
+    across = call.is_cross_attention
     if isinstance(call.attention.mask, WrittenMask):
         call = call.without_unwritten_keys()
         queries, keys = call.size
     first = (place.positions or [0])[0] if across else keys - queries
     before = 0 if edit.recording.is_part else first_head
     _check_fits(name, call, recorded, [before + head for head in wanted], first)
-    rows, places = slice(first, first + queries), [recorded.heads.index(before + head) for head in wanted]
+    rows = slice(first, first + queries)
+    places = [recorded.heads.index(before + head) for head in wanted]
     like = call.queries
     own_queries = recorded.queries[:, :, rows].to(like.device, like.dtype)
     own_keys = recorded.keys.to(like.device, like.dtype)
@@ -122,14 +127,16 @@ def freeze(
         values = pad(values, (0, 0, call.evicted, recorded.size[1] - keys))
         call = call._replace(evicted=0)
     if len(wanted) == count == len(recorded.heads) and places == list(range(count)):
-        own_queries, cut = _laid_out_like(own_queries, call.queries), _laid_out_like(cut, call.keys)
+        own_queries = _laid_out_like(own_queries, call.queries)
+        cut = _laid_out_like(cut, call.keys)
         return call._replace(queries=own_queries, keys=cut, values=values, attention=attention)
     if attention is not call.attention:
         raise ValueError(
             f'frozen: "{name}" was recorded as {recorded.attention}, and this run attends by {own}; some of its heads '
             "cannot be frozen alone, leave heads= out"
         )
-    mixed, all_keys = call.queries.clone(), repeat_key_heads(call.keys, call.queries).clone()
+    mixed = call.queries.clone()
+    all_keys = repeat_key_heads(call.keys, call.queries).clone()
     mixed[:, list(wanted)] = own_queries[:, places]
     all_keys[:, list(wanted)] = repeat_key_heads(cut, own_queries)[:, places]
     return call._replace(queries=mixed, keys=all_keys, values=repeat_key_heads(values, call.queries))
@@ -143,7 +150,8 @@ def _laid_out_like(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def _check_fits(name: str, call: AttentionCall, recorded: RecordedCall, wanted: Sequence[int], first: int) -> None:
-    (queries, keys), (batch, width) = call.size, (len(call.queries), call.queries.shape[-1])
+    queries, keys = call.size
+    batch, width = (len(call.queries), call.queries.shape[-1])
     if recorded.facts.rows is not None:
         raise ValueError(f'frozen: the recording of "{name}" keeps some queries only; record without queries=')
     if recorded.facts.shape[0] != batch or recorded.facts.shape[2] != width:
@@ -169,7 +177,8 @@ def _check_fits(name: str, call: AttentionCall, recorded: RecordedCall, wanted: 
 
 def _last_key_seen(recorded: RecordedCall, first: int, queries: int) -> int:
     """Return one past the last key that some of these queries saw in the recording."""
-    heads, batch = len(recorded.heads), recorded.facts.shape[0]
+    heads = len(recorded.heads)
+    batch = recorded.facts.shape[0]
     rows = range(first, first + queries)
     at = Pairs.block(rows, range(0), of=recorded.size, batch=batch, heads=heads)
     return int(recorded.attention.mask.spans(at, recorded.size[1]).stop.max())
@@ -269,5 +278,6 @@ def _mean(part: Tensor, one: LayerEdit, call: AttentionCall, place: Place, rows:
             mean = (part * weights).sum(2, keepdim=True) / weights.sum(2, keepdim=True).clamp(min=1.0)
         place.prompt.means[id(one), value_set] = mean.detach()
         return mean
-    known, sequences = place.prompt.means[id(one), value_set], place.rows(call)
+    known = place.prompt.means[id(one), value_set]
+    sequences = place.rows(call)
     return known if sequences is None else known[sequences]

@@ -367,7 +367,8 @@ def from_json(parsed: Any) -> Edit:
     names = [part.name for part in fields(kind)]
     if set(parsed) != {"is", *names}:
         raise ValueError(f"{str(parsed)[:80]} is no {parsed['is']} edit; it has {', '.join(names)}")
-    layers, heads = parsed["layers"], parsed["heads"]
+    layers = parsed["layers"]
+    heads = parsed["heads"]
     given: dict[str, Any] = {"layers": None if layers is None else tuple(layers)}
     given["heads"] = None if heads is None else tuple(heads)
     for name in names[2:]:

@@ -266,7 +266,10 @@ class Runs:
     """Run a model as it is and edited, and measure what it returns."""
 
     def __init__(self, model: nn.Module, call: ModelInputs, tokenizer: Any, measure: Callable[..., dict[str, float]]):
-        self.model, self.call, self.tokenizer, self.measure = model, call, tokenizer, measure
+        self.model = model
+        self.call = call
+        self.tokenizer = tokenizer
+        self.measure = measure
         self.reference: Any = None
         self.real: Tensor | None = None
         """At which positions a prediction counts; None if at all."""
@@ -287,7 +290,8 @@ class Runs:
     @torch.no_grad()
     def edited(self, batch: Sequence[tuple[Edit, ...]]) -> list[dict[str, float]]:
         """Run the model once for several edits, each on its own copy of the inputs."""
-        size, count = self.call.batch, len(batch)
+        size = self.call.batch
+        count = len(batch)
         args, kwargs = self.call.repeated(count)
         edits = [one for several in batch for one in several]
         own = [range(i * size, (i + 1) * size) for i, several in enumerate(batch) for _ in several]
@@ -360,7 +364,8 @@ def _loss(logits: Tensor, call: ModelInputs, labels: Tensor | None, real: Tensor
 def _compare_logits(
     logits: Tensor, reference: Tensor, tokens: Sequence[int], real: Bool[Tensor, "batch n"] | None
 ) -> dict[str, float]:
-    now, before = log_softmax(logits, -1), log_softmax(reference, -1)
+    now = log_softmax(logits, -1)
+    before = log_softmax(reference, -1)
     divergence = (before.exp() * (before - now)).sum(-1)
     last = now[:, -1] if now.ndim == 3 else now
     if real is not None:

@@ -33,7 +33,8 @@ class EditedModel(Interceptor):
 
     def __init__(self, attentions: Mapping[str, nn.Module], session: EditSession) -> None:
         super().__init__(attentions, session.text)
-        self.session, self.checks = session, OutputChecks()
+        self.session = session
+        self.checks = OutputChecks()
 
     def is_active(self) -> bool:
         return self.session.is_active()
@@ -65,7 +66,8 @@ class EditedModel(Interceptor):
         frozen = any(isinstance(edit, Frozen) for edit in call.edits)
         same = changed.attention is described.attention and changed.keys.shape == described.keys.shape
         if same and call.run_edited is None:
-            keys, written = changed.keys, changed.keys.shape[-2]
+            keys = changed.keys
+            written = changed.keys.shape[-2]
             if written < call.tensors[1].shape[-2]:  # a cache of fixed size, whose end is not written yet
                 keys = call.tensors[1].clone()
                 keys[:, :, :written] = changed.keys

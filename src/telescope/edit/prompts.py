@@ -153,7 +153,9 @@ class PromptTracker:
         A call reads a prompt if it reads a sequence from the beginning, or goes on with a prompt that is read in
         chunks. A call of an attention of which no prompt was seen, since the block was entered later, counts as one.
         """
-        across, batch, (queries, keys) = call.is_cross_attention, len(call.keys), call.size
+        across = call.is_cross_attention
+        batch = len(call.keys)
+        queries, keys = call.size
         known = self._prompts.get(name)
         positions = self._positions_across(call) if across and with_positions else None
         written = call.without_unwritten_keys()
@@ -187,7 +189,8 @@ class PromptTracker:
         self, call: AttentionCall, query_ids: Tensor | None, key_ids: Tensor | None, first: First, first_query: First
     ) -> Prompt:
         """Return the prompt that a call begins; all of it where `generate` has said what it is about to read."""
-        batch, (queries, keys) = len(call.keys), call.size
+        batch = len(call.keys)
+        queries, keys = call.size
         announced = self.text.prompt_ids
         if announced is not None and len(announced) == len(call.queries):
             if call.is_cross_attention:
@@ -208,7 +211,8 @@ class PromptTracker:
         rows = call.size[0]
         first, period = self._recurrent_place(rows)
         if self._self_call is not None:
-            first, period = int(self._self_call[0]), self._self_call[1]
+            first = int(self._self_call[0])
+            period = self._self_call[1]
         return [first + row % period for row in range(rows)]
 
     def _recurrent_place(self, rows: int) -> tuple[int, int]:
@@ -221,7 +225,9 @@ class PromptTracker:
         latest = self.tokens.latest[0] if self.tokens.latest else None
         if latest is not None and latest.number != number:
             before = 0 if latest.number > number + 1 else before + length  # a source was read in between, or not
-            number, length, calls = latest.number, latest.ids.shape[1], 0
+            number = latest.number
+            length = latest.ids.shape[1]
+            calls = 0
         self._recurrent = number, before, length, calls + 1
         return (before + calls, 1) if rows < length else (before, max(length, 1))
 
@@ -234,7 +240,9 @@ class PromptTracker:
 
 
 def _find_first(call: AttentionCall, real: RealTokens, across: bool) -> First:
-    (batch, heads), device, size = call.queries.shape[:2], call.queries.device, call.size
+    batch, heads = call.queries.shape[:2]
+    device = call.queries.device
+    size = call.size
     if not across:
         return _first_of(real.table(batch, heads, device))
     first = first_real_key(call.attention, batch=batch, heads=heads, size=size, across=True, device=device)

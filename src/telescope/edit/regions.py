@@ -57,7 +57,9 @@ class Regions:
         """Return the rectangle of a hiding or boosting edit in a call; None if it holds no pair."""
         edit = one.edit
         assert isinstance(edit, Hide | Boost)
-        across, batch, heads = call.is_cross_attention, len(call.keys), call.queries.shape[1]
+        across = call.is_cross_attention
+        batch = len(call.keys)
+        heads = call.queries.shape[1]
         keys = self._ranges(one, "keys", place.prompt, edit.keys)
         self._note(edit, "keys", keys, call.size[1])
         queries: Sequence[Ranges] | None = None
@@ -71,9 +73,11 @@ class Regions:
             keys = [own if row in one.sequences else () for row, own in enumerate(keys)]
         if len({*keys}) > 1 or (queries is not None and len({*queries}) > 1):
             rows = place.rows(call) or range(place.prompt.batch)
-            keys, queries = [keys[row] for row in rows], queries and [queries[row] for row in rows]
+            keys = [keys[row] for row in rows]
+            queries = queries and [queries[row] for row in rows]
         else:
-            keys, queries = keys[:1], queries and queries[:1]
+            keys = keys[:1]
+            queries = queries and queries[:1]
         numbers = None if edit.heads is None else head_numbers(name, edit.heads, heads)
         positions = tuple(place.positions or ()) if across and queries is not None else None
         key = (tuple(keys), None if queries is None else tuple(queries), numbers, heads, positions, batch)
@@ -109,7 +113,8 @@ class Regions:
         known: list[Ranges] | None = prompt.ranges.get((id(one), what))
         if known is not None:
             return known
-        edit, ids = one.edit, prompt.query_ids if of_queries else prompt.key_ids
+        edit = one.edit
+        ids = prompt.query_ids if of_queries else prompt.key_ids
         search = self._searches.setdefault((edit, what), Search(span, what))
         search.without_ids |= span.needs_ids and ids is None
         ranges = []

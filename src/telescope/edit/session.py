@@ -40,7 +40,8 @@ class EditSession:
         tokenizer: Any,
         sequences: Sequence[range | None] | None = None,
     ) -> None:
-        self.thread, self.edits = get_ident(), tuple(edits)
+        self.thread = get_ident()
+        self.edits = tuple(edits)
         sequences = [None] * len(edits) if sequences is None else sequences
         self.tokens = TokenInputs()
         self.text = RunningText()
@@ -60,7 +61,8 @@ class EditSession:
         self._passes: dict[str, int] = {}  # the most passes through each attention that ran in one forward pass
         self.needs_positions = any(map(_needs_positions, edits))
         self.model = found.modules[""]
-        self.parts, self.part = tensor_parallel_size(self.model), tensor_parallel_rank(self.model)
+        self.parts = tensor_parallel_size(self.model)
+        self.part = tensor_parallel_rank(self.model)
         self.heads = {name: heads_of(found, name) for name in self.edited_attentions()}  # of the whole model
         self._local: dict[tuple[str, int], list[LayerEdit]] = {}
         for name in dict.fromkeys(name for _, names in self.selected for name in names):

@@ -174,7 +174,8 @@ class TextFinder:
     def __init__(
         self, decode: Callable[[list[int]], str] | None, token_name: Callable[[int], str | None] | None = None
     ) -> None:
-        self.decode, self.token_name = decode, token_name
+        self.decode = decode
+        self.token_name = token_name
         self._prompts: dict[tuple[int, ...], tuple[str, list[range], list[str]]] = {}
 
     def find(self, text: str, ids: Sequence[int]) -> list[Range]:
@@ -183,7 +184,8 @@ class TextFinder:
         whole, places, names = self._read(tuple(ids))
         found: list[Range] = [(place, place + 1) for place, name in enumerate(names) if name and name == text]
         for fold in (str, str.lower):
-            wanted, within = fold(text.strip()), fold(whole)
+            wanted = fold(text.strip())
+            within = fold(whole)
             start = within.find(wanted)
             while start >= 0:
                 stop = start + len(wanted)
@@ -217,24 +219,30 @@ class TextFinder:
 
     def _decode(self, ids: tuple[int, ...], decode: Callable[[list[int]], str]) -> tuple[str, list[range], list[str]]:
         """Decode a few tokens at a time: each token adds what the text of the window has more than before it."""
-        text, places, names = "", list[range](), list[str]()
-        start, known = 0, ""  # the window's first token, and its text so far
+        text = ""
+        places = list[range]()
+        names = list[str]()
+        start = 0
+        known = ""  # the window's first token, and its text so far
         for i, token in enumerate(ids):
             if i - start >= WINDOW and not known.endswith(INCOMPLETE):
-                start, known = i - 1, decode(list(ids[i - 1 : i]))
+                start = i - 1
+                known = decode(list(ids[i - 1 : i]))
             now = decode(list(ids[start : i + 1]))
             finished = known.rstrip(INCOMPLETE)  # a character may take several tokens
             text = text[: len(text) - (len(known) - len(finished))]
             added = now[len(finished) :]
             places.append(range(len(text), len(text) + len(added)))
-            text, known = text + added, now
+            text = text + added
+            known = now
             names.append((self.token_name(token) or "") if self.token_name is not None and not added.strip() else "")
         return text, places, names
 
 
 def _is_whole(text: str, start: int, stop: int) -> bool:
     """Return whether text[start:stop] begins and ends at the border of a word, unless it begins or ends with a mark."""
-    before, after = text[start - 1 : start], text[stop : stop + 1]
+    before = text[start - 1 : start]
+    after = text[stop : stop + 1]
     begins = not (before.isalnum() and text[start].isalnum())
     return begins and not (after.isalnum() and text[stop - 1].isalnum())
 

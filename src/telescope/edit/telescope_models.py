@@ -67,5 +67,6 @@ def _call(
     module: Attend, queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, *, across: bool | None = None
 ) -> tuple[AttentionCall, bool | None]:
     """Return the arguments of Attend.forward as an AttentionCall."""
-    heads, dropout = tuple(range(queries.shape[1])), module.dropout if module.training else 0.0
+    heads = tuple(range(queries.shape[1]))
+    dropout = module.dropout if module.training else 0.0
     return AttentionCall(queries, keys, values, attention, heads, dropout, across=across), across

@@ -66,7 +66,8 @@ def _wrong_definition(given: Any) -> str:
 
 def _check_tensors(inputs: dict[str, Tensor], attention: Attention) -> None:
     """Raise where the tensors, by argument name, do not fit each other or the definition."""
-    queries, keys = inputs["queries"], inputs["keys"]
+    queries = inputs["queries"]
+    keys = inputs["keys"]
     values = inputs.get("values", keys)
     if not _inputs_match(queries, keys, values):
         for name, tensor in inputs.items():

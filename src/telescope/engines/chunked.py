@@ -60,9 +60,13 @@ def _by_blocks(
     rows: int,
 ) -> Float[Tensor, "batch heads query d_v"]:
     """Return the context, computed in blocks of `rows` queries, each with the keys in its ranges."""
-    q, k, v = exact.upcast_half(queries), exact.upcast_half(keys), exact.upcast_half(values)
-    (batch, heads, count, _), of = q.shape, (q.shape[-2], k.shape[-2])
-    nan_safe, recompute = exact.may_be_nonfinite(q, k, v), torch_modes.can_checkpoint()
+    q = exact.upcast_half(queries)
+    k = exact.upcast_half(keys)
+    v = exact.upcast_half(values)
+    batch, heads, count, _ = q.shape
+    of = (q.shape[-2], k.shape[-2])
+    nan_safe = exact.may_be_nonfinite(q, k, v)
+    recompute = torch_modes.can_checkpoint()
     contexts = []
     for first, block_queries in zip(range(0, max(count, 1), rows), torch.split(q, rows, dim=2), strict=True):
         block = range(first, min(first + rows, count))

@@ -116,7 +116,8 @@ def plan_attend(
     queries, keys, values = torch_modes.cast_for_autocast(queries, keys, values)
     effective = attention.for_last_query() if queries.shape[-2] == 1 else attention
     chosen, obstacles = _choose(queries, keys, values, effective, dropout, engine)
-    formula, weights = attention.formula(keys.shape[-1]), f"{queries.shape[-2]} x {keys.shape[-2]}"
+    formula = attention.formula(keys.shape[-1])
+    weights = f"{queries.shape[-2]} x {keys.shape[-2]}"
     why = f"because {' and '.join(obstacles)}" if obstacles else "as requested"
     if chosen == "sdpa":
         groups = sdpa.without_hidden_keys(queries, keys, effective)
@@ -146,7 +147,8 @@ def _choose(
     obstacle = sdpa.cannot(*call)
     if obstacle is None:
         return "sdpa", []
-    obstacles, last = [f"sdpa cannot: {obstacle}"], _choose_exact(queries, keys)
+    obstacles = [f"sdpa cannot: {obstacle}"]
+    last = _choose_exact(queries, keys)
     if last == "chunked":
         obstacle = flex.cannot(*call)
         if obstacle is None and queries.device.type != "cpu":

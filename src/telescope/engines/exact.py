@@ -43,7 +43,8 @@ def repeat_key_heads(
     tensor: Shaped[Tensor, "batch key_heads key d"], queries: Float[Tensor, "batch heads query d_q"]
 ) -> Shaped[Tensor, "batch heads key d"]:
     """Return `tensor` with each key head repeated for its group of neighbouring query heads."""
-    heads, key_heads = queries.shape[1], tensor.shape[1]
+    heads = queries.shape[1]
+    key_heads = tensor.shape[1]
     return tensor if heads == key_heads else tensor.repeat_interleave(heads // key_heads, dim=1)
 
 

@@ -105,11 +105,14 @@ def _run_kernel(
 ) -> Any:
     """Return the context; with `request`, a pair of the context and the requested outputs."""
     moved: Attention = to_device(attention, queries.device)
-    d_v, scale = values.shape[-1], attention.scale_for(keys.shape[-1])
+    d_v = values.shape[-1]
+    scale = attention.scale_for(keys.shape[-1])
     queries, keys = (features.to(values.dtype) for features in moved.score.as_dot(queries, keys))
     if not torch.is_grad_enabled():
         # on a CPU FlexAttention refuses tensors that require a gradient, even under no_grad
-        queries, keys, values = queries.detach(), keys.detach(), values.detach()
+        queries = queries.detach()
+        keys = keys.detach()
+        values = values.detach()
     ahead = _first_position(queries, keys)
 
     def score_mod(score: Tensor, batch: Tensor, head: Tensor, row: Tensor, key: Tensor) -> Tensor:
@@ -152,11 +155,14 @@ def _block_mask(mask: Mask, queries: Tensor, keys: Tensor) -> BlockMask:
 
 def _make_block_mask(mask: Mask, queries: Tensor, keys: Tensor) -> BlockMask:
     """Make the block mask one row of blocks at a time; FlexAttention's create_block_mask forms the n x n mask."""
-    (batch, heads, rows, _), columns, device = queries.shape, keys.shape[-2], queries.device
+    batch, heads, rows, _ = queries.shape
+    columns = keys.shape[-2]
+    device = queries.device
     moved: Mask = to_device(mask, device)
     ahead = _first_position(queries, keys)
     step = rows if torch.compiler.is_compiling() else TILE  # torch.compile fuses one step, and would unroll a loop
-    any_visible, all_visible = [], []
+    any_visible = []
+    all_visible = []
     for start in range(0, rows, step):
         block = range(start, min(start + step, rows))
         at = Pairs.block(block, range(columns), of=(rows, columns), batch=batch, heads=heads, device=device)

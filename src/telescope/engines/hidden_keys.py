@@ -122,7 +122,8 @@ class HiddenSets:
     @classmethod
     def of(cls, rectangles: list[Rectangle], rows: int, columns: int) -> "HiddenSets":
         """Read the rectangles for an attention of this size."""
-        numbers, hidden = torch.zeros(rows, dtype=torch.long), []
+        numbers = torch.zeros(rows, dtype=torch.long)
+        hidden = []
         for bit, rectangle in enumerate(rectangles):
             first = 0 if rectangle.by_row else columns - rows
             inside = torch.ones(rows, dtype=torch.bool)
@@ -157,7 +158,8 @@ def _causal_calls(sets: HiddenSets, rows: int, columns: int) -> list[KernelCall]
 
     Return None if there would be more than MAX_CALLS.
     """
-    ahead, tokens = columns - rows, sets.kept[int(sets.number[-1])]
+    ahead = columns - rows
+    tokens = sets.kept[int(sets.number[-1])]
     positions = torch.arange(ahead, columns)
     # A query is right in the call over `tokens` if its own token is among them, and no key before it differs.
     right = torch.zeros(rows, dtype=torch.bool)
@@ -184,7 +186,8 @@ def _causal_calls(sets: HiddenSets, rows: int, columns: int) -> list[KernelCall]
         if len(calls) + len(edges) > MAX_CALLS + 1:
             return None
         for start, stop in pairwise(edges):
-            part, own_key = range(run.start + start, run.start + stop), bool(own_keys[start])
+            part = range(run.start + start, run.start + stop)
+            own_key = bool(own_keys[start])
             seen = sets.kept[int(numbers[start])].clone()
             seen[ahead + (part.stop if own_key else part.start) :] = False
             calls.append(KernelCall((part,), tuple(runs_of(seen)), own_key, (part,)))

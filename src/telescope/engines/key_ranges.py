@@ -13,7 +13,8 @@ def find_key_ranges(queries: Tensor, keys: Tensor, attention: Attention) -> Int[
 
     All queries are computed at once and copied to the CPU, since on a GPU every copy waits.
     """
-    (batch, heads, rows, _), columns = queries.shape, keys.shape[-2]
+    batch, heads, rows, _ = queries.shape
+    columns = keys.shape[-2]
     if attention.normalize not in (softmax, by_sum) or not has_data(queries) or 0 in (batch, heads, rows, columns):
         return None  # another normaliser may depend on the number of hidden keys
     at = Pairs.block(range(rows), range(1), of=(rows, columns), batch=batch, heads=heads, device=queries.device)

@@ -53,7 +53,9 @@ def steps(
 
     Half-precision inputs are computed in float32. Dropout changes the context, not the weights that are returned.
     """
-    q, k, v = upcast_half(queries), upcast_half(keys), upcast_half(values)
+    q = upcast_half(queries)
+    k = upcast_half(keys)
+    v = upcast_half(values)
     scores = nan_safe_score(attention.score, q, k)
     scaled = attention.scaled(scores, k)
     capped = attention.capped(scaled)

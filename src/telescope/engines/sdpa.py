@@ -39,7 +39,8 @@ SOUND_GRADIENTS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, S
 
 def cannot(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, dropout: float = 0.0) -> str | None:
     """Return why this engine cannot run the call, or None if it can."""
-    rows, columns = queries.shape[-2], keys.shape[-2]
+    rows = queries.shape[-2]
+    columns = keys.shape[-2]
     if not attention.score.is_dot_product:
         return f"the score {attention.score.formula} is no dot product"
     if attention.normalize is not softmax:
@@ -102,13 +103,19 @@ def attend(
     dropout: float = 0.0,
 ) -> Float[Tensor, "batch heads query d_v"]:
     """Return the context, (batch, heads, query, d_v)."""
-    scale, d_v, rows, columns = attention.scale_for(keys.shape[-1]), values.shape[-1], queries.shape[-2], keys.shape[-2]
+    scale = attention.scale_for(keys.shape[-1])
+    d_v = values.shape[-1]
+    rows = queries.shape[-2]
+    columns = keys.shape[-2]
     queries, keys = attention.score.as_dot(queries, keys)
     if scale <= 0.0:
-        queries, scale = queries * scale, 1.0  # the kernel would scale the mask's -inf too
+        queries = queries * scale
+        scale = 1.0  # the kernel would scale the mask's -inf too
     width = max(keys.shape[-1], d_v)
     if not queries.shape[-1] == values.shape[-1] == width:
-        queries, keys, values = _pad_features(queries, width), _pad_features(keys, width), _pad_features(values, width)
+        queries = _pad_features(queries, width)
+        keys = _pad_features(keys, width)
+        values = _pad_features(values, width)
 
     groups = without_hidden_keys(queries, keys, attention)
     if groups is not None:
@@ -138,7 +145,8 @@ def without_hidden_keys(queries: Tensor, keys: Tensor, attention: Attention) -> 
 
     A single query takes one row of a mask, which costs less than to gather its keys, and so do a few pairs.
     """
-    rows, columns = queries.shape[-2], keys.shape[-2]
+    rows = queries.shape[-2]
+    columns = keys.shape[-2]
     small = SMALL if queries.device.type == "cpu" else 0
     if rows == 1 or attention.bias is not None or not has_hidden_rectangles(attention.mask):
         return None
@@ -158,7 +166,8 @@ def _by_heads(
     """Run each group of heads with the key heads it shares, and put the heads in order."""
     if len(groups) == 1:
         return _by_calls(queries, keys, values, groups[0].calls, scale, dropout)
-    count, contexts = queries.shape[1], []
+    count = queries.shape[1]
+    contexts = []
     for group in groups:
         shared = key_heads_of(torch.tensor(group.heads), count, keys.shape[1]).tolist()
         own = queries[:, list(group.heads)], keys[:, shared], values[:, shared]
@@ -211,7 +220,8 @@ def _offsets(ranges: tuple[range, ...]) -> list[int]:
 
 def _kernel(queries: Tensor, keys: Tensor, values: Tensor, *, causal: bool, scale: float, dropout: float) -> Tensor:
     """Call torch's kernel without a mask, or causally with the last query at the last key."""
-    rows, columns = queries.shape[-2], keys.shape[-2]
+    rows = queries.shape[-2]
+    columns = keys.shape[-2]
     options: dict[str, Any] = {"dropout_p": dropout, "scale": scale}
     grouped = queries.shape[1] != keys.shape[1]
     if not causal or rows == 1 or rows == columns:
@@ -222,7 +232,8 @@ def _kernel(queries: Tensor, keys: Tensor, values: Tensor, *, causal: bool, scal
         from torch.nn.attention.bias import causal_lower_right  # late: it imports torch's compiler, for seconds
 
         if grouped and queries.element_size() > 2:  # the kernel for float32 knows no groups
-            keys, values = repeat_key_heads(keys, queries), repeat_key_heads(values, queries)
+            keys = repeat_key_heads(keys, queries)
+            values = repeat_key_heads(values, queries)
             grouped = False
         lower_right: Any = causal_lower_right(rows, columns)
         return scaled_dot_product_attention(queries, keys, values, attn_mask=lower_right, enable_gqa=grouped, **options)
@@ -241,8 +252,10 @@ def _by_blocks(
 
     With many scores the table of a block is not kept for the backward pass, but made again.
     """
-    (batch, heads, count, _), columns = queries.shape, keys.shape[-2]
-    of, scores = (count, columns), batch * heads * count * columns
+    batch, heads, count, _ = queries.shape
+    columns = keys.shape[-2]
+    of = (count, columns)
+    scores = batch * heads * count * columns
     ranges = key_ranges.find_key_ranges(queries, keys, attention)
     blocks = [range(first, min(first + ROWS, count)) for first in range(0, count, ROWS)]
     # the kernel needs at least one key: a block that sees nothing gets a hidden one

@@ -92,7 +92,8 @@ def _make_table(
 ) -> ScoreTable:
     """Compute the table of these rows and columns."""
     batch, heads = queries.shape[:2]
-    mask, bias = attention.mask, attention.bias
+    mask = attention.mask
+    bias = attention.bias
     if bias is None and mask.same_for_all_queries:
         rows = range(1)  # one row stands for all
     at = Pairs.block(rows, columns, of=of, batch=batch, heads=heads, device=queries.device)
@@ -113,7 +114,8 @@ def _make_table(
     largest = added.detach().amax(-1, keepdim=True)
     if is_cheap_to_read(largest) and _within(largest, NEAR):
         return ScoreTable(added, None)
-    empty_rows, shift = largest == -torch.inf, torch.where(largest.abs() <= FAR, largest, 0.0)
+    empty_rows = largest == -torch.inf
+    shift = torch.where(largest.abs() <= FAR, largest, 0.0)
     added = (added - shift).masked_fill(empty_rows, 0.0)
     if not is_cheap_to_read(largest):
         return ScoreTable(added, empty_rows)

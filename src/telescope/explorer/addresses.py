@@ -105,7 +105,7 @@ def machine_names() -> list[str]:
 
 def _not_here(host: str, problem: Exception) -> ValueError:
     return ValueError(
-        f'--host "{host[:80]}" is no name or address of this machine ({problem}); '
+        f'--host "{host[:80]}" is no name or address of this machine ({describe_error(problem)}); '
         "--host 0.0.0.0 listens on all of its addresses"
     )
 

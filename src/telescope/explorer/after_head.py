@@ -36,7 +36,8 @@ class Stage:
 def after_head(view: AttentionView, params: RequestParams, layer: int) -> dict[str, Any]:
     """Answer GET /runs/{run}/after: the way of one query from its heads to the next layer."""
     call, block, attention = _require_model(view)
-    b, i = sequence(view, params), params.index("i", view.size[0], "query")
+    b = sequence(view, params)
+    i = params.index("i", view.size[0], "query")
     contexts = call.trace().context[b, :, i]
     return _after(view, call, block, attention, contexts, {"l": layer, "i": i}, b)
 
@@ -51,7 +52,8 @@ def after_all(view: AttentionView, b: int, layer: int) -> list[dict[str, Any]]:
 
 def _require_model(view: AttentionView) -> tuple[StepsCall, EncoderBlock | DecoderBlock, MultiHeadAttention]:
     """Return the call, the block of the model around it, and its attention, or raise Refusal."""
-    block, call = view.block, view.call
+    block = view.block
+    call = view.call
     if not isinstance(block, EncoderBlock | DecoderBlock) or not isinstance(call, StepsCall):
         raise not_kept("what follows the heads is shown for models of Telescope that run here, not for recordings")
     attention = getattr(block, "cross_attention" if view.kind == "cross" else "self_attention")
@@ -72,7 +74,8 @@ def _after(
 ) -> dict[str, Any]:
     """Return the way of one query; `contexts` are the outputs of its heads and `place` is {"l", "i"}."""
     i = place["i"]
-    before, after = call.before[b, i], call.after[b, i]
+    before = call.before[b, i]
+    after = call.after[b, i]
     contexts = contexts.to(before)
     joined = contexts.flatten()
     parts = [_part(attention.W_O, contexts, head) for head in range(len(contexts))]
@@ -116,7 +119,8 @@ def _feed_forward(block: EncoderBlock | DecoderBlock, x: Float[Tensor, " d_model
     network = block.feed_forward
     assert isinstance(network, FeedForward)
     read = (add_norm.norm(x) if add_norm.pre_norm else x)[None, None]
-    hidden, fed = network.hidden(read)[0, 0], network(read)[0, 0]
+    hidden = network.hidden(read)[0, 0]
+    fed = network(read)[0, 0]
     added = x + fed
     passed = added if add_norm.pre_norm else add_norm.norm(added)
     stages = [

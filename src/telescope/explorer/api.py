@@ -235,7 +235,8 @@ IN_FLOAT64 = ("trace", "cell", "cells", "geometry", "encoding", "positions", "wh
 ZERO_SUM = (
     "the scores of a query sum to zero, so they cannot be divided by their sum; choose softmax, or change the numbers"
 )
-JSON, BINARY = "application/json", "application/octet-stream"
+JSON = "application/json"
+BINARY = "application/octet-stream"
 
 
 @dataclass(frozen=True)
@@ -254,7 +255,9 @@ class Api:
     """Answer API requests about a library: `api.answer("GET", "/runs/r1/trace", {"l": "0", "h": "3", "i": "2"})`."""
 
     def __init__(self, library: Library) -> None:
-        self.library, self.maps, self.sources = library, Maps(), SourcesOfRuns()
+        self.library = library
+        self.maps = Maps()
+        self.sources = SourcesOfRuns()
         self.about_sources: dict[str, Resource] = {
             "sources": self.sources,
             "answer": self.sources.answer,

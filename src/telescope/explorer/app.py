@@ -53,7 +53,8 @@ def app(
 
         A request joins the queue only after its whole body has arrived, so slow clients cannot fill the queue.
         """
-        path, method = request.scope["path"].removeprefix("/api/v1"), request.method
+        path = request.scope["path"].removeprefix("/api/v1")
+        method = request.method
         if method == "POST" and request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             raise Refusal(415, "not-json", "a POST needs the content type application/json")
         try:

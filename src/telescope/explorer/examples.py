@@ -47,7 +47,8 @@ def example_run(name: str, inputs: object = None, normalize: object = None) -> R
     given = {} if inputs is None else _check_inputs(original, inputs)
     example = EXAMPLES[name](normalizer, given) if given else original
     changed = "" if not given and normalize in (None, "softmax") else f"-{_hash(given, str(normalize))}"
-    run, views = f"{PREFIX}{name}{changed}", tuple(_view(at, scene) for at, scene in enumerate(example.scenes))
+    run = f"{PREFIX}{name}{changed}"
+    views = tuple(_view(at, scene) for at, scene in enumerate(example.scenes))
     if name == "bank":  # one picture for both: the same word moves to two places
         views = tuple(replace(view, beside=views) for view in views)
     return Run(run, run, "example", example.sentence, name, "steps", views, None, None, _to_json(example, normalizer))
@@ -62,7 +63,8 @@ def run_of_trace(steps: Trace) -> Run:
 
 def _view(number: int, scene: ExampleScene) -> AttentionView:
     """Return a scene as a view: its queries, keys and values, recorded as if a model had computed them."""
-    steps, name = scene.trace, f"scene.{number}"
+    steps = scene.trace
+    name = f"scene.{number}"
     across = steps.query_tokens != steps.key_tokens and len(steps.query_tokens) > 1
     recording = Recording("example", [name], StepsCall.keep, KeepOptions())
     heads = tuple(range(steps.queries.shape[1]))

@@ -43,7 +43,8 @@ def export_answers(
     layer = params.index("l", len(run.views), "attention", 0)
     view = run.views[layer]
     h = head(view, params) if "h" in params.parameters else view.call.heads[0]
-    b, i = sequence(view, params), params.index("i", view.size[0], "query", 0)
+    b = sequence(view, params)
+    i = params.index("i", view.size[0], "query", 0)
     if max(view.size) > LONGEST:
         message = f"the run has {max(view.size):,} tokens and a file holds at most {LONGEST}; save a picture instead"
         raise Refusal(409, "too-long", message)
@@ -76,7 +77,10 @@ class Export:
     """The answers of one file. Each `put_` method adds those of one kind for which there is room."""
 
     def __init__(self, ask: Callable[..., Any], run: Run, b: int, has_left: Callable[[], bool]) -> None:
-        self.ask, self.run, self.b, self.has_left = ask, run, b, has_left
+        self.ask = ask
+        self.run = run
+        self.b = b
+        self.has_left = has_left
         self.answers: Answers = {"/models": {"models": [], "default": None, "longest": 0}}
         self.room = LARGEST
         self.missing: dict[int, dict[str, str]] = {}

@@ -77,9 +77,11 @@ def falls(made: Output, question: Question) -> list[float]:
 
 def hidden_segment(run: Run, question: Question, segment: range, names: Sequence[str]) -> dict[str, Any]:
     """Return what hiding one segment does to the answer; `names` are the span's tokens as the page shows them."""
-    made, span = output_of(run), question.span
+    made = output_of(run)
+    span = question.span
     edits = hiding_edits(question, list(segment), len(made.ids) + (CONTINUED if made.kind == "gpt" else 0))
-    states, tokens = run_hidden(made, edits), written_tokens(made, span)
+    states = run_hidden(made, edits)
+    tokens = written_tokens(made, span)
     before, after = (log_probabilities(made, one, span) for one in (made.hidden, states))
     rows = []
     for place, (at, token) in enumerate(zip(span, tokens, strict=True)):

@@ -23,7 +23,9 @@ from .run import Run, run_of_recording
 from .sentences import read, run_name
 
 CARD_KINDS = ("translator", "gpt")  # of the models that the landing's cards need
-SENTENCES, MODELS = 32, 2  # how many are kept in memory
+# How many are kept in memory
+SENTENCES = 32
+MODELS = 2
 
 
 class Library:
@@ -82,7 +84,8 @@ class Library:
         model = next(iter(self.models)) if model is None else model
         if model not in self.models:
             raise unknown(f'there is no model "{model[:40]}"; there are {", ".join(self.models)}')
-        name, chosen = run_name(model, text, target), model
+        name = run_name(model, text, target)
+        chosen = model
         with self._run_lock:
             return self.sentences.get(name) or self.sentences.put(name, read(self._model(chosen), chosen, text, target))
 
@@ -95,7 +98,8 @@ class Library:
         evidence = find_evidence(atlas, request)
         name = find_model(atlas, list(self.models), self._model)
         text, whole = read_evidence(atlas, evidence, self._model(name))
-        run, layer = self.read(text, name), request["l"]
+        run = self.read(text, name)
+        layer = request["l"]
         names = [view.name for view in run.views]
         place = names.index(atlas.layers[layer]) if atlas.layers[layer] in names else layer
         if place >= len(names):

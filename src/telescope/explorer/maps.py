@@ -16,7 +16,9 @@ from .run import AttentionView
 from .summaries import TopTiles
 from .walk import head, sequence
 
-HEADS, TILES = 8, 512  # how many are cached; a tile takes half a megabyte
+# How many are cached; a tile takes half a megabyte
+HEADS = 8
+TILES = 512
 EFFORTS = ("1", "4", "16")
 DTYPES = ("f16", "u8")
 
@@ -42,7 +44,8 @@ class Maps:
     def describe(self, view: AttentionView, params: RequestParams, layer: int) -> dict[str, Any]:
         """Answer GET /runs/{run}/map: what the page needs before it requests tiles."""
         view.require("map")
-        h, b = head(view, params), sequence(view, params)
+        h = head(view, params)
+        b = sequence(view, params)
         tiles = self._tiles((view, h, b))
         return {
             "l": layer,
@@ -63,7 +66,8 @@ class Maps:
         """Answer GET /runs/{run}/tiles/{z}/{x}/{y}."""
         view.require("map")
         z, x, y = (parse_int(name, text) for name, text in zip("zxy", place, strict=True))
-        how, dtype = params.word("how", HOW), params.word("fmt", DTYPES)
+        how = params.word("how", HOW)
+        dtype = params.word("fmt", DTYPES)
         effort = params.word("effort", EFFORTS)
         tile = self._tile((view, head(view, params), sequence(view, params)), z, x, y, int(effort))
         numbers = tile.share if how == "share" else tile.max

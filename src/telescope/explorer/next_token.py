@@ -71,7 +71,8 @@ def _probabilities(logits: Float[Tensor, " vocabulary"], params: RequestParams) 
 
 def _filtered(logits: Float[Tensor, " vocabulary"], params: RequestParams) -> Choices:
     """Return the logits that temperature, top_k and top_p leave."""
-    heat, share = _decimal(params, "temperature", 1.0), _decimal(params, "top_p", 1.0)
+    heat = _decimal(params, "temperature", 1.0)
+    share = _decimal(params, "top_p", 1.0)
     most = params.number("top_k", 0)
     if not 0.01 <= heat <= 100 or not 0 < share <= 1 or most < 0:
         raise bad_parameter("temperature is from 0.01 to 100, top_p above 0 and at most 1, top_k at least 0")

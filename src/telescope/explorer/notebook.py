@@ -120,7 +120,8 @@ def _reply(api: Api, widget: Any, message: Any) -> None:
     """Answer a message of the page. The reply repeats the message's id; binary answers travel in a buffer."""
     match message:
         case {"id": int(number), "method": str(method), "path": str(path)}:
-            query, body = message.get("query") or {}, message.get("body")
+            query = message.get("query") or {}
+            body = message.get("body")
         case _:
             return
     answer = api.answer(method, f"/{path.lstrip('/')}", query, json.dumps(body).encode())

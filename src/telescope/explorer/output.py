@@ -85,7 +85,8 @@ class Output:
         tokenizer = self.model.tokenizer
         assert tokenizer is not None
         before = list(self.written[:i]) if self.written else list(self.ids[: i + 1])
-        text, longer = tokenizer.decode(before), tokenizer.decode([*before, token])
+        text = tokenizer.decode(before)
+        longer = tokenizer.decode([*before, token])
         return longer[len(text) :] if longer.startswith(text) else tokenizer.decode([token])
 
     def name_of(self, i: int, token: int) -> str:

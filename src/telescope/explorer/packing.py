@@ -113,7 +113,8 @@ def _pack_steps(seen: RowInFloat64, scale: float) -> Iterator[dict[str, Any]]:
 def _runs(hidden: Tensor) -> list[list[int]]:
     """Return where the runs of True begin and end."""
     edges = hidden.int().diff(prepend=hidden.new_zeros(1).int(), append=hidden.new_zeros(1).int())
-    begin, end = (edges == 1).nonzero()[:, 0], (edges == -1).nonzero()[:, 0]
+    begin = (edges == 1).nonzero()[:, 0]
+    end = (edges == -1).nonzero()[:, 0]
     return torch.stack([begin, end], 1).tolist()
 
 

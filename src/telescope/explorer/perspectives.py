@@ -35,7 +35,8 @@ def start(run: Run, params: RequestParams) -> dict[str, Any]:
 def perspectives(run: Run, params: RequestParams) -> dict[str, Any]:
     """Answer GET /runs/{run}/perspectives: one word in every head, and the two heads that differ most."""
     layer = params.index("l", len(run.views), "attention", 0)
-    view, b = run.views[layer], sequence(run.views[layer], params)
+    view = run.views[layer]
+    b = sequence(run.views[layer], params)
     view.require("alignment")
     i = params.index("i", view.size[0], "query")
     named = view.words("q")
@@ -95,7 +96,8 @@ def _all_heads(
     """Return all heads of the attentions of one kind, each with its place, and the words of the last attention."""
     if not found:
         raise Refusal(409, "too-long", "the text is too long to compare all heads; choose two heads by hand")
-    places, heads = list[Place](), list[HeadPerspective]()
+    places = list[Place]()
+    heads = list[HeadPerspective]()
     for at, words in found:
         some = head_perspectives(words.weights[None].cpu(), row, across=kind == "cross")
         heads += [one._replace(habit=None) for one in some] if run.example is not None else some

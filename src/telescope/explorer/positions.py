@@ -18,7 +18,9 @@ from .run import AttentionView
 from .stack_inputs import StackInputs
 from .walk import head, sequence
 
-FEATURES, POSITIONS = 256, 64  # most columns and rows of the picture of an encoding
+# Most columns and rows of the picture of an encoding
+FEATURES = 256
+POSITIONS = 64
 QUERIES = 128  # most queries over which scores are averaged by distance
 
 
@@ -34,8 +36,10 @@ def encodings(params: RequestParams) -> dict[str, Any]:
 def encoding(view: AttentionView, params: RequestParams, layer: int) -> dict[str, Any]:
     """Answer GET /runs/{run}/encoding: what a model does for positions, and a head's scores by distance."""
     view.require("positions")
-    h, b = head(view, params), sequence(view, params)
-    one, inputs = view.head(h, b), view.inputs
+    h = head(view, params)
+    b = sequence(view, params)
+    one = view.head(h, b)
+    inputs = view.inputs
     return {
         "l": layer,
         "h": h,
@@ -51,8 +55,11 @@ def encoding(view: AttentionView, params: RequestParams, layer: int) -> dict[str
 def positions(view: AttentionView, params: RequestParams, layer: int) -> dict[str, Any]:
     """Answer GET /runs/{run}/positions: one query with its position and without."""
     view.require("positions")
-    h, b, i = head(view, params), sequence(view, params), params.index("i", view.size[0], "query")
-    one, inputs = view.head(h, b), view.inputs
+    h = head(view, params)
+    b = sequence(view, params)
+    i = params.index("i", view.size[0], "query")
+    one = view.head(h, b)
+    inputs = view.inputs
     seen = row_in_float64(one, i)
     plain, why = _unplaced(view, one, h)
     return {
@@ -112,7 +119,8 @@ def _unplaced(view: AttentionView, one: OneHead, h: int) -> tuple[OneHead | None
         )
     norm = view.block.add_norm_1
     read = (norm.norm(inputs.unplaced) if norm.pre_norm else inputs.unplaced)[None]
-    queries, (keys, _) = attention.queries(read), attention.keys_and_values(read)
+    queries = attention.queries(read)
+    keys, _ = attention.keys_and_values(read)
     place = view.call.head_index(h)
     shared = place * keys.shape[1] // queries.shape[1]
     return bare._replace(queries=queries[:, place : place + 1], keys=keys[:, shared : shared + 1]), None

@@ -12,7 +12,9 @@ class Refusal(Exception):  # noqa: N818  an answer to a bad request, not an erro
     def __init__(self, status: int, code: str, message: str) -> None:
         """Store the error. `message` is reduced to one line, because it may quote a parameter."""
         super().__init__(message)
-        self.status, self.code, self.message = status, code, one_line(message)
+        self.status = status
+        self.code = code
+        self.message = one_line(message)
 
     def to_json(self, request: str | None = None) -> dict[str, dict[str, str]]:
         """Return the body of the answer; `request` is the id of the request, where it has one."""

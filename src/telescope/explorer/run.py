@@ -96,7 +96,8 @@ class AttentionView:
         indices = range(self.size[0 if axis == "q" else 1])
         if self.ids(axis) is None or self.decode is None:
             return list(indices)
-        decode, tokens = self.decode, self._token_ids(axis, sequence, self._positions(axis, indices))
+        decode = self.decode
+        tokens = self._token_ids(axis, sequence, self._positions(axis, indices))
         found = [index for index, token in zip(indices, tokens, strict=True) if token is not None and decode([token])]
         return found or list(indices)
 
@@ -105,7 +106,8 @@ class AttentionView:
         ids = self.ids(axis)
         assert ids is not None
         ahead = int(axis == "q" and self.kind == "cross")
-        shifted, last = torch.tensor(list(positions), dtype=torch.long) + ahead, ids.shape[1] - 1
+        shifted = torch.tensor(list(positions), dtype=torch.long) + ahead
+        last = ids.shape[1] - 1
         found: list[int] = ids[sequence, shifted.clamp(max=last).to(ids.device)].tolist() if len(shifted) else []
         return [token if position <= last else None for token, position in zip(found, shifted.tolist(), strict=True)]
 
@@ -130,7 +132,9 @@ class AttentionView:
 
     def _join(self, tokens: Iterable[int | None], decode: Decode) -> Words | None:
         """Return the words of tokens, by the characters that each adds to the text; None where words are too long."""
-        text, read, spans = "", list[int](), list[Span | str]()
+        text = ""
+        read = list[int]()
+        spans = list[Span | str]()
         for token in tokens:
             if token is None or not decode([token, token]):  # twice: a space by itself may be dropped
                 spans.append(self._label(token))
@@ -210,7 +214,8 @@ class AttentionView:
 
     def to_json(self, number: int) -> dict[str, Any]:
         """Return an entry of the list "attentions" in a run's JSON."""
-        facts, (queries, keys) = self.call.facts, self.size
+        facts = self.call.facts
+        queries, keys = self.size
         has = ("trace", "context", "map", "geometry", "alignment", "tokens", "after", "tiles", "positions")
         return {
             "l": number,

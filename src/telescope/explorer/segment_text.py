@@ -30,7 +30,8 @@ def display_texts(view: AttentionView, axis: str, b: int, indices: range) -> lis
 
 def _decoded(view: AttentionView, axis: str, b: int, indices: range) -> list[str] | None:
     """Return the text of each token by itself, if the tokenizer keeps spaces in it; None otherwise."""
-    ids, decode = view.ids(axis), view.decode
+    ids = view.ids(axis)
+    decode = view.decode
     if ids is None or decode is None or (axis == "q" and view.kind == "cross"):
         return None
     tokens: list[int] = ids[b, indices.start : indices.stop].tolist()
@@ -66,7 +67,8 @@ class Cuttable:
 
 
 def _word_starts(view: AttentionView, axis: str, texts: Sequence[str], columns: range) -> list[int]:
-    words, count = view.words(axis), len(texts)
+    words = view.words(axis)
+    count = len(texts)
     if words is not None:
         ids = words.word_ids[columns.start : columns.stop]
         return [at for at in range(count) if at == 0 or ids[at] != ids[at - 1]]
@@ -75,9 +77,11 @@ def _word_starts(view: AttentionView, axis: str, texts: Sequence[str], columns: 
 
 def _breaks(texts: Sequence[str], by: str) -> list[int]:
     """Return where sentences or paragraphs begin: after a full stop and a space, after a line break or after two."""
-    starts, ended = [0], False
+    starts = [0]
+    ended = False
     for at in range(1, len(texts)):
-        before, here = texts[at - 1], texts[at]
+        before = texts[at - 1]
+        here = texts[at]
         lines = before.endswith("\n") if by == "sentences" else _blank_line(texts, at)
         ended = SENTENCE_END.search(before.strip()) is not None or (ended and not before.strip())
         spaced = here[:1].isspace() or before[-1:].isspace()
@@ -88,7 +92,8 @@ def _breaks(texts: Sequence[str], by: str) -> list[int]:
 
 def _blank_line(texts: Sequence[str], at: int) -> bool:
     """Return whether two line breaks stand before a token."""
-    breaks, place = 0, at - 1
+    breaks = 0
+    place = at - 1
     while place >= 0 and breaks < 2:
         text = texts[place]
         breaks += (text[len(text.rstrip()) :]).count("\n")

@@ -101,7 +101,8 @@ def _attention_views(model: Model, text: str, target: str | None) -> Seen:
 @contextmanager
 def _no_padding_or_truncation(tokenizer: Tokenizer) -> Iterator[None]:
     """Switch off the padding and truncation that a tokenizer of Hugging Face may have set, and restore them after."""
-    padding, truncation = tokenizer.padding, tokenizer.truncation
+    padding = tokenizer.padding
+    truncation = tokenizer.truncation
     tokenizer.no_padding()
     tokenizer.no_truncation()
     try:

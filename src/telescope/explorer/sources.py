@@ -20,7 +20,11 @@ from .segment_text import BY, Cuttable, display_texts, suggested
 from .walk import sequence
 
 HOW = tuple(KINDS)
-MOST_ROWS, MOST_TOKENS, OVERVIEW, MOST_ANSWER = 200, 4_096, 512, 512  # in one answer
+# In one answer
+MOST_ROWS = 200
+MOST_TOKENS = 4_096
+OVERVIEW = 512
+MOST_ANSWER = 512
 LONGEST_TEXT = 240  # characters of a segment
 CUTS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9}){0,9999}", re.ASCII)
 OPTIONS = {"weights": 'keep="queries-keys"', "carried": 'keep="queries-keys", also="norms"'}
@@ -50,8 +54,11 @@ class SourcesOfRuns:
 
     def __call__(self, run: Run, params: RequestParams) -> dict[str, Any]:
         """Answer GET /runs/{run}/sources."""
-        found, (how, _, _) = self._found(run, params), _asked(params)
-        sources, scores, starts = found.sources, found.sources.scores, found.starts
+        found = self._found(run, params)
+        how, _, _ = _asked(params)
+        sources = found.sources
+        scores = found.sources.scores
+        starts = found.starts
         count = len(found.texts)
         span, low, high = _window(params, found), *_range(params, count)
         segment = torch.bucketize(torch.arange(span.start, span.stop), torch.tensor(starts[1:]), right=True)
@@ -87,7 +94,8 @@ class SourcesOfRuns:
             return {"why": why}
         view = _reader(run)
         b = sequence(view, params)
-        call, across = view.call, view.call.across
+        call = view.call
+        across = view.call.across
         columns = call.text_columns(b)
         first, begins, end, _ = AnswerPositions.of(call, columns)
         if across and call.query_ids is not None and run.output is None:
@@ -115,7 +123,8 @@ class SourcesOfRuns:
     def hide(self, run: Run, params: RequestParams) -> dict[str, Any]:
         """Answer GET /runs/{run}/hidden: the answer's probability and the new answer, with a segment hidden."""
         _, first, end = _asked(params)
-        start, stop = params.number("start"), params.number("stop")
+        start = params.number("start")
+        stop = params.number("stop")
         output_of(run)
         question = _question(run, _calls(run), range(first, end), None, sequence(_reader(run), params))
         if not 0 <= start < stop <= question.context:
@@ -131,7 +140,8 @@ class SourcesOfRuns:
         how, first, end = _asked(params)
         if not run.views:
             raise not_kept(str(_why_not(run)))
-        b, cuts = sequence(_reader(run), params), params.parameters.get("cuts")
+        b = sequence(_reader(run), params)
+        cuts = params.parameters.get("cuts")
         if cuts is not None and not CUTS.fullmatch(cuts):
             raise bad_parameter("cuts= takes the positions at which segments begin, such as 0,12,40")
         by = params.word("by", ("pieces", *BY, "auto"))
@@ -325,7 +335,8 @@ def _window(params: RequestParams, found: Found) -> range:
 
 def _range(params: RequestParams, count: int) -> tuple[int, int]:
     """Return the tokens that an overview covers, low to high - 1: all unless asked otherwise."""
-    low, high = params.number("low", 0), min(params.number("high", count), count)
+    low = params.number("low", 0)
+    high = min(params.number("high", count), count)
     if count and not 0 <= low < high:
         raise bad_parameter(f"low={low}, high={high} is not a range within {count:,}")
     return low, high

@@ -39,7 +39,8 @@ class StackInputs:
             target = side == "target"
             table = model.target_embedding if target and model.target_embedding is not None else model.embedding
             scale = sqrt(model.config.d_model) if model.config.scaled else 1.0
-            embedded, place = table(tokens) * scale, model.target_positions if target else model.source_positions
+            embedded = table(tokens) * scale
+            place = model.target_positions if target else model.source_positions
             added = place(torch.zeros_like(embedded))[0]
             kind = model.config.positions.partition("_")[0]
             return cls(kind, embedded[0], added, embedded[0] + added, embedded[0])

@@ -58,9 +58,12 @@ class TopTiles:
         """Return a tile: weights that are not known count as nothing."""
         if not self.pyramid.has(z, x, y):
             raise ValueError(f"there is no tile {z}/{x}/{y}")
-        cells, side = self.pyramid.cells(z), self.pyramid.side
-        rows, columns = self.pyramid.queries_of(z, y), self.pyramid.keys_of(z, x)
-        weights, keys = self.weights[rows.start : rows.stop], self.keys[rows.start : rows.stop]
+        cells = self.pyramid.cells(z)
+        side = self.pyramid.side
+        rows = self.pyramid.queries_of(z, y)
+        columns = self.pyramid.keys_of(z, x)
+        weights = self.weights[rows.start : rows.stop]
+        keys = self.keys[rows.start : rows.stop]
         inside = (keys >= columns.start) & (keys < columns.stop) & (weights > 0)
         row = (torch.arange(len(weights)) // cells)[:, None].expand_as(keys)
         place = (row * side + ((keys - columns.start) // cells).clamp(0, side - 1))[inside]
@@ -88,7 +91,8 @@ class TopTiles:
         return self._track(total, z, self.pyramid.keys_of(z, x), mean=False)
 
     def _track(self, numbers: Tensor, z: int, places: range, *, mean: bool) -> Track:
-        cells, side = self.pyramid.cells(z), self.pyramid.side
+        cells = self.pyramid.cells(z)
+        side = self.pyramid.side
         if not len(places):
             raise ValueError("there is no such part of a track")
         pixel = torch.arange(len(places)) // cells

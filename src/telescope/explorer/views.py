@@ -79,7 +79,8 @@ def _coarse(view: AttentionView, b: int, h: int) -> Drawn:
         return _recorded(view, b, view.call.heads.index(h), *(min(SIDE, length) for length in view.size))
     view.require("map")
     tile = Tiles(view.head(h, b), SIDE).tile(0, 0, 0, BUDGET)
-    rows, columns = (~tile.share[:, 0].isnan()).sum(), (~tile.share[0].isnan()).sum()
+    rows = (~tile.share[:, 0].isnan()).sum()
+    columns = (~tile.share[0].isnan()).sum()
     return tile.share[:rows, :columns].exp2(), None if tile.exact else tile.samples
 
 
@@ -101,16 +102,21 @@ def _habits(view: AttentionView, which: list[int]) -> list[dict[str, Any]]:
     ]
 
 
-MOST_POINTS, MOST_COSINES = 512, 64  # tokens
+# Tokens
+MOST_POINTS = 512
+MOST_COSINES = 64
 
 
 def geometry(view: AttentionView, params: RequestParams, layer: int) -> dict[str, Any]:
     """Answer GET /runs/{run}/geometry: the stream before and after the attention, projected onto a plane."""
     view.require("geometry")
-    b, rows = sequence(view, params), view.call.facts.rows
+    b = sequence(view, params)
+    rows = view.call.facts.rows
     span = params.span(view.size[0], MOST_POINTS)
     which = list(span) if rows is None else [rows[i] for i in span]
-    tokens, before, after = view.tokens("q", b, span), view.call.before[b, which], view.call.after[b, which]
+    tokens = view.tokens("q", b, span)
+    before = view.call.before[b, which]
+    after = view.call.after[b, which]
     words = view.words("q") if params.word("by", BY) == "words" and len(span) == view.size[0] else None
     if words is not None:
         tokens = list(words.names)
@@ -158,7 +164,9 @@ LARGEST = 14  # weights of one query
 def received(view: AttentionView, params: RequestParams, layer: int) -> dict[str, Any]:
     """Answer GET /runs/{run}/received: how much weight each token of a part of the text gets from all queries."""
     view.require("map")
-    h, b, span = head(view, params), sequence(view, params), params.span(view.size[1], MOST_RECEIVED)
+    h = head(view, params)
+    b = sequence(view, params)
+    span = params.span(view.size[1], MOST_RECEIVED)
     seen = view.call.survey() if isinstance(view.call, SummariesCall) else view.call.head(h)
     place = view.call.heads.index(h) if isinstance(view.call, SummariesCall) else 0
     weights = seen.received[b, place].double().cpu()
@@ -177,10 +185,13 @@ def received(view: AttentionView, params: RequestParams, layer: int) -> dict[str
 def largest_weights(view: AttentionView, params: RequestParams, layer: int) -> dict[str, Any]:
     """Answer GET /runs/{run}/top: the largest weights of one query, which a summary holds too."""
     view.require("map")
-    h, b, i = head(view, params), sequence(view, params), params.index("i", view.size[0], "query")
+    h = head(view, params)
+    b = sequence(view, params)
+    i = params.index("i", view.size[0], "query")
     weights, keys = (part[view.call.heads.index(h), i, :LARGEST] for part in top_weights(view.call, b))
     kept = weights > 0
-    weights, keys = weights[kept], keys[kept]
+    weights = weights[kept]
+    keys = keys[kept]
     return {
         "l": layer,
         "h": h,
@@ -196,7 +207,8 @@ def largest_weights(view: AttentionView, params: RequestParams, layer: int) -> d
 
 def tokens(view: AttentionView, params: RequestParams, layer: int) -> dict[str, Any]:
     """Answer GET /runs/{run}/tokens: the texts of queries or keys, and the words that they belong to."""
-    axis, b = params.word("axis", ("q", "k")), sequence(view, params)
+    axis = params.word("axis", ("q", "k"))
+    b = sequence(view, params)
     count = view.size[0 if axis == "q" else 1]
     span = params.span(count, MOST_TOKENS)
     words = view.words(axis)
@@ -240,7 +252,8 @@ class WordWeights(NamedTuple):
 def alignment(view: AttentionView, params: RequestParams, layer: int) -> dict[str, Any]:
     """Answer GET /runs/{run}/alignment: weights between words, of one head or of the mean of all heads."""
     view.require("alignment")
-    mean, b = params.parameters.get("h") == "mean", sequence(view, params)
+    mean = params.parameters.get("h") == "mean"
+    b = sequence(view, params)
     place = -1 if mean else view.call.heads.index(head(view, params))
     found = word_weights(view, b)
     return {
@@ -262,7 +275,8 @@ def sharpest(run: Run, params: RequestParams) -> dict[str, Any]:
     """
     kinds = {view.kind for view in run.views}
     candidates = [layer for layer, view in enumerate(run.views) if view.kind == "cross" or "cross" not in kinds]
-    peaks, refused = {}, None
+    peaks = {}
+    refused = None
     for layer in candidates:
         try:
             peaks[layer] = _peaks(run.views[layer], params)
@@ -301,7 +315,8 @@ def word_weights(view: AttentionView, b: int) -> WordWeights:
 
 def _join(weights: Float[Tensor, "heads query key"], rows: list[int], columns: list[int]) -> Tensor:
     """Return weights between words: the mean over a word's queries of the sum over a word's keys."""
-    row, column = torch.tensor(rows), torch.tensor(columns)
+    row = torch.tensor(rows)
+    column = torch.tensor(columns)
     heads = len(weights)
     summed = weights.new_zeros(heads, len(rows), int(column.max()) + 1).index_add_(2, column, weights)
     means = weights.new_zeros(heads, int(row.max()) + 1, summed.shape[2]).index_add_(1, row, summed)

@@ -20,14 +20,18 @@ MOST_CELLS = 32  # weights in one answer to /cells
 def trace(view: AttentionView, params: RequestParams, layer: int) -> dict[str, Any]:
     """Answer GET /runs/{run}/trace."""
     view.require("trace")
-    h, b, i = head(view, params), sequence(view, params), params.index("i", view.size[0], "query")
+    h = head(view, params)
+    b = sequence(view, params)
+    i = params.index("i", view.size[0], "query")
     one = view.head(h, b)
     return trace_json(view, one, row_in_float64(one, i), {"l": layer, "h": h, "i": i, "b": b})
 
 
 def trace_json(view: AttentionView, one: OneHead, seen: RowInFloat64, place: dict[str, int]) -> dict[str, Any]:
     """Return the trace of one query as JSON; `place` holds l, h, i and b."""
-    b, i, left = place["b"], place["i"], view.size[1] - len(seen.keys)
+    b = place["b"]
+    i = place["i"]
+    left = view.size[1] - len(seen.keys)
     return {
         **place,
         "token": view.tokens("q", b, [i])[0],
@@ -87,7 +91,8 @@ def cells(view: AttentionView, params: RequestParams, layer: int) -> dict[str, A
         known = {key: weight for key, weight in zip(places, weights, strict=True) if weight > 0}
         return {"l": layer, "h": h, "i": i, "j": keys[0], "b": b, "p": [known.get(key) for key in keys]}
     seen = row_in_float64(view.head(h, b), i, torch.tensor(keys))
-    weights, visible = json_numbers(seen.steps["weights"]), (seen.steps["masked"] != -torch.inf).tolist()
+    weights = json_numbers(seen.steps["weights"])
+    visible = (seen.steps["masked"] != -torch.inf).tolist()
     shown = [p if seen else None for p, seen in zip(weights, visible, strict=True)]
     return {"l": layer, "h": h, "i": i, "j": keys[0], "b": b, "p": shown}
 
@@ -100,7 +105,8 @@ def variance(params: RequestParams) -> dict[str, Any]:
 def _cell_params(view: AttentionView, params: RequestParams, most: int) -> tuple[int, int, int, range]:
     """Return the head, the query, the sequence, and the range of at most `most` keys from j on."""
     view.require("map" if isinstance(view.call, SummariesCall) else "trace")
-    i, j = params.index("i", view.size[0], "query"), params.index("j", view.size[1], "key")
+    i = params.index("i", view.size[0], "query")
+    j = params.index("j", view.size[1], "key")
     return head(view, params), i, sequence(view, params), range(j, min(j + most, view.size[1]))
 
 

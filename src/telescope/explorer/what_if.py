@@ -44,7 +44,8 @@ class Changes:
         """Return the changes that the parameter `edits` names, separated by commas: scale, mask, sum, t:2, hide:3."""
         changes = cls()
         for word in filter(None, text.split(",")):
-            hot, covered = TEMPERATURE.fullmatch(word), HIDDEN.fullmatch(word)
+            hot = TEMPERATURE.fullmatch(word)
+            covered = HIDDEN.fullmatch(word)
             if word in SWITCHES:
                 changes = SWITCHES[word](changes)
             elif hot is not None and 0.05 <= float(hot[1]) <= 20:
@@ -93,7 +94,9 @@ def what_if(run: Run, params: RequestParams) -> dict[str, Any]:
     """Answer GET /runs/{run}/whatif: one query and the output, with one attention changed."""
     layer = params.index("l", len(run.views), "attention")
     view = run.views[layer]
-    h, b, i = head(view, params), sequence(view, params), params.index("i", view.size[0], "query")
+    h = head(view, params)
+    b = sequence(view, params)
+    i = params.index("i", view.size[0], "query")
     if not isinstance(view.call, QueriesKeysCall):
         raise not_kept("a what-if needs queries and keys: telescope watch --keep queries-keys keeps them")
     changes = Changes.parse(params.parameters.get("edits", ""), view)

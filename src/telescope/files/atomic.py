@@ -152,7 +152,8 @@ def _exchange(one: Path, other: Path) -> bool:
     names = os.fsencode(one), os.fsencode(other)
     try:
         if sys.platform == "linux":
-            at_fdcwd, rename_exchange = -100, 2  # the C constants AT_FDCWD and RENAME_EXCHANGE
+            at_fdcwd = -100
+            rename_exchange = 2  # the C constants AT_FDCWD and RENAME_EXCHANGE
             return bool(ctypes.CDLL(None).renameat2(at_fdcwd, names[0], at_fdcwd, names[1], rename_exchange) == 0)
         if sys.platform == "darwin":
             return bool(ctypes.CDLL(None).renamex_np(*names, 2) == 0)  # RENAME_SWAP

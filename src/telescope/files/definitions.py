@@ -236,7 +236,8 @@ def _matches_option(value: Any, kind: Any, alone: bool) -> bool:
 
 def _check_restriction(restriction: Restriction, where: str) -> None:
     """Raise a LoadError where a restriction selects heads, queries, sequences or keys that the whole does not have."""
-    of, which = getattr(restriction, "of", None), getattr(restriction, "which", None)
+    of = getattr(restriction, "of", None)
+    which = getattr(restriction, "which", None)
     size = of[0] if isinstance(of, tuple) else of
     inside = which is None or size is None or not which.numel() or (which.min() >= 0 and which.max() < size)
     if not inside or getattr(restriction, "gone", 0) < 0:

@@ -73,7 +73,8 @@ def frame(columns: Columns, library: str = "pandas") -> Any:
 
 def write_parquet(file: Path, parts: Iterable[Columns]) -> None:
     """Write columns to a Parquet file, one row group for each part, so that one part is in memory at a time."""
-    arrow, parquet = _imported("pyarrow"), _imported("pyarrow.parquet")
+    arrow = _imported("pyarrow")
+    parquet = _imported("pyarrow.parquet")
     writer = None
     try:
         for part in parts:

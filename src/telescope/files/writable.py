@@ -38,7 +38,8 @@ def check_can_write(path: str | os.PathLike[str], *, size: int = 0, name: str = 
     except (OSError, ValueError) as problem:
         raise ValueError(f"{said} cannot be written: {describe_error(problem)}; name another place") from None
     if free < size:
-        needed, left = format_bytes(size), format_bytes(free)
+        needed = format_bytes(size)
+        left = format_bytes(free)
         raise ValueError(f"{said} needs {needed}, and {left} are free; make room, or name another place")
 
 

@@ -66,8 +66,14 @@ class Health:
     ) -> None:
         if every < 1 or sequences < 1:
             raise ValueError(f"every={every} and sequences={sequences} are counts; both take 1 or more")
-        self.model, self.every, self.sequences, self.rules = model, every, sequences, tuple(rules)
-        self.log, self.on_alert, self.tau, self.run = log, on_alert, tau, run
+        self.model = model
+        self.every = every
+        self.sequences = sequences
+        self.rules = tuple(rules)
+        self.log = log
+        self.on_alert = on_alert
+        self.tau = tau
+        self.run = run
         self.steps = 0
         self.clipped: dict[str, dict[int, float]] = {}
         """What `qk_clip` scaled at the last measurement."""
@@ -141,7 +147,8 @@ def health_of(recording: Recording) -> dict[str, HeadHealth]:
     for name in recording:
         if name in measured:
             each_call = torch.stack(measured[name])
-            logit, (entropy, sink) = each_call[:, 0].amax(0), each_call[:, 1:].mean(0)
+            logit = each_call[:, 0].amax(0)
+            entropy, sink = each_call[:, 1:].mean(0)
             found[name] = HeadHealth(*(tuple(part.tolist()) for part in (logit, entropy, sink)))
     return found
 
@@ -164,7 +171,8 @@ def _numbers(parts: dict[str, Tensor], across: bool) -> tuple[Tensor, Tensor, Te
     seen = parts["top_keys"] >= 0
     chooses = seen.clone()
     if "first" in parts:  # behind padding
-        queries, keys = seen.shape[2], parts["received"].shape[2]
+        queries = seen.shape[2]
+        keys = parts["received"].shape[2]
         chooses &= torch.arange(keys - queries, keys, device=seen.device) > parts["first"]
     elif not across:
         chooses[:, :, :1] = False  # the first token has no choice

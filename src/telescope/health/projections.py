@@ -21,7 +21,8 @@ from ..layers import MultiHeadAttention
 from ..recording.names import modules_by_path
 from ..watch import telescope_models
 
-QUERY_NAMES, KEY_NAMES = ("q_proj", "query", "q_lin"), ("k_proj", "key", "k_lin")
+QUERY_NAMES = ("q_proj", "query", "q_lin")
+KEY_NAMES = ("k_proj", "key", "k_lin")
 NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm", "qk_norm", "query_layernorm", "key_layernorm")
 FUSED = {  # the projection of a class that holds queries, keys and values in one, and whether it alternates by head
     "GPTNeoXAttention": ("query_key_value", True),
@@ -98,7 +99,8 @@ def projections_of(model: nn.Module) -> dict[str, Projections]:
 
 def _of_telescope(layer: MultiHeadAttention) -> Projections:
     query_stack, key_stack = layer._stacks()
-    query_rows, key_rows = query_stack.widths["W_q"], key_stack.widths["W_k"]
+    query_rows = query_stack.widths["W_q"]
+    key_rows = key_stack.widths["W_k"]
     start = 0 if key_stack is not query_stack else query_rows
     attention = layer.attention
     is_product = type(attention.score) in (Dot, General)
@@ -148,7 +150,8 @@ def _of_transformers(module: Any) -> Projections | None:
         width = _head_width(module, config, query.weight.shape[0])
         if width is None:
             return None
-        heads, key_heads = query.weight.shape[0] // width, key.weight.shape[0] // width
+        heads = query.weight.shape[0] // width
+        key_heads = key.weight.shape[0] // width
         rows = [Rows.between(part.weight, 0, 0, part.weight.shape[0]) for part in (query, key)]
         biases = [None if part.bias is None else Rows.between(part.bias, 0, 0, len(part.bias)) for part in (query, key)]
     elif stacked is not None and type(stacked).__name__ == "Conv1D" and not getattr(module, "is_cross_attention", 0):

@@ -74,7 +74,8 @@ class LayerCache:
             self.keys.index_copy_(2, start, keys.to(self.keys.dtype))
             self.values.index_copy_(2, start, values.to(self.values.dtype))
             return self.keys, self.values
-        stop, room = start + keys.shape[2], self.keys.shape[2]
+        stop = start + keys.shape[2]
+        room = self.keys.shape[2]
         if stop > room:
             raise ValueError(
                 f"the cache has room={room}, but these tokens reach up to {stop}; make it with room={stop}"

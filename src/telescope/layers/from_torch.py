@@ -149,7 +149,8 @@ def _multi_head(theirs: nn.MultiheadAttention) -> ConvertedAttention:
     if theirs.in_proj_weight is not None:  # W_q, W_k and W_v are stacked, as in W_qkv
         _copy(ours.W_qkv, theirs.in_proj_weight, theirs.in_proj_bias)
     else:
-        W_q, W_kv = theirs.q_proj_weight, torch.cat([theirs.k_proj_weight, theirs.v_proj_weight])
+        W_q = theirs.q_proj_weight
+        W_kv = torch.cat([theirs.k_proj_weight, theirs.v_proj_weight])
         bias = theirs.in_proj_bias
         b_q, b_kv = (None, None) if bias is None else bias.split([len(W_q), len(W_kv)])
         _copy(ours.W_q, W_q, b_q)

@@ -73,7 +73,8 @@ class LuongAttention(DefinedLayer):
         check_features(self, "states", states, "d_query")
         check_features(self, "memory", memory, "d_memory")
         attention = replace(self.attention.with_extra_mask(mask), score=self.similarity())
-        queries, keys = states[:, None], memory[:, None]
+        queries = states[:, None]
+        keys = memory[:, None]
         context: Tensor = self.attend(queries, keys, keys, attention, across=memory is not states)
         return context[:, 0]
 

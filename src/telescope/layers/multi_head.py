@@ -39,7 +39,8 @@ class StackedLinear(nn.Linear):
 
     def rows(self, *names: str) -> Affine:
         """Return the weight and the bias of matrices that are neighbours in the stack, named from top to bottom."""
-        start, stop = self.span(names[0]).start, self.span(names[-1]).stop
+        start = self.span(names[0]).start
+        stop = self.span(names[-1]).stop
         return Affine(self.weight[start:stop], None if self.bias is None else self.bias[start:stop])
 
     def span(self, name: str) -> slice:
@@ -119,7 +120,8 @@ class MultiHeadAttention(DefinedLayer):
         if self.d_memory == d_model:
             self.W_qkv = StackedLinear(d_model, W_q | W_kv, bias)
         else:
-            self.W_q, self.W_kv = StackedLinear(d_model, W_q, bias), StackedLinear(self.d_memory, W_kv, bias)
+            self.W_q = StackedLinear(d_model, W_q, bias)
+            self.W_kv = StackedLinear(self.d_memory, W_kv, bias)
         self.W_O = nn.Linear(heads * self.d_v, self.d_out, bias if out_bias is None else out_bias)
         self.attend = Attend(dropout)
 
@@ -228,7 +230,8 @@ class MultiHeadAttention(DefinedLayer):
         That is exact only where neither mask nor bias depends on the position of the query; otherwise the engines
         get the batch as it is.
         """
-        (batch, heads, n, _), sources = queries.shape, keys.shape[0]
+        batch, heads, n, _ = queries.shape
+        sources = keys.shape[0]
         any_position = attention.mask.same_for_all_queries and attention.bias is None
         if batch == sources or not sources or batch % sources or not any_position:
             context: Tensor = self.attend(queries, keys, values, attention, across=across)

@@ -48,7 +48,9 @@ class SelfAttention(DefinedLayer):
     def forward(self, x: Float[Tensor, "batch n d_model"], mask: Mask | None = None) -> Float[Tensor, "batch n d_v"]:
         """Return Z; `mask` is combined with the definition's by &."""
         check_features(self, "x", x, "d_model")
-        queries, keys, values = self.W_q(x), self.W_k(x), self.W_v(x)
+        queries = self.W_q(x)
+        keys = self.W_k(x)
+        values = self.W_v(x)
         heads = (queries[:, None], keys[:, None], values[:, None])
         context: Tensor = self.attend(*heads, self.attention.with_extra_mask(mask), across=False)
         return context[:, 0]

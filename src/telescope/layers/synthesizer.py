@@ -45,7 +45,8 @@ class SynthesizerAttention(DefinedLayer):
     ) -> None:
         super().__init__()
         check_sizes(d_model=d_model, heads=heads, block=block)
-        d_k, tables = head_width(d_model, heads), 1 if shared else heads
+        d_k = head_width(d_model, heads)
+        tables = 1 if shared else heads
         self.d_model = d_model
         self.heads = heads
         self.block = block
@@ -73,7 +74,8 @@ class SynthesizerAttention(DefinedLayer):
         """
         check_features(self, "x", x, "d_model")
         attention = self.attention.with_extra_mask(mask)
-        queries, keys = self.queries(x), self.keys(x, at)
+        queries = self.queries(x)
+        keys = self.keys(x, at)
         values = split_heads(self.V(x), self.heads)
         if cache is not None:
             keys, values = cache.append(keys, values, at.start)
@@ -109,5 +111,6 @@ class SynthesizerAttention(DefinedLayer):
         """Return an empty cache for `room` tokens of `batch` sequences, in the weights' dtype and on their device."""
         check_sizes(batch=batch, room=room)
         d_k = self.d_model // self.heads
-        front, like = (batch, self.heads, room), self.W_O.weight.detach()
+        front = (batch, self.heads, room)
+        like = self.W_O.weight.detach()
         return LayerCache(like.new_empty(*front, d_k + (self.b2 is not None)), like.new_empty(*front, d_k))

@@ -102,7 +102,8 @@ def passed(name: str, what: str) -> None:
 
 
 def _near(found: Tensor, right: Tensor, tolerance: float) -> bool:
-    one, other = found.detach().double(), right.detach().double()
+    one = found.detach().double()
+    other = right.detach().double()
     return bool(torch.isclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True).all())
 
 

@@ -105,8 +105,13 @@ def negative_weight(row: Sequence[float] | Tensor) -> None:
 def attention_of(function: Solution) -> None:
     """Check attention(x, W_q, W_k, W_v): softmax(q k^T / √d_k) v."""
     for n, d, d_k, d_v in ((6, 3, 2, 2), (5, 4, 3, 6)):
-        x, W_q, W_k, W_v = normal(n, d), normal(d, d_k, seed=1), normal(d, d_k, seed=2), normal(d, d_v, seed=3)
-        q, k, v = x @ W_q, x @ W_k, x @ W_v
+        x = normal(n, d)
+        W_q = normal(d, d_k, seed=1)
+        W_k = normal(d, d_k, seed=2)
+        W_v = normal(d, d_v, seed=3)
+        q = x @ W_q
+        k = x @ W_k
+        v = x @ W_v
         right = attend(q[None, None], k[None, None], v[None, None])[0, 0]
         raw = q @ k.mT
         compare(
@@ -150,7 +155,8 @@ def even_weights(W_k: Tensor) -> None:
 def score_variance(function: Solution) -> None:
     """Check variances(q, k): the variance of q·k and of q·k / √d_k, over all pairs."""
     for d_k in (4, 64):
-        q, k = normal(50, d_k), normal(40, d_k, seed=1)
+        q = normal(50, d_k)
+        k = normal(40, d_k, seed=1)
         steps = trace(q[None, None], k[None, None], k[None, None])
         before, after = steps.score_variance
         found = call("variances", function, q, k)
@@ -207,7 +213,8 @@ def entropy(function: Solution) -> None:
 def cosine(function: Solution) -> None:
     """Check cosine(a, b), of two vectors."""
     for seed in (0, 1):
-        a, b = normal(4, seed=seed), 3 * normal(4, seed=seed + 5)
+        a = normal(4, seed=seed)
+        b = 3 * normal(4, seed=seed + 5)
         right = torch.nn.functional.cosine_similarity(a, b, dim=0)
         mistakes = {
             "this is the dot product; divide it by the lengths of both vectors": a @ b,
@@ -223,7 +230,8 @@ def towards(x: Tensor) -> None:
     """Check a vector for "bank" that attention moves closer to money than to river."""
     given("bank", x)
     x = as_tensor(x)
-    money, river = torch.tensor([2.0, 0.0, 0.0]), torch.tensor([0.0, 2.0, 0.0])
+    money = torch.tensor([2.0, 0.0, 0.0])
+    river = torch.tensor([0.0, 2.0, 0.0])
     if not isinstance(x, Tensor) or x.shape != (3,):
         raise WrongAnswer("bank should be a vector of three numbers")
     tokens = torch.stack([money, river, x])[None, None]
@@ -264,7 +272,8 @@ def causal_mask(function: Solution) -> None:
 
 def masked_softmax(function: Solution) -> None:
     """Check masked_softmax(scores, mask): weights 0 where the mask is False, and zeros where a row sees nothing."""
-    raw, mask = normal(4, 4), causal_matrix(4, 4)
+    raw = normal(4, 4)
+    mask = causal_matrix(4, 4)
     right = raw.masked_fill(~mask, -torch.inf).softmax(-1)
     compare(
         "masked_softmax",

@@ -20,7 +20,9 @@ from .material import causal_matrix, matrices, normal
 
 def attend_in_blocks(function: Solution) -> None:
     """Check attend_in_blocks(q, k, v, block): softmax over keys that are seen block by block."""
-    q, k, v = normal(4, 8), normal(10, 8, seed=1), normal(10, 3, seed=2)
+    q = normal(4, 8)
+    k = normal(10, 8, seed=1)
+    v = normal(10, 3, seed=2)
     k[7] *= 6  # the largest score comes late: what was summed before has to be rescaled
     right = attend(q[None, None], k[None, None], v[None, None])[0, 0]
     raw = q @ k.mT / sqrt(8)
@@ -59,7 +61,8 @@ def bytes_of_weights(function: Solution) -> None:
 
 def received(function: Solution) -> None:
     """Check received(q, k, lse, block): what each key gets from all queries, from a few queries at a time."""
-    q, k = normal(9, 4), normal(7, 4, seed=1)
+    q = normal(9, 4)
+    k = normal(7, 4, seed=1)
     seen = survey(q[None, None], k[None, None], top=0)
     assert seen.lse is not None
     raw = q @ k.mT / 2
@@ -146,7 +149,8 @@ def induction_share(function: Solution) -> None:
 def muted(function: Solution) -> None:
     """Check muted(x, W_q, W_k, W_v, W_o, heads, off): multi-head attention with the context of one head set to 0."""
     torch.manual_seed(3)
-    layer, x = MultiHeadAttention(8, 4, bias=False), normal(1, 5, 8)
+    layer = MultiHeadAttention(8, 4, bias=False)
+    x = normal(1, 5, 8)
     w = matrices(layer)
     q, k, v = ((x[0] @ w[name]).reshape(5, 4, 2).transpose(0, 1)[None] for name in ("W_q", "W_k", "W_v"))
     context = attend(q, k, v)[0]
@@ -171,11 +175,15 @@ def muted(function: Solution) -> None:
 
 def hidden(function: Solution) -> None:
     """Check hidden(o, lse, o_g, lse_g): the context without a group of keys."""
-    q, k, v = normal(4, 8), normal(9, 8, seed=1), normal(9, 3, seed=2)
+    q = normal(4, 8)
+    k = normal(9, 8, seed=1)
+    v = normal(9, 3, seed=2)
     raw = q @ k.mT / sqrt(8)
     group = slice(2, 5)
-    o, o_g = raw.softmax(-1) @ v, raw[:, group].softmax(-1) @ v[group]
-    lse, lse_g = raw.logsumexp(-1), raw[:, group].logsumexp(-1)
+    o = raw.softmax(-1) @ v
+    o_g = raw[:, group].softmax(-1) @ v[group]
+    lse = raw.logsumexp(-1)
+    lse_g = raw[:, group].logsumexp(-1)
     a = (lse_g - lse).exp()[:, None]
     others = [0, 1, 5, 6, 7, 8]
     compare(
@@ -196,7 +204,9 @@ def hidden(function: Solution) -> None:
 
 def carried(function: Solution) -> None:
     """Check carried(weights, values, W_o): the share of what each key carries to some rows, of one layer."""
-    weights, values, W_o = normal(3, 4, 6).softmax(-1), normal(3, 6, 2, seed=1), normal(3, 2, 5, seed=2)
+    weights = normal(3, 4, 6).softmax(-1)
+    values = normal(3, 6, 2, seed=1)
+    W_o = normal(3, 2, 5, seed=2)
     values[:, 0] *= 0.01  # a key that is looked at and carries nothing
     norms = (values @ W_o).norm(dim=-1)
     right = (weights * norms[:, None]).sum((0, 1))
@@ -252,7 +262,8 @@ def rollout(function: Solution) -> None:
 
 def rank_correlation(function: Solution) -> None:
     """Check rank_correlation(a, b): Spearman's, for numbers that are all different."""
-    a, b = normal(7), normal(7, seed=1).exp()
+    a = normal(7)
+    b = normal(7, seed=1).exp()
     ranks = torch.stack([numbers.argsort().argsort().float() for numbers in (a, b)])
     order = torch.stack([numbers.argsort().float() for numbers in (a, b)])
     right = torch.corrcoef(ranks)[0, 1]
@@ -277,7 +288,8 @@ def rank_correlation(function: Solution) -> None:
 
 def corpus_mean(function: Solution) -> None:
     """Check corpus_mean(sums, counts): the mean over all queries of a corpus, from the sums of its texts."""
-    sums, counts = torch.tensor([9.0, 1.0, 0.0]), torch.tensor([10.0, 40.0, 0.0])
+    sums = torch.tensor([9.0, 1.0, 0.0])
+    counts = torch.tensor([10.0, 40.0, 0.0])
     compare(
         "corpus_mean",
         call("corpus_mean", function, sums, counts),
@@ -293,7 +305,8 @@ def corpus_mean(function: Solution) -> None:
 
 def changed(function: Solution) -> None:
     """Check changed(before, after): the change of a mean, in units of its standard error."""
-    fewer, more = 0.4 + 0.1 * normal(9), 0.7 + 0.2 * normal(16, seed=1)
+    fewer = 0.4 + 0.1 * normal(9)
+    more = 0.7 + 0.2 * normal(16, seed=1)
     for before, after in ((fewer, more), (more, fewer)):  # a rise, and a fall
         _compare_change(function, before, after)
     passed("changed", "below 3, a change may be chance")
@@ -301,7 +314,8 @@ def changed(function: Solution) -> None:
 
 def _compare_change(function: Solution, before: Tensor, after: Tensor) -> None:
     variances = before.var(correction=0) / len(before), after.var(correction=0) / len(after)
-    change, error = after.mean() - before.mean(), (variances[0] + variances[1]).sqrt()
+    change = after.mean() - before.mean()
+    error = (variances[0] + variances[1]).sqrt()
     compare(
         "changed",
         call("changed", function, before, after),
@@ -320,7 +334,9 @@ def _compare_change(function: Solution, before: Tensor, after: Tensor) -> None:
 
 def clipped(function: Solution) -> None:
     """Check clipped(W_q, W_k, logit, tau): the matrices of one head whose largest logit becomes tau."""
-    x, W_q, W_k = normal(6, 4), normal(4, 3, seed=1), normal(4, 3, seed=2)
+    x = normal(6, 4)
+    W_q = normal(4, 3, seed=1)
+    W_k = normal(4, 3, seed=2)
     largest = (x @ W_q @ (x @ W_k).mT / sqrt(3)).max()
     for tau in (float(largest) / 4, 2 * float(largest)):
         found = call("clipped", function, W_q, W_k, float(largest), tau)

@@ -101,7 +101,8 @@ def merge_heads(function: Solution) -> None:
 def multi_head(function: Solution) -> None:
     """Check multi_head(x, W_q, W_k, W_v, W_o, heads)."""
     torch.manual_seed(0)
-    layer, x = MultiHeadAttention(8, 2, bias=False), normal(1, 5, 8)
+    layer = MultiHeadAttention(8, 2, bias=False)
+    x = normal(1, 5, 8)
     w = matrices(layer)
     q, k, v = (x[0] @ w[name] for name in ("W_q", "W_k", "W_v"))
     heads = [tensor.reshape(5, 2, 4).transpose(0, 1)[None] for tensor in (q, k, v)]
@@ -145,7 +146,8 @@ def parameters(function: Solution) -> None:
 
 def luong(function: Solution) -> None:
     """Check luong(states, memory): c_i = Σ_j softmax(s_i · h_j) h_j."""
-    states, memory = normal(1, 3, 4), normal(1, 5, 4, seed=1)
+    states = normal(1, 3, 4)
+    memory = normal(1, 5, 4, seed=1)
     right = LuongAttention("dot", d_query=4)(states, memory)[0]
     raw = states[0] @ memory[0].mT
     compare(
@@ -167,7 +169,8 @@ def general_score(function: Solution) -> None:
     """Check general(states, memory, W): s W h^T, with a matrix between two widths."""
     torch.manual_seed(0)
     layer = LuongAttention("general", d_query=4, d_memory=6)
-    states, memory = normal(1, 3, 4), normal(1, 5, 6, seed=1)
+    states = normal(1, 3, 4)
+    memory = normal(1, 5, 6, seed=1)
     W = layer.W.detach()
     with torch.no_grad():
         right = layer(states, memory)[0]
@@ -183,10 +186,14 @@ def general_score(function: Solution) -> None:
 def cross_attention(function: Solution) -> None:
     """Check cross_attention(y, memory, W_q, W_k, W_v, W_o, heads)."""
     torch.manual_seed(1)
-    layer, y, memory = MultiHeadAttention(8, 2, bias=False), normal(1, 3, 8), normal(1, 5, 8, seed=1)
+    layer = MultiHeadAttention(8, 2, bias=False)
+    y = normal(1, 3, 8)
+    memory = normal(1, 5, 8, seed=1)
     w = matrices(layer)
     with torch.no_grad():
-        right, within, swapped = layer(y, memory)[0], layer(y)[0], layer(memory, y)[0]
+        right = layer(y, memory)[0]
+        within = layer(y)[0]
+        swapped = layer(memory, y)[0]
     compare(
         "cross_attention",
         call("cross_attention", function, y[0], memory[0], w["W_q"], w["W_k"], w["W_v"], w["W_o"], 2),
@@ -215,9 +222,14 @@ def synthesizer(function: Solution) -> None:
         layer.W_O.bias.zero_()
         layer.V.bias.zero_()
         right = layer(x)[0]
-    A, b1, B, b2 = layer.A.weight.detach().mT, layer.A.bias.detach(), layer.B.detach()[0], layer.b2.detach()[0, 0]
+    A = layer.A.weight.detach().mT
+    b1 = layer.A.bias.detach()
+    B = layer.B.detach()[0]
+    b2 = layer.b2.detach()[0, 0]
     V = layer.V.weight.detach().mT
-    hidden, values, mask = x[0] @ A + b1, x[0] @ V, causal_matrix(5, 5)
+    hidden = x[0] @ A + b1
+    values = x[0] @ V
+    mask = causal_matrix(5, 5)
 
     def result(logits: Tensor, mask: Tensor = mask) -> Tensor:
         return logits.masked_fill(~mask, -torch.inf).softmax(-1) @ values
@@ -303,12 +315,14 @@ def _block(pre_norm: bool = False, mask: Any = None) -> EncoderBlock:
 
 def encoder_block(function: Solution) -> None:
     """Check encoder_block(x, w, heads): self-attention, add & norm, feed forward, add & norm."""
-    block, other = _block(), _block(pre_norm=True)
+    block = _block()
+    other = _block(pre_norm=True)
     other.load_state_dict(block.state_dict())
     x = normal(1, 5, 8, seed=3)
     norm = torch.nn.functional.layer_norm
     with torch.no_grad():
-        right, before = block(x)[0], other(x)[0]
+        right = block(x)[0]
+        before = other(x)[0]
         attended = block.self_attention(x)
         no_residual = norm(block.feed_forward(norm(attended, (8,))), (8,))[0]
         linear = norm(x + attended, (8,))
@@ -335,11 +349,13 @@ def decoder_block(function: Solution) -> None:
     torch.manual_seed(2)
     masked = MultiHeadAttention(8, 2, bias=False, attention=Attention(mask=causal))
     block = DecoderBlock(8, masked, MultiHeadAttention(8, 2, bias=False), FeedForward(8, 16, bias=False))
-    y, memory = normal(1, 4, 8, seed=4), normal(1, 6, 8, seed=5)
+    y = normal(1, 4, 8, seed=4)
+    memory = normal(1, 6, 8, seed=5)
     with torch.no_grad():
         right = block(y, memory)[0]
         masked.attention = Attention()
-        seeing, alone = block(y, memory)[0], None
+        seeing = block(y, memory)[0]
+        alone = None
         masked.attention = Attention(mask=causal)
         alone = block(y, y)[0]
     compare(
@@ -360,7 +376,8 @@ def transformer(function: Solution) -> None:
     torch.manual_seed(0)
     sizes = {"d_model": 8, "heads": 2, "encoder_blocks": 2, "decoder_blocks": 2, "d_hidden": 16}
     model = Transformer(TransformerConfig(vocabulary=11, bias=False, dropout=0.0, **sizes)).eval()  # type: ignore[arg-type]
-    source, target = torch.tensor([[5, 2, 9, 1]]), torch.tensor([[3, 7, 4]])
+    source = torch.tensor([[5, 2, 9, 1]])
+    target = torch.tensor([[3, 7, 4]])
     w = matrices(model)
     with torch.no_grad():
         right = model(source, target)[0]

@@ -59,7 +59,8 @@ def cross_entropy(
             f"targets has shape {tuple(targets.shape)}; "
             f"hidden states {tuple(hidden.shape)} need one for each, {tuple(hidden.shape[:-1])}"
         )
-    states, flat_targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+    states = hidden.reshape(-1, hidden.shape[-1])
+    flat_targets = targets.reshape(-1)
     _check_targets(flat_targets, len(weight), ignore)
     loss: Tensor = _ChunkedCrossEntropy.apply(states, weight, bias, flat_targets, ignore, label_smoothing, reduction)  # type: ignore[no-untyped-call]
     return loss
@@ -93,10 +94,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 if _use_kernel(logits):
                     from .loss_kernel import differentiate_in_place
 
-                    losses, d_logits = (
-                        differentiate_in_place(logits, bias, targets[chunk], len(weight), ignore, smoothing),
-                        logits,
-                    )
+                    losses = differentiate_in_place(logits, bias, targets[chunk], len(weight), ignore, smoothing)
+                    d_logits = logits
                 else:
                     losses, d_logits = _differentiate_chunk(
                         logits, bias, targets[chunk], real[chunk], len(weight), smoothing
@@ -147,9 +146,12 @@ def _differentiate_chunk(
     -log p_target = ln Σ exp(z) - z_target, where with smoothing z_target becomes
     (1 - smoothing) · z_target + smoothing · mean(z).
     """
-    width, target_share, smooth_share = logits.shape[-1], 1.0 - smoothing, smoothing / vocabulary
+    width = logits.shape[-1]
+    target_share = 1.0 - smoothing
+    smooth_share = smoothing / vocabulary
     columns = torch.arange(width, device=logits.device)
-    target, counts = targets.masked_fill(~real, 0)[:, None], real[:, None].to(upcast_half(logits).dtype)
+    target = targets.masked_fill(~real, 0)[:, None]
+    counts = real[:, None].to(upcast_half(logits).dtype)
 
     z = upcast_half(logits) if bias is None else upcast_half(logits) + pad(bias, (0, width - vocabulary))
     losses = -target_share * z.gather(-1, target)

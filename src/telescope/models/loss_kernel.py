@@ -42,11 +42,16 @@ def differentiate(
     the target distribution. The second loop finds the row in the GPU's cache.
     """
     row = tl.program_id(0).to(tl.int64)
-    z_row, columns = LOGITS + row * stride, tl.arange(0, BLOCK)
+    z_row = LOGITS + row * stride
+    columns = tl.arange(0, BLOCK)
     target = tl.load(TARGETS + row)
-    target_share, smooth_share = 1.0 - smoothing, smoothing / vocabulary
+    target_share = 1.0 - smoothing
+    smooth_share = smoothing / vocabulary
 
-    largest, total, z_target, z_sum = float("-inf"), 0.0, 0.0, 0.0
+    largest = float("-inf")
+    total = 0.0
+    z_target = 0.0
+    z_sum = 0.0
     for n in range(0, vocabulary, BLOCK):
         column = n + columns
         z = _read(z_row, BIAS, column, column < vocabulary)
@@ -56,7 +61,8 @@ def differentiate(
         z_sum += tl.sum(tl.where(column < vocabulary, z, 0.0), 0)
         largest = new_largest
 
-    lse, counts = largest + tl.log(total), tl.where(target == ignore, 0.0, 1.0)
+    lse = largest + tl.log(total)
+    counts = tl.where(target == ignore, 0.0, 1.0)
     tl.store(LOSSES + row, tl.where(target == ignore, 0.0, lse - target_share * z_target - smooth_share * z_sum))
     for n in range(0, width, BLOCK):
         column = n + columns

@@ -102,7 +102,8 @@ class LuongCache:
 
     def reorder(self, index: Int[Tensor, " new_batch"]) -> None:
         """Replace sequence i by sequence index[i], for every i; see `layers.Cache`."""
-        self.hidden, self.cell = self.hidden.index_select(1, index), self.cell.index_select(1, index)
+        self.hidden = self.hidden.index_select(1, index)
+        self.cell = self.cell.index_select(1, index)
         self.fed = self.fed.index_select(0, index)
 
 
@@ -127,7 +128,8 @@ class LuongTranslator(Translator, config_type=LuongConfig):
     def __init__(self, config: LuongConfig = LuongConfig(), *, attention: Attention = Attention(scale=1.0)) -> None:
         super().__init__()
         self.config = config
-        d, d_embedding = config.d_model, config.d_embedding
+        d = config.d_model
+        d_embedding = config.d_embedding
         layer_dropout = config.dropout if config.layers > 1 else 0.0
         self.embedding = nn.Embedding(config.vocabulary, d_embedding)
         self.target_embedding = nn.Embedding(self.vocabulary, d_embedding)

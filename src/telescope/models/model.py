@@ -136,8 +136,10 @@ def check_matches_config(model: Model, attention: Attention | None = None) -> No
         raise ValueError(
             f"attention is {model.attention!r}; by its config, {twin.attention!r} is what would be loaded again"
         )
-    weights, twin_weights = named_weights(model), named_weights(twin)
-    parts, twin_parts = dict(model.named_modules()), dict(twin.named_modules())
+    weights = named_weights(model)
+    twin_weights = named_weights(twin)
+    parts = dict(model.named_modules())
+    twin_parts = dict(twin.named_modules())
     for name in (*(weights.keys() ^ twin_weights.keys()), *(parts.keys() ^ twin_parts.keys())):
         raise ValueError(f'"{name}" is not what its config describes; the model was changed after it was made')
     for name, tensor in weights.items():

@@ -228,12 +228,16 @@ class Transformer(Translator, config_type=TransformerConfig):
         check_memory_or_cache(memory, cache)
         if cache is not None:
             check_batch("target", target, cache.batch)
-            start, memories, rooms = cache.start(target.shape[1]), cache.memory, cache.rooms
-            mask, memory_mask = cache.mask(mask), cache.memory_mask
+            start = cache.start(target.shape[1])
+            memories = cache.memory
+            rooms = cache.rooms
+            mask = cache.mask(mask)
+            memory_mask = cache.memory_mask
             positions = cache.positions(target.shape[1]) if positions is None else positions
         else:
             assert memory is not None
-            memories, rooms = [memory] * len(self.decoder), [None] * len(self.decoder)
+            memories = [memory] * len(self.decoder)
+            rooms = [None] * len(self.decoder)
 
         x = self._embed("target", target, self._target_embedding, self.target_positions, positions)
         at = CachePosition(start, positions)
@@ -263,7 +267,8 @@ class Transformer(Translator, config_type=TransformerConfig):
         check_sizes(beams=beams)
         room = self.config.max_positions if room is None else room
         self._check_length("room", room)
-        blocks, batch = cast(list[Any], self.decoder), memory.shape[0] * beams
+        blocks = cast(list[Any], self.decoder)
+        batch = memory.shape[0] * beams
         return TransformerCache(
             [block.self_attention.room(batch, room) for block in blocks],
             [block.cross_attention.keys_and_values(memory) for block in blocks],

@@ -49,7 +49,8 @@ class Translator(Model, ABC):
         See `models.loss.cross_entropy` for the options; the logits of the whole batch are never in memory at once.
         """
         hidden = self.hidden(source, target, source_mask, target_mask)
-        W, b = self.head_weight, self.head_bias
+        W = self.head_weight
+        b = self.head_bias
         return cross_entropy(hidden, W, targets, b, ignore=ignore, label_smoothing=label_smoothing, reduction=reduction)
 
     def logits(self, hidden: Float[Tensor, "batch m d_model"]) -> Float[Tensor, "batch m vocabulary"]:

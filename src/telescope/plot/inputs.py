@@ -48,16 +48,19 @@ def matrices_of(
         names = seen.heads
         seen = seen.trace() if seen.keep == "steps" else seen.survey()
     if isinstance(seen, Trace):
-        numbers, size = seen.weights, tuple(seen.weights.shape[-2:])
+        numbers = seen.weights
+        size = tuple(seen.weights.shape[-2:])
         given = seen.query_tokens, seen.key_tokens
     elif isinstance(seen, Survey):
-        numbers, size = _survey_map(seen), (seen.queries.shape[-2], seen.keys.shape[-2])
+        numbers = _survey_map(seen)
+        size = (seen.queries.shape[-2], seen.keys.shape[-2])
     elif isinstance(seen, Tensor):
         if not 2 <= seen.ndim <= 4:
             raise TypeError(
                 f"a tensor of shape {tuple(seen.shape)} is no matrix; (query, key) or (heads, query, key) is"
             )
-        numbers, size = seen[(None,) * (4 - seen.ndim)], tuple(seen.shape[-2:])
+        numbers = seen[(None,) * (4 - seen.ndim)]
+        size = tuple(seen.shape[-2:])
     else:
         raise TypeError(
             f"{type(seen).__name__} holds no weights to draw; a Trace, a Survey, an attention of a recording, such as "
@@ -73,7 +76,8 @@ def matrices_of(
 
 
 def _survey_map(survey: Survey) -> Float[Tensor, "batch heads rows cols"]:
-    queries, keys = survey.queries.shape[-2], survey.keys.shape[-2]
+    queries = survey.queries.shape[-2]
+    keys = survey.keys.shape[-2]
     if survey.queries.is_meta:
         if survey.recorded is None:
             raise ValueError('this recording kept no map: ts.watch(model, keep="queries-keys") or map=(128, 128) does')
@@ -112,7 +116,8 @@ def track_of(seen: Seen, kind: str, batch: SupportsIndex) -> tuple[Float[Tensor,
     if isinstance(seen, Watched):
         seen = seen.call
     if isinstance(seen, RecordedCall):
-        names, seen = seen.heads, seen.survey()
+        names = seen.heads
+        seen = seen.survey()
     if isinstance(seen, Trace):
         seen = seen.weights
     if isinstance(seen, Survey):

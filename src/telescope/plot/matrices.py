@@ -107,7 +107,9 @@ def heads_grid(
         places = list(range(len(found.numbers)))
         panels = [[(found, i) for i in places[first : first + across]] for first in range(0, len(places), across)]
         labels = [""] * len(panels)
-    across, down, wide = max(map(len, panels)), len(panels), inches(width)
+    across = max(map(len, panels))
+    down = len(panels)
+    wide = inches(width)
     shape = panels[0][0][0].numbers.shape
     height = wide / across * min(1.5, max(0.4, shape[-2] / max(1, shape[-1])))
     with styled():
@@ -164,7 +166,8 @@ def alignment(
     with styled():
         picture = new_picture(width, 1.9)
         axes = picture.subplots()
-        at_query, at_key = _spread(found.rows), _spread(found.columns)
+        at_query = _spread(found.rows)
+        at_key = _spread(found.columns)
         strongest = matrix.argmax(-1).tolist()
         for i, row in enumerate(matrix.tolist()):
             for j, weight in enumerate(row):

@@ -139,7 +139,8 @@ def habits(heads: Heads, habit: str = "induction", *, title: str | None = None, 
     squares = [[nan] * (1 + max(head.number for head in heads)) for _ in layers]
     for head in heads:
         squares[layers.index(head.layer)][head.number] = getattr(head, habit)
-    wide, share = inches(width), habit in (*HABITS, *MORE)
+    wide = inches(width)
+    share = habit in (*HABITS, *MORE)
     with styled():
         picture = new_picture(wide, min(9.0, 0.6 + 0.8 * wide * len(layers) / max(4, len(squares[0]))))
         axes = picture.subplots()

@@ -71,7 +71,8 @@ def _draw(tokens: Sequence[str], numbers: Sequence[float], title: str | None, wi
     """Draw tokens in lines; the largest number without its sign has the darkest background."""
     if not 0 < len(tokens) <= LARGEST:
         raise ValueError(f"there are {len(tokens):,} tokens; 1 to {LARGEST:,} can be drawn")
-    peak, wide = max(map(abs, numbers)) or 1.0, inches(width)
+    peak = max(map(abs, numbers)) or 1.0
+    wide = inches(width)
     with styled():
         measure = new_picture(wide, 1.0)
         renderer = measure.canvas.get_renderer()  # type: ignore[attr-defined]
@@ -79,14 +80,18 @@ def _draw(tokens: Sequence[str], numbers: Sequence[float], title: str | None, wi
         for token in tokens:
             drawn = measure.text(0, 0, _shown(token).replace(" ", "\u00a0"), fontsize=SIZE)
             widths.append(drawn.get_window_extent(renderer).width / measure.dpi)
-        places, x, line = [], 0.0, 0
+        places = []
+        x = 0.0
+        line = 0
         for token, size in zip(tokens, widths, strict=True):
             if x and x + size > wide - 0.2:
-                x, line = 0.0, line + 1
+                x = 0.0
+                line = line + 1
             places.append((x, line))
             x += size
             if token.endswith("\n"):
-                x, line = 0.0, line + 1
+                x = 0.0
+                line = line + 1
         height = LINE * (places[-1][1] + 1) + (0.4 if title else 0.15)
         picture = new_picture(wide, height)
         axes = picture.subplots()

@@ -42,14 +42,17 @@ def geometry(
     """
     if isinstance(before, Trace):
         first = before.head(head)
-        start, end = first.values[batch, 0], first.context[batch, 0]
+        start = first.values[batch, 0]
+        end = first.context[batch, 0]
         tokens = first.query_tokens if tokens is None else tokens
     elif isinstance(before, Watched | RecordedCall):
-        start, end = before.before[batch], before.after[batch]
+        start = before.before[batch]
+        end = before.after[batch]
     elif after is None:
         raise ValueError("geometry takes vectors before and after: geometry(before, after), or a Trace")
     else:
-        start, end = before, after
+        start = before
+        end = after
     if start.shape != end.shape or start.ndim != 2:
         raise ValueError(
             f"there are vectors of shape {tuple(start.shape)} before and {tuple(end.shape)} after; both must be "
@@ -63,7 +66,8 @@ def geometry(
     with styled():
         picture = new_picture(wide, 0.85 * wide)
         axes = picture.subplots()
-        old, new = found.before.tolist(), found.after.tolist()
+        old = found.before.tolist()
+        new = found.after.tolist()
         for i, (name, (x, y), (u, v)) in enumerate(zip(names, old, new, strict=True)):
             colour = COLOURS[i % (len(COLOURS) - 1)]
             axes.annotate(
@@ -75,7 +79,8 @@ def geometry(
             axes.plot([x], [y], "o", color="white", markeredgecolor=colour, markersize=4.5)
             axes.plot([u], [v], "o", color=colour, markersize=4.5)
             if name:
-                right, up = x >= u, y >= v  # behind the arrow's tail; its heads often meet in one place
+                right = x >= u
+                up = y >= v  # behind the arrow's tail; its heads often meet in one place
                 axes.annotate(
                     visible(name),
                     (x, y),

@@ -32,7 +32,8 @@ class Carrier:
     """
 
     def __init__(self, read: Callable[[torch.dtype], Float[Tensor, "d_model features"]]) -> None:
-        self.read, self.squares = read, torch.empty(0)
+        self.read = read
+        self.squares = torch.empty(0)
 
     def norms(
         self, values: Float[Tensor, "batch key_heads key d_v"], heads: tuple[int, ...]
@@ -45,7 +46,8 @@ class Carrier:
                 weight = self.read(values.dtype).detach().to(values.device, dtype)
                 own = weight.reshape(len(weight), -1, d_v).permute(1, 0, 2)
                 self.squares = own.mT @ own
-        group, found = max(1, len(heads) // max(values.shape[1], 1)), []
+        group = max(1, len(heads) // max(values.shape[1], 1))
+        found = []
         for place, head in enumerate(heads):
             value = values[:, place // group].detach().to(dtype)
             found.append(((value @ self.squares[head]) * value).sum(-1).clamp(min=0.0).sqrt())
@@ -150,7 +152,8 @@ class AttentionCall(NamedTuple):
 
     def without_unwritten_keys(self) -> "AttentionCall":
         """Return the call without the unwritten end of a cache of fixed size."""
-        mask, bias = self.attention.mask, self.attention.bias
+        mask = self.attention.mask
+        bias = self.attention.bias
         if not isinstance(mask, WrittenMask):
             return self
         bias = bias.bias if isinstance(bias, RenumberedBias) else bias
@@ -161,7 +164,8 @@ class AttentionCall(NamedTuple):
 
     def without_padding_queries(self, real: RealQueries | None) -> "AttentionCall":
         """Return the call with a mask under which a query that is not `real` sees nothing."""
-        (batch, heads), sink = self.queries.shape[:2], self.attention.sink
+        batch, heads = self.queries.shape[:2]
+        sink = self.attention.sink
         if real is None:
             return self
         lse = self.lse
@@ -182,7 +186,8 @@ class AttentionCall(NamedTuple):
 
     def select_heads(self, numbers: tuple[int, ...]) -> "AttentionCall":
         """Return the part of the call that belongs to these heads, with the keys and values they share."""
-        count, which = self.queries.shape[1], torch.tensor(numbers)
+        count = self.queries.shape[1]
+        which = torch.tensor(numbers)
         key_heads = key_heads_of(which, count, self.keys.shape[1]).tolist()
         return self._replace(
             queries=self.queries[:, numbers],
@@ -201,7 +206,8 @@ class AttentionCall(NamedTuple):
         batch, heads, queries = self.queries.shape[:3]
         if not real_query_masks(self.attention):
             return [tuple(selection(queries, before))]
-        across, device = self.is_cross_attention, self.queries.device
+        across = self.is_cross_attention
+        device = self.queries.device
         real, keys = real_tokens(self.attention, batch=batch, heads=heads, size=self.size, across=across, device=device)
         earlier = keys[:, : keys.shape[1] - queries].sum(1).tolist()
         if across:  # whose keys are another sequence
@@ -217,7 +223,8 @@ class AttentionCall(NamedTuple):
 
         Whether a later call continues this one can only be decided with all queries.
         """
-        rows, first = which.to(self.queries.device), self.size[1] - self.size[0]
+        rows = which.to(self.queries.device)
+        first = self.size[1] - self.size[0]
         return self._replace(
             queries=self.queries[:, :, rows],
             attention=restrict_to_queries(self.attention, which, self.size),

@@ -22,7 +22,8 @@ def continues(before: Attention, old: Size, call: AttentionCall) -> bool:
     cross-attention).
     """
     queries, keys = call.size
-    now, whole = call.attention, (old[0] + queries, keys)
+    now = call.attention
+    whole = (old[0] + queries, keys)
     if keys == old[1] + queries:
         return call.fits(*whole) and can_reuse_rows(before, now, old, whole, call.queries, call.keys)
     bare = include_padding_queries(now)

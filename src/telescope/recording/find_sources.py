@@ -144,7 +144,8 @@ def _weights(
     they were copied to the device already.
     """
     _need(call, how, "queries", 'keep="queries-keys"')
-    first, device = 0 if call.across else call.size[1] - call.size[0], call.facts.device
+    first = 0 if call.across else call.size[1] - call.size[0]
+    device = call.facts.device
     if factors is None:
         rows = torch.tensor(question.rows) - first
         share = torch.full((len(rows),), 1.0 / len(rows), dtype=torch.float64)
@@ -153,13 +154,16 @@ def _weights(
         every = 2 * len(rows) > call.size[0] and call.facts.rows is None  # zeros cost less than a copy of the others
         share = factors if every else factors[rows]
         rows = torch.arange(call.size[0]) if every else rows.cpu()
-    (queries, keys, lse), attention = fetched or Fetched(call.queries, call.keys, call.lse), call.attention
+    queries, keys, lse = fetched or Fetched(call.queries, call.keys, call.lse)
+    attention = call.attention
     if call.facts.rows is not None or len(rows) < queries.shape[2]:
         places = _places(call, rows, first, how).to(queries.device)
-        queries, lse = queries[:, :, places], None if lse is None else lse[:, :, places.to(lse.device)]
+        queries = queries[:, :, places]
+        lse = None if lse is None else lse[:, :, places.to(lse.device)]
     if len(rows) < call.size[0]:
         attention = _restricted(question, call, rows)
-    queries, keys = queries.to(device, non_blocking=True), keys.to(device, non_blocking=True)
+    queries = queries.to(device, non_blocking=True)
+    keys = keys.to(device, non_blocking=True)
     with torch_modes.without_autocast(device):
         engine = choose(queries, keys, attention, 0, None)
         given = share.to(device, torch.promote_types(queries.dtype, torch.float32))[None, None, None]
@@ -169,7 +173,8 @@ def _weights(
 
 def _restricted(question: Question, call: RecordedCall, rows: Tensor) -> Attention:
     """Return the attention of these rows; the same object for layers of one definition, whose masks are read once."""
-    which, attention = (call.size, tuple(rows.tolist())), call.attention
+    which = (call.size, tuple(rows.tolist()))
+    attention = call.attention
     known = question.restricted.get(id(attention))
     if known is None or known[0] != which:
         known = which, attention, restrict_to_queries(attention, rows, call.size)
@@ -226,7 +231,8 @@ def by_rollout(question: Question, model: Any) -> Float[Tensor, " token"]:
         given = _given(call, question)
         stays = relevance * (1.0 - 0.5 * (1.0 if given is None else given.to(device)))
         if call.across:
-            answer, context = stays, context + passed_on
+            answer = stays
+            context = context + passed_on
         elif of_answer:
             answer = stays + passed_on
         else:

@@ -40,20 +40,24 @@ def measure(call: RecordedCall, is_mark: IsMark | None, segments: Segments | Non
 
     On a CPU this would take longer than the model took on its GPU.
     """
-    seen, device = call.survey().summary, call.facts.device
+    seen = call.survey().summary
+    device = call.facts.device
     places = call.places(lists=not isinstance(call, SummariesCall))
     shares = call.shares(places)
     received, entropy = (numbers.to(device, torch.float64) for numbers in (seen.received, seen.entropy))
     chooses = counted(call.kept_attention(), seen, places).to(device)
     sums = dict(zip((*NAMES, *COUNTS), shares.to(device).sum(0).T, strict=True))
-    choosing, repeated, given = chooses.sum((0, 2)).double(), sums.pop("repeated"), received.sum((0, 2))
+    choosing = chooses.sum((0, 2)).double()
+    repeated = sums.pop("repeated")
+    given = received.sum((0, 2))
     del sums["queries"]
     sums["sink"] = _sink(received, places.first)
     sums["punctuation"] = _punctuation(call, received, is_mark)
     sums["spread"] = entropy.exp().masked_fill(~chooses, 0.0).sum((0, 2))
     counts = dict.fromkeys(NAMES, choosing) | {"same": repeated, "induction": repeated}
     counts |= {"sink": given, "punctuation": given, "spread": choosing}
-    sums["streaming"], counts["streaming"] = _streaming(call, chooses), choosing
+    sums["streaming"] = _streaming(call, chooses)
+    counts["streaming"] = choosing
     sums["retrieval"], counts["retrieval"] = _retrieval(call, seen, places)
     logits = torch.full((len(call.heads),), nan, dtype=torch.float64)
     if seen.lse is not None and seen.top_weights.shape[-1] and seen.lse.numel():
@@ -94,12 +98,15 @@ def _retrieval(
     The query of a token is the one before it. Of a text that was generated, only the generated tokens count. Padding
     counts neither as written nor as a copy.
     """
-    heads, device = len(call.heads), seen.top_keys.device
+    heads = len(call.heads)
+    device = seen.top_keys.device
     unknown = torch.full((heads,), nan, dtype=torch.float64), torch.zeros(heads, dtype=torch.float64)
-    written, read = call.query_ids, call.key_ids
+    written = call.query_ids
+    read = call.key_ids
     if written is None or read is None or not seen.top_keys.shape[-1] or not (places.causal or call.across):
         return unknown
-    written, read = written.to(device), read.to(device)
+    written = written.to(device)
+    read = read.to(device)
     if call.across:  # a source may hold the id of padding as a word
         read = read.masked_fill(~call.real_tokens()[1].to(device), NO_TOKEN)
     first = call.facts.prompt if call.facts.prompt is not None and call.facts.prompt < call.size[0] else 1
@@ -108,7 +115,8 @@ def _retrieval(
     if not len(which):
         return unknown
     rows = kept[which]
-    wanted, peak = written[:, rows + 1], seen.top_keys[:, :, which, 0].long()
+    wanted = written[:, rows + 1]
+    peak = seen.top_keys[:, :, which, 0].long()
     found = read.gather(1, peak.clamp(min=0).flatten(1)).view_as(peak) == wanted[:, None]
     last = None if call.across else rows + (call.size[1] - call.size[0])
     counts = _occurs(read, wanted, places.first.to(device), last)[:, None] & (peak >= 0)

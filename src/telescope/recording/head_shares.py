@@ -25,7 +25,9 @@ from ..survey.mask_share import share_within
 from ..survey.within import listed_weights
 
 FAR = 64
-STREAMING_FIRST, STREAMING_LAST = 4, 256  # keys that a cache with attention sinks and a sliding window keeps
+# Keys that a cache with attention sinks and a sliding window keeps
+STREAMING_FIRST = 4
+STREAMING_LAST = 256
 NAMES = ("itself", "previous", "first", "same", "induction", "far")
 """itself: the query's own position. previous: the position before. first: the first token that is not padding. same:
 earlier occurrences of the query's token. induction: the tokens that followed earlier occurrences of the query's token.
@@ -194,7 +196,8 @@ class Places:
 
     def _lists(self) -> dict[str, Listing]:
         """Return the keys of each habit for each query."""
-        place, device = self.place, self.place.device
+        place = self.place
+        device = self.place.device
         every, keys = (torch.arange(n, device=device)[None].int() for n in (len(place), self.keys))
         present = (self.first >= 0).int()[None, :, None].expand(1, -1, len(place))
         first = Listing(every, self.first.clamp(min=0)[:, None].int(), torch.zeros_like(present), present)
@@ -218,7 +221,9 @@ class Places:
         The keys are sorted by that token, so that those of a query are one stretch, which ends at the query.
         """
         assert self.ids is not None
-        count, first, position = self.ids.shape[1], max(self.evicted, back), self.place + self.evicted
+        count = self.ids.shape[1]
+        first = max(self.evicted, back)
+        position = self.place + self.evicted
         wanted, rows = (self.ids[:, position].long() * count).sort(stable=True, dim=1)
         keys = torch.arange(first, count, device=self.ids.device)
         tokens, which = (self.ids[:, first - back : count - back].long() * count + keys).sort(1)
@@ -238,20 +243,24 @@ class Places:
         """
         if self.listed is None or self.across:
             return None
-        first, place = self.first.repeat(count if len(self.first) > 1 else 1)[:, None], self.place[None]
+        first = self.first.repeat(count if len(self.first) > 1 else 1)[:, None]
+        place = self.place[None]
         single = torch.stack([key.expand(len(first), len(self.place)) for key in (place, place - 1, first)])
         listed = [self.listed[name].repeated(count) for name in ("same", "induction") if name in self.listed]
         return Marks(self.place - FAR, single, tuple(listed))
 
     def habits(self, rows: slice) -> Bool[Tensor, "name #batch row key"]:
         """Return which keys belong to which habit, for some of the queries."""
-        key, place = torch.arange(self.keys, device=self.place.device), self.place[None, rows, None]
+        key = torch.arange(self.keys, device=self.place.device)
+        place = self.place[None, rows, None]
         same = followed = torch.zeros(1, 1, 1, dtype=torch.bool, device=key.device)
         if self.ids is not None:
-            own, before = self.ids[:, self.place[rows] + self.evicted, None], self.ids.roll(1, 1)
+            own = self.ids[:, self.place[rows] + self.evicted, None]
+            before = self.ids.roll(1, 1)
             same = (self.ids[:, None, self.evicted :] == own) & (key < place)
             followed = (before[:, None, self.evicted :] == own) & (key < place) & (key + self.evicted > 0)
-        far, first = place - key > FAR, key == self.first[:, None, None]
+        far = place - key > FAR
+        first = key == self.first[:, None, None]
         none = torch.zeros_like(far | first | same)
         habits = (key == place, key == place - 1, first, same, followed, far)
         return torch.stack([none | habit for habit in habits])
@@ -293,7 +302,8 @@ def _sums(
 ) -> Float[Tensor, "batch heads sum"]:
     """Return the sums over the queries that count, in few operations: a GPU's host would spend its time on more."""
     some = next(iter(share.values()))
-    none, one = torch.zeros_like(some), torch.ones_like(some)
+    none = torch.zeros_like(some)
+    one = torch.ones_like(some)
     again = torch.zeros_like(chooses) if again is None else again
     every = torch.stack([*(share.get(name, none) for name in NAMES), one, one])
     which = torch.stack([*(again if name in REPEATED else chooses for name in NAMES), chooses, again])
@@ -305,7 +315,8 @@ def _whole_rows(
 ) -> Iterator[QueryShares]:
     """Yield the shares of blocks of queries, from all of their weights."""
     for rows, weights, habits, seen in _rows(queries, keys, attention, summary, places):
-        own, share = chooses[:, :, rows], torch.einsum("bhrk,nbrk->nbhr", weights, habits.to(weights.dtype))
+        own = chooses[:, :, rows]
+        share = torch.einsum("bhrk,nbrk->nbhr", weights, habits.to(weights.dtype))
         again = own & (seen & habits[NAMES.index("same"), :, None]).any(-1)
         yield dict(zip(NAMES, share, strict=True)), own, again
 
@@ -316,7 +327,9 @@ def _listed_rows(
     """Return the shares of all queries: those that the summary has, and the others from the keys that are listed."""
     assert summary.lse is not None
     assert places.listed is not None
-    count, listed, again = len(queries) // max(places.batch, 1), dict(places.listed), None
+    count = len(queries) // max(places.batch, 1)
+    listed = dict(places.listed)
+    again = None
     share: dict[str, Tensor] = {}
     if summary.single is not None and summary.before is not None:
         share |= dict(zip(("itself", "previous", "first"), summary.single.unbind(-1), strict=True))
@@ -364,8 +377,11 @@ def streaming_share(
 
 def counted(attention: Attention, summary: Summary, places: Places) -> Bool[Tensor, "batch heads query"]:
     """Return which queries have a choice: they see a key, and stand after the first token."""
-    entropy, lse, device = summary.entropy, summary.lse, summary.entropy.device
-    (batch, heads, rows), counts = entropy.shape, entropy >= 0  # NaN if a weight is negative
+    entropy = summary.entropy
+    lse = summary.lse
+    device = summary.entropy.device
+    batch, heads, rows = entropy.shape
+    counts = entropy >= 0  # NaN if a weight is negative
     if summary.top_keys.shape[-1]:
         counts = counts & (summary.top_keys[..., 0] >= 0)
     elif lse is not None and attention.sink is None:
@@ -393,7 +409,8 @@ def _rows(
     queries: Tensor, keys: Tensor, attention: Attention, summary: Summary, places: Places
 ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
     """Yield blocks of whole rows: which rows, their weights, the keys of each habit, and the keys they see."""
-    (batch, heads, rows, _), columns = queries.shape, keys.shape[-2]
+    batch, heads, rows, _ = queries.shape
+    columns = keys.shape[-2]
     if rows == 1:  # what the keys receive are the weights of the one query
         at = Pairs.block(range(1), range(columns), of=(1, columns), batch=batch, heads=heads, device=queries.device)
         seen = attention.mask.sees(at)

@@ -19,7 +19,8 @@ Modules = Mapping[str, nn.Module]
 def modules_by_path(model: nn.Module) -> Modules:
     """Return dict(model.named_modules()) in half the time: a GPU is idle until `watch` has it."""
     modules: dict[str, nn.Module] = {}
-    seen, rest = set[nn.Module](), [("", model)]
+    seen = set[nn.Module]()
+    rest = [("", model)]
     while rest:
         path, module = rest.pop()
         if module in seen:

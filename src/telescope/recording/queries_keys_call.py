@@ -62,7 +62,8 @@ class QueriesKeysCall(RecordedCall):
         wanted = (TOP if top is None else top, self.size)
         if map is None and self._surveys and wanted in self._surveys:
             return self._surveys[wanted]
-        queries, keys = self._to_model_device(self.queries), self._to_model_device(self.keys)
+        queries = self._to_model_device(self.queries)
+        keys = self._to_model_device(self.keys)
         with torch_modes.without_autocast(queries.device):
             seen = survey(queries, keys, self.kept_attention(), top=wanted[0], map=map)
         self._surveys = {**(self._surveys or {}), wanted: seen}
@@ -70,7 +71,8 @@ class QueriesKeysCall(RecordedCall):
 
     def head(self, number: SupportsIndex) -> Survey:
         """Return the survey of one head, by its number in the model; the other heads are not computed."""
-        place, heads = self.head_index(number), len(self.heads)
+        place = self.head_index(number)
+        heads = len(self.heads)
         if self._surveys and (TOP, self.size) in self._surveys:
             return self._surveys[TOP, self.size].head(place)
         if self._heads is None or place not in self._heads:
@@ -84,7 +86,9 @@ class QueriesKeysCall(RecordedCall):
         return self._heads[place]
 
     def shares(self, places: Places) -> Float[Tensor, "batch heads sum"]:
-        seen, queries, keys = self.survey(), self._to_model_device(self.queries), self._to_model_device(self.keys)
+        seen = self.survey()
+        queries = self._to_model_device(self.queries)
+        keys = self._to_model_device(self.keys)
         with torch_modes.without_autocast(queries.device):
             return shares(queries, keys, self.kept_attention(), seen.summary, places)
 
@@ -221,11 +225,14 @@ def one_head(call: RecordedCall, number: SupportsIndex, sequence: SupportsIndex 
     `number` is the head's number in the model. Negative numbers count from the last head kept and the last sequence.
     Raise a ValueError that names the range if there is no such head or sequence.
     """
-    place, batch, heads = call.head_index(number), call.facts.shape[0], len(call.heads)
+    place = call.head_index(number)
+    batch = call.facts.shape[0]
+    heads = len(call.heads)
     sequence = check_index("sequence", sequence, batch, of=f'"{call.name}"')
     one = slice(sequence, sequence + 1)
     key_head = int(key_heads_of(torch.tensor([place]), heads, call.keys.shape[1]))
-    own, shared = (one, slice(place, place + 1)), (one, slice(key_head, key_head + 1))
+    own = (one, slice(place, place + 1))
+    shared = (one, slice(key_head, key_head + 1))
     attention = restrict_to_heads(call.kept_attention(), torch.tensor([place]), heads)
     return OneHead(
         queries=call.queries[own],

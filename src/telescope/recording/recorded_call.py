@@ -57,8 +57,11 @@ class RecordedCall(ABC):
 
     def __init__(self, name: str, call: AttentionCall, options: KeepOptions, queue: SurveyQueue) -> None:
         call = call.with_evicted_keys()
-        self.options, self.kind, self._queue = options, call.kind, queue
-        (batch, key_heads, _, d_k), d_q = call.keys.shape, call.queries.shape[-1]
+        self.options = options
+        self.kind = call.kind
+        self._queue = queue
+        batch, key_heads, _, d_k = call.keys.shape
+        d_q = call.queries.shape[-1]
         self.facts = CallFacts(
             name=name,
             heads=call.heads,
@@ -90,7 +93,9 @@ class RecordedCall(ABC):
     def opened(cls, facts: CallFacts, parts: Mapping[str, StoredTensor]) -> "RecordedCall":
         """Return a call that was read from a file; nothing can be appended to such a call."""
         call = cls.__new__(cls)
-        call.facts, call._parts, call._fingerprints = facts, StoredParts(on_device, parts), []
+        call.facts = facts
+        call._parts = StoredParts(on_device, parts)
+        call._fingerprints = []
         return call
 
     # ------------------------------------------------------------------------------------------------------ growing
@@ -138,7 +143,8 @@ class RecordedCall(ABC):
 
     def _note_written(self, call: AttentionCall) -> None:
         """Note, before a call is appended, whether its queries were given to the model or written by it."""
-        facts, before = self.facts, self.size[0]
+        facts = self.facts
+        before = self.size[0]
         after = before + call.size[0]
         given, ends = facts.written
         if call.ends is None and given[-1][1] == before:  # the prompt, in several passes
@@ -183,7 +189,8 @@ class RecordedCall(ABC):
         which = sorted({row for rows in own for row in rows})
         if self.facts.rows is not None:
             self.facts.rows += [before + row for row in which]
-        batch, count = len(call.queries), before + call.size[0]
+        batch = len(call.queries)
+        count = before + call.size[0]
         if self._selected is None and any(rows != own[0] for rows in own):
             self._selected = torch.ones(batch, before, dtype=torch.bool)
         if self._selected is not None:
@@ -285,7 +292,8 @@ class RecordedCall(ABC):
 
     def queries_without_keys(self) -> Bool[Tensor, "batch heads query"]:
         """Return which of the kept queries saw no key and are no padding."""
-        seen, attention = self.survey(), self.kept_attention()
+        seen = self.survey()
+        attention = self.kept_attention()
         top = seen.summary.top_keys
         if top.shape[-1]:
             blind = top[..., 0] == -1
@@ -312,7 +320,8 @@ class RecordedCall(ABC):
 
         `number` is the head's number in the model; a negative number counts from the last head that was kept.
         """
-        number, count = whole_number("head", number), len(self.heads)
+        number = whole_number("head", number)
+        count = len(self.heads)
         if -count <= number < 0:
             return count + number
         if number not in self.heads:
@@ -485,7 +494,8 @@ class RecordedCall(ABC):
 
     def places(self, *, lists: bool = True) -> Places:
         """Return the positions of the kept queries; `lists=False` saves what only the shares of habits need."""
-        (queries, keys), rows = self.size, self.facts.rows
+        queries, keys = self.size
+        rows = self.facts.rows
         return Places.of(
             self.attention,
             batch=self.facts.shape[0],

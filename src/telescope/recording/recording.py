@@ -72,7 +72,9 @@ class Recording(Mapping[str, Watched]):
         left_out: Sequence[str] = (),
         token_name: Callable[[int], str | None] | None = None,
     ) -> None:
-        self.model, self.keep, self.decode = model, keep, decode
+        self.model = model
+        self.keep = keep
+        self.decode = decode
         self.token_name = token_name
         """Returns the tokenizer's name of a token, for tokens without text, such as </s>."""
         self._left_out: dict[str, str] = {}
@@ -87,7 +89,8 @@ class Recording(Mapping[str, Watched]):
         self.is_part = False
         """Whether the heads are those that one process has of a model whose heads several processes divide."""
         self._options = KeepOptions() if options is None else options
-        streaming, sample = "streaming" in self._options.also, self._options.sample
+        streaming = "streaming" in self._options.also
+        sample = self._options.sample
         self._queue = SurveyQueue(self._options.top, self._options.map, streaming=streaming, sample=sample)
         self._watched = {name: Watched(name, self.unwatched_threads) for name in names}
         self._last: str | None = None
@@ -125,7 +128,8 @@ class Recording(Mapping[str, Watched]):
             self._watched[name] = Watched(name, self.unwatched_threads)
             self._watched = {each: self._watched[each] for each in names}
         self._last = name
-        calls, same_run = self._watched[name].calls, self._last_run.get(name) == self._run
+        calls = self._watched[name].calls
+        same_run = self._last_run.get(name) == self._run
         if calls and calls[-1].is_continued_by(call, same_run=same_run):
             calls[-1].append(call)
         else:
@@ -169,7 +173,8 @@ class Recording(Mapping[str, Watched]):
         return True
 
     def _count_call(self, name: str) -> None:
-        self._last, self._last_run[name] = name, self._run
+        self._last = name
+        self._last_run[name] = self._run
         if self.on_call is not None:
             self.on_call(name)
 
@@ -197,7 +202,8 @@ class Recording(Mapping[str, Watched]):
         """
         if self._run in self._last_run.values():
             return
-        count, device = len(self), call.queries.device
+        count = len(self)
+        device = call.queries.device
         self.expected_bytes = count * KEEP[self.keep].expected_bytes(call, self._options)
         free, where = self._options.store.free_bytes(device)
         if self.expected_bytes <= free:

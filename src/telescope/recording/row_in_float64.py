@@ -13,7 +13,9 @@ from ..survey.exact_rows import KEYS, masked_rows
 from ..tiles.head_scores import OneHead
 from ..trace.trace import PAIR_STEPS, formulas, score_products
 
-ALL, SOME = 512, 64  # up to the first number, all keys are returned; of more keys, those with the largest weights
+# Up to the first number, all keys are returned; of more keys, those with the largest weights
+ALL = 512
+SOME = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +53,8 @@ def row_in_float64(head: OneHead, i: int, keys: Int[Tensor, " key"] | None = Non
 
     Without `keys`, for all keys of a text of at most ALL tokens, and of a longer one for the SOME largest weights.
     """
-    size, device = head.size, head.queries.device
+    size = head.size
+    device = head.queries.device
     attention = restrict_to_queries(head.attention, torch.tensor([i]), size)
     query = head.queries[:, :, i : i + 1].double()
     one = range(1)

@@ -83,8 +83,11 @@ def _sample(
 ) -> RowSample:
     """Return the pooled rows of some of the sequences."""
     some = slice(batch.start, batch.stop)
-    (size, heads, _, width), columns, device = queries[some].shape, keys.shape[-2], queries.device
-    length, key_length = lengths[some, None], key_lengths[some, None]
+    size, heads, _, width = queries[some].shape
+    columns = keys.shape[-2]
+    device = queries.device
+    length = lengths[some, None]
+    key_length = key_lengths[some, None]
     number = torch.arange(ROWS, device=device)[None]
     rows = torch.where(length >= ROWS, (2 * number + 1) * length // (2 * ROWS), number)
     valid = number < length

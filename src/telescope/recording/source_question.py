@@ -53,7 +53,8 @@ class Question:
 
     def own_ids(self) -> tuple[list[int] | None, list[int] | None]:
         """Return the token ids of the sequence that is read and of the one that is written, where they are known."""
-        read, written = self.reader.key_ids, self.reader.query_ids
+        read = self.reader.key_ids
+        written = self.reader.query_ids
         columns = self.columns
         return (
             None if read is None else read[self.sequence, columns.keys.start : columns.keys.stop].tolist(),

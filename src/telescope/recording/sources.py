@@ -67,7 +67,8 @@ class Sources:
     @cached_property
     def rows(self) -> tuple[Source, ...]:
         """A row for each segment, the largest score first."""
-        whole, total = [*self.context, *self.answer], float(self.by_segment.abs().sum()) or 1.0
+        whole = [*self.context, *self.answer]
+        total = float(self.by_segment.abs().sum()) or 1.0
         rows = [
             Source(
                 name,

@@ -69,7 +69,8 @@ class Disk(Store):
     name = "disk"
 
     def __init__(self) -> None:
-        self.folder, self.numbers = mkdtemp(prefix="telescope-"), count()
+        self.folder = mkdtemp(prefix="telescope-")
+        self.numbers = count()
         finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
     def allocate(self, dtype: torch.dtype, device: torch.device, shape: Sequence[int]) -> Tensor:
@@ -134,8 +135,11 @@ class GrowingTensor(StoredTensor):
     def __init__(
         self, first: Shaped[Tensor, "..."], axis: int, store: Store = on_device, *, owned: bool = False
     ) -> None:
-        self.axis, self.size, self.store = axis, first.shape[axis], store
-        self.dtype, self.device = first.dtype, first.device
+        self.axis = axis
+        self.size = first.shape[axis]
+        self.store = store
+        self.dtype = first.dtype
+        self.device = first.device
         self.copied: torch.cuda.Event | None = None
         first = first.detach() if first.requires_grad else first
         if owned and isinstance(store, Device):

@@ -80,7 +80,9 @@ class SummariesCall(RecordedCall, GrowingCall):
         """Return the record of another layer's first call, of the same kind and definition as this one's."""
         new = copy(self)
         new.facts = replace(self.facts, name=name)
-        new._parts, new._fingerprints, new._waiting = StoredParts(self.options.store), [], None
+        new._parts = StoredParts(self.options.store)
+        new._fingerprints = []
+        new._waiting = None
         new._pending = PendingSummary(self._queue, SummaryDestination(new.facts, new._parts, new._fingerprints))
         self._queue.add_like(call._replace(text=self._text), new._pending.destination)
         new._store_ids(call.query_ids, 0)
@@ -103,7 +105,8 @@ class SummariesCall(RecordedCall, GrowingCall):
 
     def receive_rows(self, result: SurveyResult) -> None:
         self._wait_for_first()
-        waiting, self._waiting = self._waiting, None
+        waiting = self._waiting
+        self._waiting = None
         assert waiting is not None
         self._check_unchanged(result, waiting.evicted, waiting.known)
         self._add_rows(result, waiting.evicted, waiting.known)
@@ -136,7 +139,8 @@ class SummariesCall(RecordedCall, GrowingCall):
 
     def _survey(self, call: AttentionCall) -> SurveyResult:
         """Survey the queries of a call that continues the sequence."""
-        inputs, attention = SurveyInputs(call.queries, call.keys), call.attention_over_present_keys
+        inputs = SurveyInputs(call.queries, call.keys)
+        attention = call.attention_over_present_keys
         return self._queue.run_survey(inputs, call.lse, attention, call.places)
 
     def _add_rows(self, result: SurveyResult, evicted: int, known: int) -> None:
@@ -145,7 +149,8 @@ class SummariesCall(RecordedCall, GrowingCall):
         summed = self._parts["shares"].tensor
         summed.add_(result.shares.to(summed.device))
         self._parts.pop("map", None)
-        self.facts.engine, self.facts.recorded = result.engine, None
+        self.facts.engine = result.engine
+        self.facts.recorded = None
         store_rows(self._parts, result.summary, evicted)
 
     def _add_received(self, more: Float[Tensor, "batch heads key"], evicted: int, known: int) -> None:
@@ -181,7 +186,8 @@ class SummariesCall(RecordedCall, GrowingCall):
 
     @classmethod
     def expected_bytes(cls, call: AttentionCall, options: KeepOptions) -> int:
-        (batch, heads, queries, _), keys = call.queries.shape, call.size[1]
+        batch, heads, queries, _ = call.queries.shape
+        keys = call.size[1]
         number = compute_dtype(call.queries).itemsize
         rows = len(options.queries(queries, 0))
         pooled = 0 if options.map is None else min(options.map[0], rows) * min(options.map[1], keys)
@@ -193,7 +199,8 @@ class SummariesCall(RecordedCall, GrowingCall):
     def survey(self, *, top: int | None = None, map: MapSize | None = None) -> Survey:
         """Return the survey that was kept, with at most the `top` and exactly the `map` of `ts.watch`."""
         numbers = {name: part.tensor for name, part in self.parts.items()}
-        kept, (batch, key_heads, d_q, d_k) = numbers["top_keys"].shape[-1], self.facts.shape
+        kept = numbers["top_keys"].shape[-1]
+        batch, key_heads, d_q, d_k = self.facts.shape
         top = kept if top is None else top
         if not 0 <= top <= kept:
             raise ValueError(f'"{self.name}" has the top {kept} of each query, not {top}; watch(..., top=...) sets it')
@@ -235,11 +242,14 @@ class SummaryDestination(SurveyDestination):
     """
 
     def __init__(self, facts: CallFacts, parts: StoredParts, fingerprints: list[GrowingTensor]) -> None:
-        self.facts, self.parts, self.fingerprints = facts, parts, fingerprints
+        self.facts = facts
+        self.parts = parts
+        self.fingerprints = fingerprints
         self.received = False
 
     def receive(self, result: SurveyResult) -> None:
-        self.received, summary = True, result.summary
+        self.received = True
+        summary = result.summary
         self.fingerprints.insert(0, GrowingTensor(result.fingerprints, 2, owned=True))
         self.facts.engine = result.engine
         self.facts.recorded = None if summary.map is None else (summary.map.shape[-2], summary.map.shape[-1])

@@ -83,13 +83,17 @@ class SurveyQueue:
     """
 
     def __init__(self, top: int, map: tuple[int, int] | None, *, streaming: bool = False, sample: bool = False) -> None:
-        self.top, self.map, self.streaming, self.sample = top, map, streaming, sample
+        self.top = top
+        self.map = map
+        self.streaming = streaming
+        self.sample = sample
         self.queued: list[QueuedSurvey] = []
         self.kind: Any = None  # calls of one kind are surveyed together
         self.original: Attention | None = None  # kept alive, so that no other definition gets its identity
         self.places: Places | None = None
         self.text: BatchTokens | None = None
-        self.capacity, self.concurrent = 0, False
+        self.capacity = 0
+        self.concurrent = False
         self.stacked: dict[int, Attention] = {}  # the definition of so many calls stacked along the batch axis
         self.buffers = StagingBuffer(), StagingBuffer()  # the first is being filled
         self.waiting: list[GrowingCall] = []  # the calls that have rows that wait
@@ -110,7 +114,8 @@ class SurveyQueue:
             self._launch()
             size = call.queries.nbytes + call.keys.nbytes
             self.capacity = _most_at_once(call.queries.device, size)
-            self.kind, self.concurrent = kind, can_run_concurrently(inputs, call.attention)
+            self.kind = kind
+            self.concurrent = can_run_concurrently(inputs, call.attention)
             self.stacked = {1: call.attention.clone()}
             self.original = call.attention
             self.places = call.places
@@ -192,9 +197,11 @@ class SurveyQueue:
 
     def _survey_stacked(self, calls: Sequence[AttentionCall]) -> list[SurveyResult]:
         """Survey calls that are alike, stacked along the batch axis."""
-        first, count = calls[0], len(calls)
+        first = calls[0]
+        count = len(calls)
         with torch_modes.recording_mode(first.queries.device):
-            attention, places = first.attention_over_present_keys, first.places
+            attention = first.attention_over_present_keys
+            places = first.places
             if count == 1:
                 return [self.run_survey(SurveyInputs(first.queries, first.keys), None, attention, places)]
             batch = len(first.queries)
@@ -210,8 +217,13 @@ class SurveyQueue:
                 self._launch()
         self.wait()
         self.buffers = StagingBuffer(), StagingBuffer()
-        self.kind, self.original, self.places, self.text, self.stacked = None, None, None, None, {}
-        self._clones, self._verdicts = {}, {}
+        self.kind = None
+        self.original = None
+        self.places = None
+        self.text = None
+        self.stacked = {}
+        self._clones = {}
+        self._verdicts = {}
 
     def wait(self, *tensors: Tensor) -> None:
         """Order the current stream after every survey launched so far.
@@ -224,15 +236,19 @@ class SurveyQueue:
 
     def _launch(self) -> None:
         """Survey all queued calls as one."""
-        queued, self.queued = self.queued, []
+        queued = self.queued
+        self.queued = []
         if not queued:
             return
         _, _, ((shape, _, device), _), *_ = self.kind
         assert self.places is not None
-        batch, count, buffer = shape[0], len(queued), self.buffers[0]
+        batch = shape[0]
+        count = len(queued)
+        buffer = self.buffers[0]
         if count not in self.stacked:
             self.stacked[count] = restrict_to_sequences(self.stacked[1], torch.tensor([*range(batch)] * count), batch)
-        inputs, lses = buffer.slots(0, count), [call.lse for call in queued if call.lse is not None]
+        inputs = buffer.slots(0, count)
+        lses = [call.lse for call in queued if call.lse is not None]
         with side_stream(inputs.queries) if self.concurrent else nullcontext():
             record_use(*lses, *self.places.tensors)
             lse = None if not lses else lses[0] if count == 1 else torch.cat(lses)
@@ -254,7 +270,8 @@ class SurveyQueue:
         """Survey one call, or several that are stacked along the batch axis, with a map of at most this size."""
         size = (inputs.queries.shape[-2], inputs.keys.shape[-2])
         map = None if map is None or 0 in size else (min(map[0], size[0]), min(map[1], size[1]))
-        on_cpu, count = inputs.queries.device.type == "cpu", len(inputs.queries) // max(places.batch, 1)
+        on_cpu = inputs.queries.device.type == "cpu"
+        count = len(inputs.queries) // max(places.batch, 1)
         seen = survey_unchecked(
             *inputs, attention, top=self.top, lse=lse, map=map, marks=places.marks(count) if on_cpu else None
         )

@@ -25,7 +25,8 @@ class WaitingRows:
 
     def __init__(self, first: AttentionCall, known: int) -> None:
         batch, heads, _, width = first.queries.shape
-        self.known, self.evicted = known, first.evicted
+        self.known = known
+        self.evicted = first.evicted
         self.queries = first.queries.new_empty(batch, heads, max(ROOM, first.queries.shape[-2]), width)
         self.places = torch.split(self.queries, 1, 2)
         self.count = 0
@@ -65,7 +66,8 @@ class WaitingRows:
 
     def as_one_call(self) -> AttentionCall:
         """Return all queries as one call over the keys of the last one, without an lse."""
-        keys, values = self.last.keys, self.last.values
+        keys = self.last.keys
+        values = self.last.values
         if self.copies:
             keys, *rest = (copy.tensor for copy in self.copies)
             values = rest[0] if rest else values

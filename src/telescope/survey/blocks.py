@@ -57,7 +57,8 @@ def blocks(queries: Tensor, keys: Tensor, attention: Attention, most: int) -> It
     most = most // attention.score.numbers_per_score(queries, keys)
     start, stop, complete = row_spans(queries, keys, attention)
     for sequences, heads in _matrices(queries, keys, attention, most):
-        first, last = start[sequences, heads].amin((0, 1)), stop[sequences, heads].amax((0, 1))
+        first = start[sequences, heads].amin((0, 1))
+        last = stop[sequences, heads].amax((0, 1))
         matrices = (sequences.stop - sequences.start) * (heads.stop - heads.start)
         row = 0
         while row < rows:
@@ -71,7 +72,8 @@ def blocks(queries: Tensor, keys: Tensor, attention: Attention, most: int) -> It
             if columns.start < columns.stop:
                 inner = slice(columns.start, columns.start)
                 if complete:
-                    left, right = int(start[sequences, heads, taken].max()), int(stop[sequences, heads, taken].min())
+                    left = int(start[sequences, heads, taken].max())
+                    right = int(stop[sequences, heads, taken].min())
                     inner = slice(left, right) if left < right else inner
                 yield Block(sequences, heads, taken, columns, inner)
             row += count
@@ -82,18 +84,21 @@ def row_spans(queries: Tensor, keys: Tensor, attention: Attention) -> tuple[Tens
 
     A row that sees nothing starts at the last key and stops at the first, so that no block grows by it.
     """
-    (batch, heads, rows, _), columns = queries.shape, keys.shape[-2]
+    batch, heads, rows, _ = queries.shape
+    columns = keys.shape[-2]
     at = Pairs.block(range(rows), range(0), of=(rows, columns), batch=batch, heads=heads, device=queries.device)
     is_softmax = attention.normalize is softmax  # other normalisers need whole rows
     spans = attention.mask.spans(at, columns) if is_softmax else Spans.unknown(at, columns)
-    start, stop = spans.start.masked_fill(spans.empty, columns), spans.stop.masked_fill(spans.empty, 0)
+    start = spans.start.masked_fill(spans.empty, columns)
+    stop = spans.stop.masked_fill(spans.empty, 0)
     start, stop = (ends.cpu()[..., 0].expand(batch, heads, rows) for ends in (start, stop))
     return start, stop, spans.whole
 
 
 def _matrices(queries: Tensor, keys: Tensor, attention: Attention, most: int) -> Iterator[tuple[slice, slice]]:
     """Yield sequences and heads to compute together: many small matrices at a time, and heads that share keys."""
-    (batch, heads, rows, _), (_, key_heads, columns, _) = queries.shape, keys.shape
+    batch, heads, rows, _ = queries.shape
+    _, key_heads, columns, _ = keys.shape
     group = max(1, heads // (key_heads or 1))
     at_once = most // max(1, min(rows, ROWS) * columns)
     if not attention.score.is_dot_product:
@@ -113,24 +118,30 @@ class BlockScores:
     """
 
     def __init__(self, queries: Tensor, keys: Tensor, attention: Attention) -> None:
-        self.attention, self.of, self.dtype = attention, (queries.shape[-2], keys.shape[-2]), compute_dtype(queries)
+        self.attention = attention
+        self.of = (queries.shape[-2], keys.shape[-2])
+        self.dtype = compute_dtype(queries)
         self.scale = attention.scale_for(keys.shape[-1])
         self.fused = attention.score.is_dot_product
         if self.fused and attention.score != dot:
             queries, keys = attention.score.as_dot(queries.to(self.dtype), keys.to(self.dtype))
         self.folds_scale = self.fused and abs(frexp(self.scale)[0]) == 0.5  # a power of two: no rounding of queries
-        self.queries, self.keys, self.group = queries, keys, queries.shape[1] // (keys.shape[1] or 1)
+        self.queries = queries
+        self.keys = keys
+        self.group = queries.shape[1] // (keys.shape[1] or 1)
         self.memory = queries.new_empty(2, 0, dtype=self.dtype)
         self._converted_for: tuple[slice, slice] | None = None
         self._converted_keys = self.memory
 
     def __call__(self, block: Block) -> Float[Tensor, "batch heads query key"]:
-        queries, keys = self.queries[block.index].to(self.dtype), self._keys(block)
+        queries = self.queries[block.index].to(self.dtype)
+        keys = self._keys(block)
         scores = self.buffer((*queries.shape[:3], keys.shape[-2]))
         if self.fused:
             queries = queries * self.scale if self.folds_scale else queries
             grouped = (keys.shape[0] * keys.shape[1], scores.shape[1] // keys.shape[1] * scores.shape[2])
-            queries, out = queries.reshape(*grouped, queries.shape[-1]), scores.view(*grouped, keys.shape[-2])
+            queries = queries.reshape(*grouped, queries.shape[-1])
+            out = scores.view(*grouped, keys.shape[-2])
             torch.bmm(queries, keys.flatten(0, 1).mT, out=out)
         else:
             scores.copy_(self.attention.score(queries, keys))
@@ -167,7 +178,8 @@ class BlockScores:
 
     def _finish(self, scores: Tensor, block: Block) -> None:
         """Apply softcap, bias and mask to the scores of a block, in place."""
-        attention, start = self.attention, block.columns.start
+        attention = self.attention
+        start = block.columns.start
         real = scores[..., : block.width]
         if attention.softcap is not None:
             real.div_(attention.softcap).tanh_().mul_(attention.softcap)

@@ -56,7 +56,9 @@ def _summarize(
     extras: Extras,
     most: int,
 ) -> Summary:
-    (batch, heads, rows, _), columns, device = queries.shape, keys.shape[-2], queries.device
+    batch, heads, rows, _ = queries.shape
+    columns = keys.shape[-2]
+    device = queries.device
     sink = -torch.inf if attention.sink is None else attention.sink
     sink = torch.as_tensor(sink, dtype=compute_dtype(queries), device=device).reshape(-1, 1, 1).expand(heads, 1, 1)
 
@@ -70,7 +72,8 @@ def _summarize(
 
     before = single = None
     if marks is not None:
-        before, single = torch.zeros_like(entropy), sink.new_zeros(batch, heads, rows, len(marks.single))
+        before = torch.zeros_like(entropy)
+        single = sink.new_zeros(batch, heads, rows, len(marks.single))
     more = ExtraSums(extras, received, entropy)
     scores = BlockScores(queries, keys, attention)
     for block in blocks(queries, keys, attention, most):
@@ -137,11 +140,14 @@ def _softmax_statistics(
     for columns in scores.maybe_hidden(block):
         shifted[..., columns].clamp_(min=LOW)
     powers = torch.exp(shifted, out=scores.buffer(shifted.shape, 1))
-    share, log, spread = torch.ones_like(shift), shift, torch.zeros_like(shift)
+    share = torch.ones_like(shift)
+    log = shift
+    spread = torch.zeros_like(shift)
     if lse is None:
         total = powers.sum(-1, keepdim=True)
         with_sink = total + torch.exp(sink - shift)
-        share, log = 1.0 / with_sink.masked_fill(with_sink == 0.0, 1.0), shift + with_sink.log()
+        share = 1.0 / with_sink.masked_fill(with_sink == 0.0, 1.0)
+        log = shift + with_sink.log()
         spread = total * -share.log()
     entropy = share * (spread - shifted.mul_(powers).sum(-1, keepdim=True))
     return BlockStatistics(
@@ -229,12 +235,16 @@ def _read_marks(
     block: Block,
 ) -> None:
     """Add a block's part of the marked weights to `before` and `single`, which have the block's rows."""
-    start, width = block.columns.start, block.width
-    powers, stop = statistics.powers[..., :width], (marks.before[block.rows] - start).clamp(0, width)
+    start = block.columns.start
+    width = block.width
+    powers = statistics.powers[..., :width]
+    stop = (marks.before[block.rows] - start).clamp(0, width)
     for row in range(0, len(stop), STRIP):
         strip = slice(row, row + STRIP)
-        strip_powers, strip_stop = powers[:, :, strip], stop[strip]
-        common, last = int(strip_stop.min()), int(strip_stop.max())  # all rows count keys up to common, none from last
+        strip_powers = powers[:, :, strip]
+        strip_stop = stop[strip]
+        common = int(strip_stop.min())
+        last = int(strip_stop.max())  # all rows count keys up to common, none from last
         edge = torch.arange(common, last, device=powers.device) < strip_stop[:, None]
         total = strip_powers[..., :common].sum(-1) + (strip_powers[..., common:last] * edge).sum(-1)
         before[:, :, strip] += total * statistics.share[:, :, strip, 0]
@@ -252,25 +262,30 @@ class ExtraSums:
     def __init__(
         self, extras: Extras, received: Float[Tensor, "batch heads key"], entropy: Float[Tensor, "batch heads query"]
     ) -> None:
-        self.extras, (batch, heads, columns), self.dtype = extras, received.shape, entropy.dtype
+        self.extras = extras
+        batch, heads, columns = received.shape
+        self.dtype = entropy.dtype
         self.weighted = received.new_zeros(batch, heads, extras.sets, columns)
         self.carried = torch.zeros_like(entropy)
         size = (batch, heads, columns if extras.largest else 0)
-        self.largest, self.query = entropy.new_zeros(size), entropy.new_full(size, -1, dtype=torch.int32)
+        self.largest = entropy.new_zeros(size)
+        self.query = entropy.new_full(size, -1, dtype=torch.int32)
 
     def add(self, part: "BlockStatistics", block: Block) -> None:
         """Add one block."""
         query_weights, norms, largest = self.extras
         if not self.extras:
             return
-        powers, place = part.powers[..., : block.width], (block.sequences, block.heads)
+        powers = part.powers[..., : block.width]
+        place = (block.sequences, block.heads)
         if query_weights is not None:
             of_rows = query_weights.expand(*self.weighted.shape[:2], -1, -1)[*place, :, block.rows]
             self.weighted[*place, :, block.columns] += (of_rows * part.share.mT) @ powers
         if norms is not None:
             self.carried[block.index] = ((powers @ norms[*place, block.columns, None]) * part.share)[..., 0]
         if largest:
-            weights, at = powers * part.share, (*place, block.columns)
+            weights = powers * part.share
+            at = (*place, block.columns)
             row = weights.argmax(-2)  # the first of equal ones
             best = weights.gather(-2, row[..., None, :])[..., 0, :]
             better = best > self.largest[at]
@@ -300,8 +315,10 @@ def _add_to_map(
     pooled: Float[Tensor, "batch heads rows columns"], statistics: BlockStatistics, cells: Cells, block: Block
 ) -> None:
     """Add a block to the map: first pool its queries, then its keys. A weight may be below zero (by_sum)."""
-    part, width = pooled[block.sequences, block.heads], block.width
-    (batch, heads, _, columns), powers = part.shape, statistics.powers[..., :width]
+    part = pooled[block.sequences, block.heads]
+    width = block.width
+    batch, heads, _, columns = part.shape
+    powers = statistics.powers[..., :width]
     row_of_query, column_of_key = (
         ids.expand(pooled.shape[0], -1)[block.sequences, positions]
         for ids, positions in ((cells.row_of_query, block.rows), (cells.column_of_key, block.columns))

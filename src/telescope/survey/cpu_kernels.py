@@ -54,7 +54,8 @@ def _cached(function: Callable[..., Any]) -> Any:
 
 # ----------------------------------------------------------------------------------------------------- LLVM vectors
 
-I32, I64 = ir.IntType(32), ir.IntType(64)
+I32 = ir.IntType(32)
+I64 = ir.IntType(64)
 
 
 class Vectors:
@@ -284,7 +285,8 @@ def nth_largest(context: Any, numbers: Any, vectors: Any, n: Any) -> Any:
         numbers, count, n = arguments
         vectors = Vectors(builder, _is_double(signature.args[0]))
         n = vectors.splat(builder.sitofp(n, vectors.scalar))
-        least, exceeding = vectors.variable(np.inf), vectors.variable()
+        least = vectors.variable(np.inf)
+        exceeding = vectors.variable()
         one, zero, infinite = (vectors.constant(x) for x in (1.0, 0.0, np.inf))
         with vectors.each(count) as index:
             own = vectors.load(numbers, index)
@@ -312,7 +314,8 @@ def find_reaching(context: Any, scores: Any, vectors: Any, bound: Any, places: A
         scores, count, bound, places = arguments
         vectors = Vectors(builder, _is_double(signature.args[0]))
         bits = ir.IntType(vectors.lanes)
-        bound, found = vectors.splat(bound), cgutils.alloca_once_value(builder, ir.Constant(I64, 0))
+        bound = vectors.splat(bound)
+        found = cgutils.alloca_once_value(builder, ir.Constant(I64, 0))
         left = cgutils.alloca_once(builder, bits)
         with vectors.each(count) as index:
             reaching = builder.bitcast(builder.fcmp_ordered(">=", vectors.load(scores, index), bound), bits)
@@ -337,8 +340,10 @@ def exponentials(context: Any, scores: Any, vectors: Any, shift: Any) -> Any:
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         scores, count, shift = arguments
         vectors = Vectors(builder, _is_double(signature.args[0]))
-        shift, least = vectors.splat(shift), vectors.constant(-1e30)  # finite: 0 · least is 0
-        total, spread = vectors.variable(), vectors.variable()
+        shift = vectors.splat(shift)
+        least = vectors.constant(-1e30)  # finite: 0 · least is 0
+        total = vectors.variable()
+        spread = vectors.variable()
         with vectors.each(count) as index:
             x = vectors.larger(least, builder.fsub(vectors.load(scores, index), shift))
             power = vectors.exp2(x)
@@ -383,14 +388,16 @@ def column_maxima(
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         powers, width, rows, share, count, best, row = arguments
         vectors = Vectors(builder, _is_double(signature.args[0]))
-        largest, place = vectors.variable(), vectors.variable()
+        largest = vectors.variable()
+        place = vectors.variable()
         with vectors.each(count) as column:
             builder.store(vectors.constant(0.0), largest)
             builder.store(vectors.constant(-1.0), place)
             with cgutils.for_range(builder, rows) as loop:
                 weight = vectors.splat(builder.load(builder.gep(share, [loop.index])))
                 power = vectors.load(powers, builder.add(column, builder.mul(loop.index, width)))
-                product, before = builder.fmul(power, weight), builder.load(largest)
+                product = builder.fmul(power, weight)
+                before = builder.load(largest)
                 better = builder.fcmp_ordered(">", product, before)
                 number = vectors.splat(builder.sitofp(loop.index, vectors.scalar))
                 builder.store(builder.select(better, product, before), largest)
@@ -520,7 +527,8 @@ def _survey_rows(
     The last of `extras` is the number of the first row.
     """
     query_weights, weighted, norms, carried, largest, largest_row, first_row = extras
-    rows, features = entropy.shape[0], queries.shape[1]
+    rows = entropy.shape[0]
+    features = queries.shape[1]
     lanes = VECTOR // entropy.itemsize
     wide = TILE_VECTORS * lanes
     given = scores.shape[1] > 0
@@ -540,7 +548,8 @@ def _survey_rows(
         if not given:
             for i in range(first, first + count):
                 if start[i] < stop[i]:
-                    begin, end = min(begin, start[i]), max(end, stop[i])
+                    begin = min(begin, start[i])
+                    end = max(end, stop[i])
             begin = begin // wide * wide
             query[:count] = queries[first : first + count]
             for tile in range(begin // wide, (end + wide - 1) // wide):
@@ -557,7 +566,8 @@ def _survey_rows(
             low, high = (0, scores.shape[1]) if given else (max(start[row], begin), min(stop[row], end))
             if low >= high:
                 low = high = begin
-            left, right = low // lanes * lanes, (high + lanes - 1) // lanes * lanes
+            left = low // lanes * lanes
+            right = (high + lanes - 1) // lanes * lanes
             if given:
                 for j in range(low, high):
                     strip[i, j] = scores[row, j] * scale
@@ -656,9 +666,12 @@ def _survey_row(
     strip, i, left, right, lanes, maxima, places, first_key, sink, lse_known, row, lse, entropy, weights, found
 ):  # fmt: skip
     """Replace the scores of a row by powers, write what is known of the row, and return the share of a power."""
-    number, begin = strip.dtype.type, i * strip.shape[1] + left
-    vectors, top = (right - left) // lanes, weights.shape[1]
-    count, largest = 0, number(-np.inf)
+    number = strip.dtype.type
+    begin = i * strip.shape[1] + left
+    vectors = (right - left) // lanes
+    top = weights.shape[1]
+    count = 0
+    largest = number(-np.inf)
     if top or not lse_known:
         largest = _block_maxima(strip, begin, vectors, lanes, maxima)
     if top:
@@ -669,12 +682,14 @@ def _survey_row(
     if shift == -np.inf:  # nothing is seen, and there is no sink
         shift = number(0.0)
     total, spread = exponentials(at(strip, begin), vectors, shift)
-    share, log_total = number(1.0), number(0.0)
+    share = number(1.0)
+    log_total = number(0.0)
     if not lse_known:
         whole = total + number(2.0) ** (sink - shift) if sink > -np.inf else total
         lse[row] = -np.inf
         if whole > 0.0 or np.isnan(whole):
-            share, log_total = number(1.0) / whole, number(log2(whole))
+            share = number(1.0) / whole
+            log_total = number(log2(whole))
             lse[row] = shift + log_total
     entropy[row] = (
         max(number(0.0), share * (total * log_total - spread) * number(LN_2)) if not np.isnan(total) else total
@@ -684,7 +699,8 @@ def _survey_row(
             weights[row, t] = strip[i, found[row, t]] * share
             found[row, t] += first_key
         else:
-            weights[row, t], found[row, t] = 0.0, -1
+            weights[row, t] = 0.0
+            found[row, t] = -1
     return share
 
 
@@ -697,7 +713,8 @@ def _block_maxima(strip, begin, vectors, lanes, maxima):
     """
     blocks = maxima.shape[0] // lanes
     for block in range(blocks):
-        first, last = vectors * block // blocks, vectors * (block + 1) // blocks
+        first = vectors * block // blocks
+        last = vectors * (block + 1) // blocks
         lane_maxima(at(strip, begin + first * lanes), last - first, at(maxima, block * lanes))
     return largest_of(at(maxima, 0), blocks)
 
@@ -708,7 +725,8 @@ def _keep_largest(strip, i, left, places, count, keys, row):
 
     Among equal scores the lower key comes first. `places` are counted from `left`, and increase.
     """
-    top, kept = keys.shape[1], 0
+    top = keys.shape[1]
+    kept = 0
     for n in range(count):
         j = left + places[n]
         if kept == top and not strip[i, j] > strip[i, keys[row, top - 1]]:
@@ -730,7 +748,8 @@ def _add_to_columns(
 
     Rows that belong to the same row of the map are added up first; all rows of a strip mostly do.
     """
-    width, row = powers.shape[1], 0
+    width = powers.shape[1]
+    row = 0
     keys = min(end, received.shape[0] - first_key)
     for j in range(begin, end):
         sums[j] = 0.0
@@ -762,7 +781,8 @@ def _add_row_to_cells(powers, i, share, begin, end, first_key, column, cells, ro
     """Add the weights of one row of a strip to the cells of their columns; neighbours are added up first."""
     j = begin
     while j < end:
-        here, total = column[first_key + j], powers.dtype.type(0.0)
+        here = column[first_key + j]
+        total = powers.dtype.type(0.0)
         while j < end and column[first_key + j] == here:
             total += powers[i, j]
             j += 1
@@ -774,7 +794,8 @@ def _add_to_cells(sums, begin, end, first_key, column, cells, row):
     """Add what each key gets to the cell of its column; neighbours of one column are added up first."""
     j = begin
     while j < end:
-        here, total = column[first_key + j], sums.dtype.type(0.0)
+        here = column[first_key + j]
+        total = sums.dtype.type(0.0)
         while j < end and column[first_key + j] == here:
             total += sums[j]
             j += 1

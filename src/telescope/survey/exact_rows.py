@@ -28,7 +28,8 @@ def masked_rows(
     heads: range,
 ) -> Float[Tensor, "some_batch some_heads row column"]:
     """Return the masked scores of these rows and columns, in these sequences and heads."""
-    size, dtype = (queries.shape[-2], keys.shape[-2]), compute_dtype(queries)
+    size = (queries.shape[-2], keys.shape[-2])
+    dtype = compute_dtype(queries)
     row_queries = queries[_slice(batch), :, rows].to(dtype)
     parts = []
     for start in range(columns.start, columns.stop, KEYS):
@@ -43,7 +44,8 @@ def masked_rows(
 
 def _scores(queries: Tensor, keys: Tensor, attention: Attention, heads: range) -> Tensor:
     """Return the scores of these heads. Only a dot product skips the others: any other score may differ by head."""
-    score, group = attention.score, queries.shape[1] // (keys.shape[1] or 1)
+    score = attention.score
+    group = queries.shape[1] // (keys.shape[1] or 1)
     if not score.is_dot_product:
         return score(queries, keys.to(queries.dtype))[:, _slice(heads)]
     queries, keys = score.as_dot(queries, keys)

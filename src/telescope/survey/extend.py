@@ -31,7 +31,8 @@ def can_reuse_rows(before: Attention, now: Attention, old: Size, new: Size, quer
         now.check(batch=batch, heads=heads, queries=new[0] - old[0], keys=new[1], d_q=d_q, d_k=keys.shape[-1])
     except ValueError:  # it has numbers for each query, so the new queries cannot be computed alone
         return False
-    old_spans, new_spans = _spans(before, old, old[0], queries), _spans(now, new, old[0], queries)
+    old_spans = _spans(before, old, old[0], queries)
+    new_spans = _spans(now, new, old[0], queries)
     if now.mask == before.mask:
         return bool((new_spans.empty | (new_spans.stop <= old[1])).all())
     return old_spans.whole and new_spans.whole and _same_spans(old_spans, new_spans)

@@ -67,7 +67,8 @@ def _norms(queries: Tensor, keys: Tensor, values: Tensor | None, given: Any) -> 
             raise ValueError("norms=True takes the norms of the values; give values= too, or the norms themselves")
         given = values.detach().to(compute_dtype(queries)).norm(dim=-1)
     norms = torch.as_tensor(given)
-    (batch, heads), (key_heads, columns) = queries.shape[:2], keys.shape[1:3]
+    batch, heads = queries.shape[:2]
+    key_heads, columns = keys.shape[1:3]
     if norms.ndim != 3 or len(norms) != batch or norms.shape[1] not in (heads, key_heads) or norms.shape[2] != columns:
         raise ValueError(
             f"norms has shape {tuple(norms.shape)}; it takes (batch, heads, key) = {(batch, heads, columns)}, "
@@ -79,7 +80,8 @@ def _norms(queries: Tensor, keys: Tensor, values: Tensor | None, given: Any) -> 
 
 def segment_cells(ids: Any, queries: Tensor, keys: Tensor) -> Cells:
     """Return a map with a row for each query and a column for each segment of the keys."""
-    rows, size = torch.arange(queries.shape[-2]), (queries.shape[-2], keys.shape[-2])
+    rows = torch.arange(queries.shape[-2])
+    size = (queries.shape[-2], keys.shape[-2])
     return segments((rows, ids), "share", of=size, batch=len(queries), device=queries.device)
 
 

@@ -184,7 +184,9 @@ class Results:
         cls, queries: Tensor, keys: Tensor, attention: Attention, lse: Tensor | None = None, top: int = 0,
         cells: Cells | None = None, marks: Marks | None = None, extras: Extras = Extras(),
     ) -> "Results":  # fmt: skip
-        (batch, heads, rows, _), columns, dtype = queries.shape, keys.shape[-2], compute_dtype(queries)
+        batch, heads, rows, _ = queries.shape
+        columns = keys.shape[-2]
+        dtype = compute_dtype(queries)
         sink = torch.as_tensor(-torch.inf if attention.sink is None else attention.sink, dtype=torch.float64).detach()
         parts = -(-PARTS * torch.get_num_threads() // (batch * heads))
         size = (0, 0) if cells is None else (cells.rows, cells.columns)
@@ -289,7 +291,8 @@ def _lists(
     """Return the keys of all lists, one list after the other, and where those of each query begin and end."""
     if not listings:
         return torch.empty(batch, 0, dtype=torch.int32), torch.empty(batch, rows, 0, 2, dtype=torch.int32)
-    spans, first = [], 0
+    spans = []
+    first = 0
     for listing in listings:
         spans.append(torch.stack([(ends + first).expand(batch, -1) for ends in listing.by_row()], -1))
         first += listing.keys.shape[-1]
@@ -307,20 +310,27 @@ def _number(like: Tensor) -> Any:
 
 def _survey_products(kernels: Any, queries: Tensor, keys: Tensor, attention: Attention, results: Results) -> None:
     """Survey an attention whose scores the kernel computes."""
-    (batch, heads, rows, _), columns, dtype = queries.shape, keys.shape[-2], results.entropy.dtype
+    batch, heads, rows, _ = queries.shape
+    columns = keys.shape[-2]
+    dtype = results.entropy.dtype
     start, stop, _ = row_spans(queries, keys, attention)
-    start, stop = start.int().contiguous(), stop.int().contiguous()
-    scale, softcap = attention.scale_for(keys.shape[-1]), attention.softcap or 0.0
+    start = start.int().contiguous()
+    stop = stop.int().contiguous()
+    scale = attention.scale_for(keys.shape[-1])
+    softcap = attention.softcap or 0.0
     scale = scale if softcap else scale * LOG2_E
     if attention.score != dot:
         queries, keys = attention.score.as_dot(queries.to(dtype), keys.to(dtype))
-    queries, packed = queries.detach().to(dtype).contiguous(), _pack(kernels, keys.detach().to(dtype))
-    slopes, tables = torch.zeros(heads, dtype=dtype), torch.empty(1, 0, dtype=dtype)
+    queries = queries.detach().to(dtype).contiguous()
+    packed = _pack(kernels, keys.detach().to(dtype))
+    slopes = torch.zeros(heads, dtype=dtype)
+    tables = torch.empty(1, 0, dtype=dtype)
     if isinstance(attention.bias, Alibi):
         slopes = (attention.bias.slopes.detach().to(dtype) * LOG2_E).contiguous()
     elif isinstance(attention.bias, Relative):
         tables = (attention.bias.table.detach().to(dtype) * LOG2_E).contiguous()
-    number, no_scores = _number(results.entropy), torch.empty(batch, heads, rows, 0, dtype=dtype)
+    number = _number(results.entropy)
+    no_scores = torch.empty(batch, heads, rows, 0, dtype=dtype)
     arrays = (
         queries.numpy(), packed.numpy(), no_scores.numpy(), numpy.zeros(4, int), number(scale), number(softcap),
         slopes.numpy(), tables.numpy(), columns - rows, start.numpy(), stop.numpy(), *results.arguments,
@@ -351,17 +361,21 @@ def _survey_blocks(
     kernels: Any, queries: Tensor, keys: Tensor, attention: Attention, results: Results, most: int
 ) -> None:
     """Survey an attention whose scores PyTorch computes, in blocks of at most so many scores."""
-    number, dtype = _number(results.entropy), results.entropy.dtype
+    number = _number(results.entropy)
+    dtype = results.entropy.dtype
     if not results.lse_known:
         results.lse.copy_(results.sinks[:, None])
     for tensor, fill in ((results.entropy, 0.0), (results.weights, 0.0), (results.found, -1)):
         tensor.fill_(fill)  # the numbers of a row that is in no block, since it sees nothing
     batch, heads, count, _ = queries.shape
     none = [torch.empty(*shape, dtype=dtype).numpy() for shape in ((batch, heads, count, 0), (batch, heads, 0, 0, 0))]
-    no_span, no_table = torch.empty(batch, heads, 0, dtype=torch.int32).numpy(), torch.empty(1, 0, dtype=dtype).numpy()
-    no_slopes, scores = torch.zeros(heads, dtype=dtype).numpy(), BlockScores(queries, keys, attention)
+    no_span = torch.empty(batch, heads, 0, dtype=torch.int32).numpy()
+    no_table = torch.empty(1, 0, dtype=dtype).numpy()
+    no_slopes = torch.zeros(heads, dtype=dtype).numpy()
+    scores = BlockScores(queries, keys, attention)
     for block in blocks(queries, keys, attention, most):
-        made, (sequences, some_heads, rows) = scores(block).detach().contiguous(), block.index
+        made = scores(block).detach().contiguous()
+        sequences, some_heads, rows = block.index
         origin = numpy.array([sequences.start, some_heads.start, rows.start, block.columns.start])
         arrays = (
             *none, made.numpy(), origin, number(LOG2_E), number(0.0), no_slopes, no_table, 0, no_span, no_span,
@@ -389,19 +403,22 @@ class Task(NamedTuple):
 
 def _tasks(head: tuple[int, int, int], rows: range, seen: Any, strip: int) -> list[Task]:
     """Return tasks of at most about STEP scores for these rows of a head; `seen` counts the keys of all rows so far."""
-    found, first = [], rows.start
+    found = []
+    first = rows.start
     before = float(seen[rows.start - 1]) if rows.start else 0.0
     while first < rows.stop:
         last = int(numpy.searchsorted(seen, before + STEP, side="right"))
         last = min(max(last, first + strip), rows.stop)
         found.append(Task((*head, first, last), float(seen[last - 1]) - before))
-        first, before = last, float(seen[last - 1])
+        first = last
+        before = float(seen[last - 1])
     return found
 
 
 def _run(kernels: Any, units: Sequence[list[Task]], arrays: tuple[Any, ...]) -> None:
     """Run the kernel on all tasks. The tasks of one unit add to the same sums, so that one thread runs them."""
-    threads, total = torch.get_num_threads(), sum(task.scores for unit in units for task in unit)
+    threads = torch.get_num_threads()
+    total = sum(task.scores for unit in units for task in unit)
     least = max(FEWEST, total / (PARTS * threads))
     portions: list[list[Task]] = [[]]
     for unit in units:
@@ -410,7 +427,8 @@ def _run(kernels: Any, units: Sequence[list[Task]], arrays: tuple[Any, ...]) -> 
         portions[-1].extend(unit)
 
     def run(portion: list[Task]) -> Iterator[None]:
-        calls, scores = [[portion[0].place]], portion[0].scores
+        calls = [[portion[0].place]]
+        scores = portion[0].scores
         for task in portion[1:]:
             if scores + task.scores > STEP:
                 calls.append([])
@@ -429,7 +447,8 @@ def _run(kernels: Any, units: Sequence[list[Task]], arrays: tuple[Any, ...]) -> 
 
 def _run_in_threads(tasks: Sequence[Callable[[], Iterator[None]]]) -> None:
     """Run every task to its end, on as many threads as torch uses. If one fails, the others stop at their `yield`."""
-    waiting, failed = deque(tasks), Event()
+    waiting = deque(tasks)
+    failed = Event()
 
     def work() -> None:
         while not failed.is_set():

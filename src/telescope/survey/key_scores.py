@@ -52,7 +52,8 @@ def key_scores(
         if seen.largest_weight is not None:
             found = seen.largest_weight
         else:
-            rows, columns = queries.shape[-2], keys.shape[-2]
+            rows = queries.shape[-2]
+            columns = keys.shape[-2]
             first = torch.arange(columns, device=keys.device) - (columns - rows)  # the first row that may see each key
             found = seen.received / (rows - first.clamp(min=0)).clamp(min=1)
             found = found if norms is None else found * norms.to(found.dtype)

@@ -15,7 +15,9 @@ from torch.nn.functional import pad
 
 from .launch_cache import launch_cache_for
 
-BM, BN = 64, 128  # rows and keys of a tile
+# Rows and keys of a tile
+BM = 64
+BN = 128
 BLOCK = 64  # keys whose largest weight is written down; with more than MANY_KEYS keys a whole tile's, to read less
 MANY_KEYS = 2**14
 MANY_TILES = 32  # tiles of keys from which on whole tiles get kernels of their own, 5 % faster without checks of bounds
@@ -67,7 +69,8 @@ class Band(NamedTuple):
     @property
     def sizes(self) -> tuple[int, int, int, int, int]:
         """Rows, keys, heads, heads per key head and features, in the order in which the kernels take them."""
-        (_, heads, rows, width), (_, key_heads, keys, _) = self.queries.shape, self.keys.shape
+        _, heads, rows, width = self.queries.shape
+        _, key_heads, keys, _ = self.keys.shape
         return rows, keys, heads, heads // key_heads, width
 
     @property
@@ -80,7 +83,9 @@ class Band(NamedTuple):
         from . import kernels
 
         structures: Any = kernels
-        relative, start, tiles = self.relative, self.start, self.tiles
+        relative = self.relative
+        start = self.start
+        tiles = self.tiles
         rule = structures.Rule(
             self.scale,
             self.softcap,
@@ -156,7 +161,8 @@ def survey_lse(band: Band, sinks: Tensor | None, lse: Tensor) -> None:
     from . import kernels
 
     launch = launch_cache_for(*band, sinks, lse)
-    grid, keys = (-(-band.queries.shape[-2] // (2 * BM)), band.matrices), band.keys.shape[-2]
+    grid = (-(-band.queries.shape[-2] // (2 * BM)), band.matrices)
+    keys = band.keys.shape[-2]
     parts = min(PROGRAMS // (grid[0] * grid[1]), keys // LEAST_KEYS)
     part_keys = keys if parts < 2 else -(-keys // (parts * BN)) * BN
     parts = -(-keys // part_keys)
@@ -210,11 +216,16 @@ def survey_rows(
         *band, lse, received, entropy, weights, found, overfull, pooled, cell_rows, cell_keys, norms, carried, largest,
         largest_row,
     )  # fmt: skip
-    sizes, matrices, top = band.sizes, band.matrices, weights.shape[-1]
+    sizes = band.sizes
+    matrices = band.matrices
+    top = weights.shape[-1]
     rows, keys, heads, *_ = sizes
-    row_tiles, lse_stride, grid = band.tiles.shape[-1], lse.shape[-1], (band.tiles.shape[-1], matrices)
+    row_tiles = band.tiles.shape[-1]
+    lse_stride = lse.shape[-1]
+    grid = (band.tiles.shape[-1], matrices)
     q, k, rule, spans = band.kernel_arguments()
-    settings, band_lse = _tile_settings(band), _rows_from(band, lse)
+    settings = _tile_settings(band)
+    band_lse = _rows_from(band, lse)
     block, key_blocks, block_capacity, key_capacity = _search_sizes(keys, top)
     padded_rows = row_tiles * BM
 
@@ -233,9 +244,11 @@ def survey_rows(
     if maxima is None:
         return
 
-    threshold, block_count = scratch(1, torch.float32), scratch(1)
+    threshold = scratch(1, torch.float32)
+    block_count = scratch(1)
     common = band_lse.new_empty(*grid, MOST_COMMON + 1, dtype=torch.int32)
-    row_blocks, block_rows = scratch(block_capacity, torch.int64), scratch(block_capacity)
+    row_blocks = scratch(block_capacity, torch.int64)
+    block_rows = scratch(block_capacity)
     zeros = band_lse.new_zeros(matrices * (key_blocks + padded_rows), dtype=torch.int32)
     row_count, key_count = torch.split(zeros, [matrices * key_blocks, matrices * padded_rows])
     classes = max(32, 2 * _padded(top))
@@ -309,8 +322,10 @@ def survey_weighted(band: Band, lse: Tensor, query_weights: Tensor, weighted: Te
 
     launch = launch_cache_for(*band, lse, query_weights, weighted)
     q, k, rule, spans = band.kernel_arguments()
-    rows, grid = band.queries.shape[-2], (-(-band.keys.shape[-2] // BN), band.matrices)
-    own, settings = query_weights[..., band.first : band.first + rows], _tile_settings(band)
+    rows = band.queries.shape[-2]
+    grid = (-(-band.keys.shape[-2] // BN), band.matrices)
+    own = query_weights[..., band.first : band.first + rows]
+    settings = _tile_settings(band)
     sizes = *band.sizes, band.tiles.shape[-1], lse.shape[-1]
     if weighted.shape[2] == 1:
         own = own[:, :, 0].contiguous()
@@ -378,7 +393,8 @@ def survey_listed(
     from . import kernels
 
     launch = launch_cache_for(*band, lse, listed_rows, listed_keys, begin, end, share, seen)
-    (rows, keys, heads, group, width), sets = band.sizes, len(begin)
+    rows, keys, heads, group, width = band.sizes
+    sets = len(begin)
     q, k, rule, _ = band.kernel_arguments()
     strides = (0 if len(part) == 1 else part.shape[-1] for part in (listed_rows, listed_keys, begin[0]))
     launch(
@@ -404,7 +420,8 @@ def tile_spans(start: Tensor, stop: Tensor, keys: int, *, has_mask: bool) -> Ten
     def by_tile(spans: Tensor, fill: int) -> Tensor:
         return pad(spans, missing, value=fill).reshape(len(spans), -1, BM)
 
-    first, last = by_tile(torch.where(start < stop, start, keys), keys).amin(-1), by_tile(stop, 0).amax(-1)
+    first = by_tile(torch.where(start < stop, start, keys), keys).amin(-1)
+    last = by_tile(stop, 0).amax(-1)
     if has_mask:
         return aligned_rows(torch.stack([first, last, torch.full_like(first, keys), torch.zeros_like(first)]))
     return aligned_rows(torch.stack([first, last, by_tile(start, 0).amax(-1), by_tile(stop, keys).amin(-1)]))

@@ -41,7 +41,8 @@ class Listing:
     def tiles(self) -> Int[Tensor, "tile 3"]:
         """The tiles that hold a listed pair: sequence, tile of rows, tile of keys. Synchronises with a GPU, once."""
         filled = self.start < self.stop
-        missing, width = (0, -self.start.shape[-1] % TILE), max(1, min(TILE, self.keys.shape[-1]))
+        missing = (0, -self.start.shape[-1] % TILE)
+        width = max(1, min(TILE, self.keys.shape[-1]))
 
         def by_tile(slots: Tensor, fill: int) -> Tensor:
             return pad(slots, missing, value=fill).reshape(len(slots), -1, TILE)
@@ -56,7 +57,8 @@ class Listing:
 
     def by_row(self) -> tuple[Int[Tensor, "#batch query"], Int[Tensor, "#batch query"]]:
         """Return start and stop of the first set for each query, in the order of the queries."""
-        where, batch = self.rows.long(), max(len(self.rows), self.start.shape[1])
+        where = self.rows.long()
+        batch = max(len(self.rows), self.start.shape[1])
         where = where.expand(batch, -1)
         start, stop = (
             torch.empty_like(where, dtype=torch.int32).scatter_(1, where, ends[0].expand(batch, -1))

@@ -65,7 +65,8 @@ class RowSpans(Mask):
 def disjoint_parts(mask: Mask, queries: Tensor, keys: Tensor) -> list[Mask]:
     """Return masks that share no pair and together are `mask`: spans where it is made of spans, else itself."""
     terms = _terms(mask)
-    (batch, heads, rows, _), columns = queries.shape, keys.shape[-2]
+    batch, heads, rows, _ = queries.shape
+    columns = keys.shape[-2]
     at = Pairs.block(range(rows), range(0), of=(rows, columns), batch=batch, heads=heads, device=queries.device)
     if len(terms) < 2 or len(terms) > MAX_TERMS or mask.spans(at, columns).whole:
         return [mask]

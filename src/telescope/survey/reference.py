@@ -46,7 +46,9 @@ def summarize(
 
 
 def _masked_scores(queries: Tensor, keys: Tensor, attention: Attention) -> Float[Tensor, "batch heads query key"]:
-    (batch, heads, rows, _), columns, dtype = queries.shape, keys.shape[-2], compute_dtype(queries)
+    batch, heads, rows, _ = queries.shape
+    columns = keys.shape[-2]
+    dtype = compute_dtype(queries)
     at = Pairs.block(range(rows), range(columns), of=(rows, columns), batch=batch, heads=heads, device=queries.device)
     return attention.masked_scores(queries.to(dtype), keys.to(dtype), at)
 
@@ -68,7 +70,8 @@ def _weights(masked: Tensor, attention: Attention, lse: Tensor) -> Float[Tensor,
 def _top(weights: Tensor, order: Tensor, top: int) -> tuple[Tensor, Tensor]:
     """Return weights and keys of the `top` largest by `order`, largest first; among equal ones the lower key first."""
     ranked, keys = torch.sort(order, dim=-1, descending=True, stable=True)
-    ranked, keys = ranked[..., :top], keys[..., :top]
+    ranked = ranked[..., :top]
+    keys = keys[..., :top]
     hidden = ranked == -torch.inf
     missing = (0, top - keys.shape[-1])
     return (

@@ -141,7 +141,8 @@ class Survey:
     @property
     def largest(self) -> Largest:
         """The largest weight that each key gets, and from which query: needs survey(largest=True)."""
-        weight, query = self._asked("largest_weight", "largest=True"), self._asked("largest_query", "largest=True")
+        weight = self._asked("largest_weight", "largest=True")
+        query = self._asked("largest_query", "largest=True")
         return Largest(weight, query.long())
 
     @property
@@ -281,15 +282,15 @@ class Survey:
                 if self.values is None
                 else "this survey was made with values, so extend needs them too: extend(queries, keys, values=...)"
             )
-        all_queries, all_keys = _append("queries", self.queries, queries), _append("keys", self.keys, keys)
+        all_queries = _append("queries", self.queries, queries)
+        all_keys = _append("keys", self.keys, keys)
         if self.values is not None and values is not None:
             values = _append("values", self.values, values)
-        old, new = (self.queries.shape[-2], self.keys.shape[-2]), (all_queries.shape[-2], all_keys.shape[-2])
+        old = (self.queries.shape[-2], self.keys.shape[-2])
+        new = (all_queries.shape[-2], all_keys.shape[-2])
         _check(all_queries, all_keys, values, attention)
-        top, reusable = (
-            self.top.keys.shape[-1],
-            can_reuse_rows(self.attention, attention, old, new, self.queries, self.keys),
-        )
+        top = self.top.keys.shape[-1]
+        reusable = can_reuse_rows(self.attention, attention, old, new, self.queries, self.keys)
         row_queries = all_queries[:, :, old[0] :] if reusable else all_queries
         engine = self.engine if ENGINES[self.engine].cannot(row_queries, all_keys, attention, top) is None else None
         more = survey(row_queries, all_keys, attention, top=top, values=values, engine=engine)
@@ -310,7 +311,8 @@ class Survey:
         return masked_rows(self.queries, self.keys, self.attention, rows, columns, range(batch), range(heads))
 
     def __repr__(self) -> str:
-        (batch, heads, queries, _), keys = self.queries.shape, self.keys.shape[-2]
+        batch, heads, queries, _ = self.queries.shape
+        keys = self.keys.shape[-2]
         top = self.summary.top_keys.shape[-1]
         return (
             f"Survey of {self.attention}: {queries:,} queries x {keys:,} keys, batch {batch}, heads {heads}, "
@@ -386,7 +388,8 @@ def survey(
         stream: AbstractContextManager[object] = nullcontext()
         if lse is not None:
             check_lse(queries, lse)
-            lse, stream = lse.detach(), side_stream(lse, urgent=True)  # the check runs while the kernels do
+            stream = side_stream(lse, urgent=True)  # the check runs while the kernels do
+            lse = lse.detach()
         seen = survey_unchecked(queries, keys, attention, top=top, lse=lse, map=map, engine=engine, extras=extras)
         if by_segment is not None:
             shares = pool(seen.engine, queries, keys, attention, seen.lse, by_segment)
@@ -403,7 +406,9 @@ def survey(
 
 def _with_share(seen: Survey, mask: Mask, values: Tensor | None) -> Survey:
     """Return the survey with .within and, if there are values, .lost and .context."""
-    queries, keys, attention = seen.queries, seen.keys, seen.attention
+    queries = seen.queries
+    keys = seen.keys
+    attention = seen.attention
     assert seen.lse is not None
     share = share_within(seen.engine, queries, keys, attention, seen.lse, mask)
     if values is None:
@@ -456,7 +461,8 @@ def _check(queries: Tensor, keys: Tensor, values: Tensor | None, attention: Atte
 
 def _cells(queries: Tensor, keys: Tensor, rows: int | None, cols: int | None, how: str, ids: Any) -> Cells:
     """Return the cells of a map, from its size or from the ids of segments."""
-    size, device = (queries.shape[-2], keys.shape[-2]), queries.device
+    size = (queries.shape[-2], keys.shape[-2])
+    device = queries.device
     if ids is not None:
         if rows is not None or cols is not None:
             raise ValueError("map takes rows and cols, or segments=, not both: the ids give the size of the map")

@@ -39,7 +39,8 @@ def summary_columns(
         keys = summary.top_keys
         ranks = (torch.arange(batch), own_heads, own_rows, torch.arange(keys.shape[-1]))
         columns = _indices(("batch", "head", "query", "rank"), ranks) | {"key": keys, "weight": summary.top_weights}
-        flat, there = _flat(columns), keys.reshape(-1).cpu() >= 0
+        flat = _flat(columns)
+        there = keys.reshape(-1).cpu() >= 0
         return {name: column[there] for name, column in flat.items()}
     columns = _indices(("batch", "head", "query"), (torch.arange(batch), own_heads, own_rows))
     lse = torch.full_like(entropy, torch.nan) if summary.lse is None else summary.lse

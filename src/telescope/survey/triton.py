@@ -116,7 +116,8 @@ def _survey(
     received, entropy, pooled = (
         part.view(batch, heads, *size) for part, size in zip(parts, ((columns,), (rows,), map_size), strict=True)
     )
-    weights, found = lse.new_empty(*lse.shape, top), lse.new_empty(*lse.shape, top, dtype=torch.int32)
+    weights = lse.new_empty(*lse.shape, top)
+    found = lse.new_empty(*lse.shape, top, dtype=torch.int32)
     overfull = lse.new_empty(lse.shape if top else (0,), dtype=torch.bool)
     sizes = (1, 1) if tiled is None else (tiled.row_size, tiled.key_size)
     carried = None if extras.norms is None else torch.zeros_like(lse)
@@ -175,7 +176,8 @@ def _compile_once(matrix: "Matrix", needs_lse: bool, top: int, cells: Cells | No
 
 def _rehearse(band: Band, needs_lse: bool, top: int, cells: Cells | None, extras: Extras) -> None:
     """Call all launchers of a survey of one band. Tensors have the right shapes, but no numbers yet."""
-    lse, columns = band.queries.new_empty(band.queries.shape[:3], dtype=torch.float32), band.keys.shape[-2]
+    lse = band.queries.new_empty(band.queries.shape[:3], dtype=torch.float32)
+    columns = band.keys.shape[-2]
     if needs_lse:
         survey_lse(band, None, lse)
     elif band.bias is None and band.mask is None:
@@ -224,8 +226,10 @@ def weigh(
 
 
 def _weigh(matrix: "Matrix", lse: Tensor, query_weights: Tensor) -> Float[Tensor, "batch heads sets key"]:
-    sets, columns = query_weights.shape[2], matrix.keys.shape[-2]
-    weighted, query_weights = lse.new_zeros(*lse.shape[:2], sets, columns), query_weights.float()
+    sets = query_weights.shape[2]
+    columns = matrix.keys.shape[-2]
+    weighted = lse.new_zeros(*lse.shape[:2], sets, columns)
+    query_weights = query_weights.float()
     for band in matrix.bands():
         run(survey_weighted, band, lse, query_weights, weighted)
     return weighted
@@ -330,10 +334,12 @@ class Matrix:
     @classmethod
     def of(cls, queries: Tensor, keys: Tensor, attention: Attention, memory: int) -> "Matrix":
         """Return the matrix of an attention that `cannot` has nothing against."""
-        scale, bias = attention.scale_for(keys.shape[-1]), attention.bias
+        scale = attention.scale_for(keys.shape[-1])
+        bias = attention.bias
         if attention.score != dot:  # in float32: the queries, once multiplied, should not be rounded to half precision
             queries, keys = attention.score.as_dot(queries.float(), keys.float())
-        (batch, heads, rows, _), columns = queries.shape, keys.shape[-2]
+        batch, heads, rows, _ = queries.shape
+        columns = keys.shape[-2]
         start, stop, tiles, complete = _cached_spans(attention.mask, batch, heads, rows, columns, queries)
         table = bias.slopes if isinstance(bias, Alibi) else bias.table if isinstance(bias, Relative) else None
         table = None if table is None else (table.detach().to(queries.device, torch.float32) * LOG2_E).contiguous()
@@ -357,7 +363,8 @@ class Matrix:
 
     def bands(self, batch: slice = slice(None), *, top: int = 0) -> Iterator[Band]:
         """Yield bands of as many rows as fit into `memory`, with the scratch memory of a search for `top`."""
-        sequences, rows = range(len(self.queries))[batch], self.queries.shape[-2]
+        sequences = range(len(self.queries))[batch]
+        rows = self.queries.shape[-2]
         height = self.memory // max(self._row_bytes(sequences, top), 1)
         height = next((height // step * step for step in (4 * BM, BM) if height >= step), BM)  # 4 spans: 16 bytes
         for first in range(0, rows, height):
@@ -380,7 +387,8 @@ class Matrix:
         """Return queries, keys, start, stop and tiles of these sequences and rows."""
         if batch == slice(None) and len(rows) == self.queries.shape[-2]:
             return self.queries, self.keys, self.start, self.stop, self.tiles
-        part, of_tiles = slice(rows.start, rows.stop), slice(rows.start // BM, -(-rows.stop // BM))
+        part = slice(rows.start, rows.stop)
+        of_tiles = slice(rows.start // BM, -(-rows.stop // BM))
         start, stop = (spans[batch if len(spans) > 1 else slice(None), part] for spans in (self.start, self.stop))
         tiles = self.tiles[:, batch if self.tiles.shape[1] > 1 else slice(None), of_tiles]
         return self.queries[batch, :, part], self.keys[batch], start, stop, tiles
@@ -420,7 +428,8 @@ def _cached_spans(
     mask: Mask, batch: int, heads: int, rows: int, columns: int, queries: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, bool]:
     """Return `_spans`, made once for all layers of a model; the current stream waits for the one that made them."""
-    held, sizes = tuple(tensors(mask)), (batch, heads, rows, columns, queries.device)
+    held = tuple(tensors(mask))
+    sizes = (batch, heads, rows, columns, queries.device)
     if not has_data(queries) or type(queries) is not Tensor or any(one.is_inference() for one in held):
         return _spans(mask, *sizes)
     spans, made = _spans_and_event(SameMask(mask, tuple(one._version for one in held)) if held else mask, *sizes)
@@ -436,7 +445,8 @@ class SameMask:
     """
 
     def __init__(self, mask: Mask, versions: tuple[int, ...]) -> None:
-        self.mask, self.versions = mask, versions
+        self.mask = mask
+        self.versions = versions
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SameMask) and self.mask is other.mask and self.versions == other.versions

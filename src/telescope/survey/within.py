@@ -69,17 +69,24 @@ def _by_tiles(queries: Tensor, keys: Tensor, attention: Attention, lse: Tensor, 
     Queries and keys are put into the order of the lists and cut into tiles. The tiles that hold a listed pair are
     multiplied, as many at a time as SCORES allows, for all heads together.
     """
-    (batch, heads, rows, _), (columns, d_k), dtype = queries.shape, keys.shape[-2:], compute_dtype(queries)
-    sets, slots, device = len(listing.start), listing.keys.shape[-1], queries.device
+    batch, heads, rows, _ = queries.shape
+    columns, d_k = keys.shape[-2:]
+    dtype = compute_dtype(queries)
+    sets = len(listing.start)
+    slots = listing.keys.shape[-1]
+    device = queries.device
     fused = attention.score.is_dot_product
-    scale, inner = attention.scale_for(d_k), attention.score.numbers_per_score(queries, keys)
+    scale = attention.scale_for(d_k)
+    inner = attention.score.numbers_per_score(queries, keys)
     if fused and attention.score != dot:
         queries, keys = attention.score.as_dot(queries.to(dtype), keys.to(dtype))
     if fused and abs(frexp(scale)[0]) == 0.5:  # a power of two scales queries without rounding
-        queries, scale = queries.to(dtype) * scale, 1.0
+        queries = queries.to(dtype) * scale
+        scale = 1.0
     listed_rows, listed_keys = (part.expand(batch, -1).long() for part in (listing.rows, listing.keys))
     width = max(1, min(TILE, slots))
-    query_tiles, key_tiles = _cut(queries, listed_rows, TILE, dtype), _cut(keys, listed_keys, width, dtype)
+    query_tiles = _cut(queries, listed_rows, TILE, dtype)
+    key_tiles = _cut(keys, listed_keys, width, dtype)
     row, key = (
         _cut(part[:, None, :, None], None, size, torch.long)[:, 0, :, 0]
         for part, size in ((listed_rows, TILE), (listed_keys, width))
@@ -89,7 +96,8 @@ def _by_tiles(queries: Tensor, keys: Tensor, attention: Attention, lse: Tensor, 
         _cut(ends.expand(sets, batch, rows).permute(1, 0, 2)[..., None], None, TILE, torch.int32)[..., 0]
         for ends in (listing.start, listing.stop)
     ]
-    high, wide = -(-rows // TILE), -(-slots // width)
+    high = -(-rows // TILE)
+    wide = -(-slots // width)
     share = torch.zeros(batch * high, sets, heads, TILE, dtype=dtype, device=device)
     seen = torch.zeros(batch * high, 1, heads, TILE, dtype=torch.int32, device=device)
     slot = torch.arange(width, device=device)
@@ -97,7 +105,8 @@ def _by_tiles(queries: Tensor, keys: Tensor, attention: Attention, lse: Tensor, 
     at_once = max(1, SCORES.get(device.type, SCORES["cuda"]) // max(per_tile, 1))
     for tiles in torch.split(_for_each_sequence(listing.tiles, listing.start.shape[1], batch), at_once):
         b, m, n = tiles.T
-        down, across = b * high + m, b * wide + n
+        down = b * high + m
+        across = b * wide + n
         at = Pairs(
             batch=b[:, None, None, None],
             head=torch.arange(heads, device=device)[None, :, None, None],

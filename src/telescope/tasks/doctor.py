@@ -159,7 +159,9 @@ def run_check(check: EngineCheck, device: torch.device) -> Finding:
     if missing:
         return Finding(check.name, missing)
     errors: dict[str, float] = {}
-    wrong, rows, refused = "", "", ""
+    wrong = ""
+    rows = ""
+    refused = ""
     for dtype, (q, k, v) in inputs.items():
         try:
             answer = _without_warnings(check.answer, q, k, v)
@@ -185,7 +187,8 @@ def run_check(check: EngineCheck, device: torch.device) -> Finding:
 def survey_cost(device: torch.device) -> str:
     """Return a sentence: which engine surveys here, and its time as a multiple of torch's fused attention."""
     q, k, v = _inputs(TIMED[device.type], device, _timed_dtype(device))
-    forward, looking = [], []
+    forward = []
+    looking = []
     for _ in range(6):  # in turns, so that a busy machine slows both
         forward.append(_seconds(lambda q, k, v: sdpa.attend(q, k, v, PLAIN), q, k, v))
         looking.append(_seconds(lambda q, k, v: survey(q, k, PLAIN), q, k, v))

@@ -42,7 +42,8 @@ def group_targets(sides: list[tuple[str, str]]) -> list[TextPair]:
 
 
 # The recall task of Stanford's CS224N, assignment 5: a line about each of 2,937 people, and the birthplaces of some.
-BIRTHS_FOLDER, BIRTHS_SOURCE = "cs224n_a5", "the assignment's student repositories (a5: wiki.txt, birth_*.tsv)"
+BIRTHS_FOLDER = "cs224n_a5"
+BIRTHS_SOURCE = "the assignment's student repositories (a5: wiki.txt, birth_*.tsv)"
 BIRTHS_FILES: dict[Split, str] = {"train": "birth_places_train.tsv", "validation": "birth_dev.tsv"}
 
 

@@ -90,7 +90,8 @@ def read_records(file: Path, *fields: str) -> Iterator[tuple[str, ...]]:
 
 def read_parallel(left: Path, right: Path) -> list[tuple[str, str]]:
     """Return the pairs of lines of two files, in which equal line numbers belong together."""
-    left_lines, right_lines = read_lines(left), read_lines(right)
+    left_lines = read_lines(left)
+    right_lines = read_lines(right)
     if len(left_lines) != len(right_lines):
         raise ValueError(
             f"{left} has {len(left_lines):,} lines, {right} {len(right_lines):,}; they should be the same sentences"

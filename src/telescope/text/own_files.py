@@ -153,7 +153,8 @@ def _read_separated(file: Path, columns: Sequence[str]) -> Iterator[tuple[str, .
         return
     numbered = all(column.isdecimal() and int(column) >= 1 for column in columns)
     if numbered and not set(columns) <= set(header):
-        where, lines = [int(column) - 1 for column in columns], chain([(place, header)], lines)
+        where = [int(column) - 1 for column in columns]
+        lines = chain([(place, header)], lines)
     else:
         where = [_position(file, column, header) for column in columns]
     for place, cells in lines:

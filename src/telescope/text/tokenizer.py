@@ -13,7 +13,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from ..models import Special
 
-PAD, UNKNOWN, START, END = "<pad>", "<unk>", "<s>", "</s>"
+PAD = "<pad>"
+UNKNOWN = "<unk>"
+START = "<s>"
+END = "</s>"
 SPECIAL_IDS = {PAD: 0, UNKNOWN: 1, START: 2, END: 3}
 MAX_VOCABULARY = 10_000_000
 WHOLE_COUNT = 100  # how often a word to be kept whole is added to the texts: rarer merges than this are not needed
@@ -161,7 +164,8 @@ class _WordSplitter:
         self.names = {i: piece for piece, i in self.ids.items()}
         self.ranks = {tuple(merge): rank for rank, merge in enumerate(model["merges"])}
         self.word_end: str = model["end_of_word_suffix"] or ""
-        self.dropout, self.random = dropout, random
+        self.dropout = dropout
+        self.random = random
         self.splits: dict[tuple[int, ...], list[list[int]]] = {}
 
     def split(self, word: tuple[int, ...]) -> Sequence[int]:

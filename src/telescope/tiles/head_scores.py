@@ -32,7 +32,9 @@ class OneHead(NamedTuple):
         return self.queries.shape[-2], self.keys.shape[-2]
 
 
-ROWS, BLOCK = 128, 2**20  # rows and scores of a block: smaller ones take longer to start than to compute
+# Rows and scores of a block: smaller ones take longer to start than to compute
+ROWS = 128
+BLOCK = 2**20
 
 
 class HeadScores:
@@ -45,8 +47,11 @@ class HeadScores:
     def __init__(self, head: OneHead) -> None:
         if head.attention.normalize is not softmax:
             raise ValueError("a map needs the weights of softmax, and this attention has another normaliser")
-        self.head, self.size, self.dtype = head, head.size, compute_dtype(head.queries)
-        self.attention, self.unmasked = head.attention, replace(head.attention, mask=everyone)
+        self.head = head
+        self.size = head.size
+        self.dtype = compute_dtype(head.queries)
+        self.attention = head.attention
+        self.unmasked = replace(head.attention, mask=everyone)
         self.plain = head.attention.score == dot and head.attention.softcap is None and head.attention.bias is None
         every = torch.arange(self.size[0], device=head.queries.device)
         spans = head.attention.mask.spans(self._pairs(every, range(0)), self.size[1])
@@ -60,9 +65,11 @@ class HeadScores:
 
         Only blocks in which a key may be seen are yielded. All but the last have a multiple of `multiple` columns.
         """
-        queries, keys = self.head.queries, self.head.keys
+        queries = self.head.queries
+        keys = self.head.keys
         step = max(1, BLOCK // (multiple * min(ROWS, max(len(rows), 1)))) * multiple
-        start, stop = self.start[rows], self.stop[rows]
+        start = self.start[rows]
+        stop = self.stop[rows]
         parts = [slice(at, min(at + ROWS, len(rows))) for at in range(0, len(rows), ROWS)]
         part_queries = [queries[:, :, rows[part]].to(self.dtype) for part in parts]
         if self.plain:  # scaling the queries scales a dot product, in one pass over fewer numbers

@@ -114,7 +114,8 @@ def pool_to_pixels(
     shift = lse.masked_fill(lse == -torch.inf, 0.0)[:, None]
     for part, taken, block in scores.blocks(rows, columns, cells):
         block = block.sub_(shift[part])
-        count, pixels = -(-block.shape[-1] // cells), slice(taken.start // cells, -(-taken.stop // cells))
+        count = -(-block.shape[-1] // cells)
+        pixels = slice(taken.start // cells, -(-taken.stop // cells))
         if count * cells > block.shape[-1]:
             block = torch.nn.functional.pad(block, (0, count * cells - block.shape[-1]), value=-torch.inf)
         block = block.view(len(block), count, cells)

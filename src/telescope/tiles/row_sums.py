@@ -90,10 +90,12 @@ def sum_rows(scores: HeadScores, rows: Int[Tensor, " row"]) -> tuple[Float[Tenso
     """
     sink = scores.attention.sink
     largest = torch.full((len(rows),), -torch.inf, dtype=scores.dtype, device=rows.device)
-    total, weighted = torch.zeros_like(largest), torch.zeros_like(largest)
+    total = torch.zeros_like(largest)
+    weighted = torch.zeros_like(largest)
     columns = range(int(scores.start[rows].min()), int(scores.stop[rows].max()))
     for part, _, block in scores.blocks(rows, columns):
-        old, new = largest[part], torch.maximum(largest[part], block.amax(-1))
+        old = largest[part]
+        new = torch.maximum(largest[part], block.amax(-1))
         shift = new.masked_fill(new == -torch.inf, 0.0)
         change = (old - shift).clamp(min=LOW)
         rescale = torch.exp2(change)

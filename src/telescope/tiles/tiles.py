@@ -64,7 +64,8 @@ class Tiles:
     """
 
     def __init__(self, head: OneHead, side: int = TILE) -> None:
-        self.scores, self.pyramid = HeadScores(head), Pyramid(*head.size, side)
+        self.scores = HeadScores(head)
+        self.pyramid = Pyramid(*head.size, side)
         self.row_sums = RowSums(self.scores)
 
     @torch.no_grad()
@@ -74,11 +75,13 @@ class Tiles:
         `budget` is roughly how many scores may be computed. Raises a ValueError if there is no such tile.
         """
         self._check_exists(z, x, y)
-        cells, columns = self.pyramid.cells(z), self.pyramid.keys_of(z, x)
+        cells = self.pyramid.cells(z)
+        columns = self.pyramid.keys_of(z, x)
         queries = self.pyramid.queries_of(z, y)
         rows, stride = self._choose_rows(queries, len(columns), budget, self.row_sums.has_lse)
         pixel = (rows - queries.start) // max(cells, stride)
-        height, lse = int(pixel[-1]) + 1, self.row_sums.lse_of(rows)
+        height = int(pixel[-1]) + 1
+        lse = self.row_sums.lse_of(rows)
         share, largest = pool_to_pixels(self.scores, rows, lse, pixel, height, columns, cells)
         share, largest = (_repeat_rows(numbers, queries, cells, stride) for numbers in (share, largest))
         return Tile(self._framed(share), self._framed(largest), stride == 1, cells / stride)
@@ -103,7 +106,8 @@ class Tiles:
         self._check_exists(z, x, 0)
         columns = self.pyramid.keys_of(z, x)
         rows, stride = self._choose_rows(range(self.scores.size[0]), len(columns), budget, self.row_sums.has_lse)
-        one_pixel, lse = torch.zeros_like(rows), self.row_sums.lse_of(rows)
+        one_pixel = torch.zeros_like(rows)
+        lse = self.row_sums.lse_of(rows)
         share, _ = pool_to_pixels(self.scores, rows, lse, one_pixel, 1, columns, self.pyramid.cells(z))
         return Track(self._framed(share.exp2())[0], stride == 1, self.pyramid.cells(0) / stride)
 

@@ -36,7 +36,8 @@ def visible_indices(count: int, most: int) -> list[int | None]:
 
 def format_vector(numbers: Tensor, most: int = 8) -> str:
     """Return a vector as text, such as "[0.43 0.15 0.89]", with at most `most` numbers."""
-    places, values = decimal_places(numbers), numbers.tolist()
+    places = decimal_places(numbers)
+    values = numbers.tolist()
     cells = ("…" if i is None else format_number(values[i], places) for i in visible_indices(len(values), most))
     return f"[{' '.join(cells)}]"
 

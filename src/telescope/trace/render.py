@@ -24,8 +24,11 @@ from .numbers import (
     visible_indices,
 )
 
-ROWS, COLUMNS = 24, 12  # what fits a page; every number is in to_json()
-HTML_ROWS, HTML_COLUMNS = 48, 24
+# What fits a page; every number is in to_json()
+ROWS = 24
+COLUMNS = 12
+HTML_ROWS = 48
+HTML_COLUMNS = 24
 
 STYLE = (
     "<style>.telescope table{border-collapse:collapse;font:12px ui-monospace,monospace;margin:.2em 0 1em 1em}"
@@ -110,7 +113,8 @@ class FirstThatFits:
         self.tables = tables
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        unlimited, table = options.update(width=10_000), Table()
+        unlimited = options.update(width=10_000)
+        table = Table()
         for table in self.tables():
             if Measurement.get(console, unlimited, table).maximum <= options.max_width:
                 break
@@ -176,7 +180,8 @@ def render_html(formula: str, steps: Sequence[TraceStep], heads: int, batch: int
 def _render_step(step: TraceStep, batch: int, head: int, heads: int) -> str:
     matrix = step.matrix(batch, head, heads)
     peak = largest_weight(step.name, matrix)
-    places, values = decimal_places(matrix) if peak is None else 4, matrix.tolist()
+    places = decimal_places(matrix) if peak is None else 4
+    values = matrix.tolist()
     digits = significant_digits(matrix.dtype)
     columns = visible_indices(matrix.shape[-1], HTML_COLUMNS)
     names = step.columns or tuple(map(str, range(matrix.shape[-1])))

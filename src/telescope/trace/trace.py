@@ -153,7 +153,8 @@ class Trace(reference.AttentionSteps):
         Numbers count from 0; negative numbers count from the end, -1 is the last. Raises ValueError where the trace has
         no such query, head or sequence.
         """
-        i, head = self.find(query), check_index("head", head, self.queries.shape[1])
+        i = self.find(query)
+        head = check_index("head", head, self.queries.shape[1])
         batch = check_index("batch", batch, self.queries.shape[0])
         q, k, v = (tensor[batch : batch + 1].to(self.scores.dtype) for tensor in (self.queries, self.keys, self.values))
         factors, terms = score_products(self.attention.score, q[:, :, i : i + 1], repeat_key_heads(k, q), head)
@@ -311,13 +312,15 @@ class Row:
         return render_table(self.key_tokens, rows)
 
     def __rich__(self) -> Any:
-        sums, parts = Table.grid(padding=(0, 1)), Table.grid(padding=(0, 1))
+        sums = Table.grid(padding=(0, 1))
+        parts = Table.grid(padding=(0, 1))
         for j in visible_indices(len(self.key_tokens), ROWS):
             if j is None:
                 sums.add_row("…")
                 parts.add_row("", "…")
                 continue
-            token, weight = self.key_tokens[j], format_number(self.weights[j].item(), 4)
+            token = self.key_tokens[j]
+            weight = format_number(self.weights[j].item(), 4)
             score = format_number(self.scores[j].item(), decimal_places(self.scores))
             sums.add_row(Text(token), self._write_score(j), f"= {score}")
             parts.add_row("+" if j else "", f"{weight}·{format_vector(self.values[j])}", Text(token, style="dim"))
@@ -340,7 +343,8 @@ class Row:
             return format_sum([format_number(term, 4) for term in self.terms[j].tolist()])
         query, keys = self.factors
         pairs = zip(query.tolist(), keys[j].tolist(), strict=True)
-        places, key_places = decimal_places(query), decimal_places(keys)
+        places = decimal_places(query)
+        key_places = decimal_places(keys)
         return format_sum([f"{format_number(a, places)}·{format_factor(b, key_places)}" for a, b in pairs])
 
 

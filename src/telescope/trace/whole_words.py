@@ -40,8 +40,10 @@ class Words:
         A token that begins in the word in which the token before it ends belongs to the same word. A token that spans
         two words of the text so makes one word of them.
         """
-        character_words, word_ids = _number_words(text), list[int]()
-        number, previous = -1, None
+        character_words = _number_words(text)
+        word_ids = list[int]()
+        number = -1
+        previous = None
         for span in spans:
             first, last = (None, None) if isinstance(span, str) else _first_and_last_word(text, character_words, span)
             number += first is None or first != previous
@@ -71,7 +73,8 @@ class Words:
 
 def _covered_text(text: str, spans: Sequence[Span | str]) -> str:
     """Return the text from the first span to the last, or the name of a special token; "␣" for nothing but space."""
-    first, last = spans[0], spans[-1]
+    first = spans[0]
+    last = spans[-1]
     if isinstance(first, str) or isinstance(last, str):
         return str(first)
     stop = last[1]
@@ -90,7 +93,9 @@ def _first_and_last_word(text: str, character_words: Sequence[int], span: Span) 
 
 def _number_words(text: str) -> list[int]:
     """Return the word number of each character and of the text's end. A space belongs to the word after it, if any."""
-    words, number, previous = list[int](), 0, ""
+    words = list[int]()
+    number = 0
+    previous = ""
     for i in range(len(text.rstrip())):
         kind = previous if previous and _is_combining(text[i]) else _character_kind(text, i)
         number += previous not in ("", kind)

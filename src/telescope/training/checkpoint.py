@@ -131,7 +131,8 @@ def saved_steps(out: Path) -> list[int]:
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str = "") -> Iterable[str]:
     """Yield where a run's identity differs from a checkpoint's: "training.lr is 0.001 there and 0.002 here"."""
     for name in dict.fromkeys((*theirs, *ours)):
-        our_value, their_value = ours.get(name), theirs.get(name)
+        our_value = ours.get(name)
+        their_value = theirs.get(name)
         if isinstance(our_value, Mapping) and isinstance(their_value, Mapping):
             yield from differences(our_value, their_value, f"{path}{name}.")
         elif our_value != their_value:

@@ -94,7 +94,8 @@ class Examples:
         """Return the batch of a spec, gathered on the device."""
         width = spec.widths[-1]
         target, _ = self.targets.gather(spec.rows, width + 1, IGNORE)
-        ids, targets = target[:, :-1].clamp(min=0), target[:, 1:].contiguous()
+        ids = target[:, :-1].clamp(min=0)
+        targets = target[:, 1:].contiguous()
         targets[spec.real :] = IGNORE
         if self.sources is None:
             return TextBatch(ids, targets)
@@ -123,7 +124,8 @@ class IdColumn:
         self, rows: Int[Tensor, " batch"], width: int, padding: int
     ) -> tuple[Int[Tensor, "batch width"], Int[Tensor, " batch"]]:
         """Return the sequences with these indices, padded to the width, and their lengths."""
-        lengths, column = self.lengths[rows], torch.arange(width, device=rows.device)
+        lengths = self.lengths[rows]
+        column = torch.arange(width, device=rows.device)
         places = (self.starts[rows, None] + column).clamp(max=len(self.ids) - 1)
         return self.ids[places].masked_fill(column >= lengths[:, None], padding), lengths
 

@@ -24,7 +24,8 @@ def health(model: Model, batch: Any, objective: Objective) -> tuple[Heads, Heads
     """
     with watch(model, keep="summaries", top=1) as recording:
         objective(model, batch)
-    entropy, logit = {}, {}
+    entropy = {}
+    logit = {}
     for name, watched in recording.items():
         if watched.calls:
             survey = watched.survey()

@@ -132,8 +132,11 @@ class TrainingRun:
     ) -> None:
         self.processes = Processes()
         self.device = self.processes.device
-        self.objective, self.settings, self.out = objective, settings, out
-        self.validate, self.criterion = validate, criterion
+        self.objective = objective
+        self.settings = settings
+        self.out = out
+        self.validate = validate
+        self.criterion = criterion
         self.model = deepcopy(model).to(self.device)  # the copy that learns
         self.model.zero_grad(set_to_none=True)  # gradients of the caller's model must not enter the first step
         self.eval_model = deepcopy(self.model).eval()  # validated and returned; validation never touches self.model
@@ -148,7 +151,8 @@ class TrainingRun:
         self.step = TrainingStep(self.processes, Learner(self.model, objective, settings).train(), settings)
         self.average = WeightAverage(settings.average)
         self.best_weights: dict[str, Tensor] | None = None
-        self.state, self.saved_step = RunState(), 0
+        self.state = RunState()
+        self.saved_step = 0
         checkpoint.seed_generators(settings.seed, self.processes.rank)
         self.report = _default_report(self.out) if report is None and self.processes.is_first else report
         self.clock = Clock()
@@ -186,7 +190,8 @@ class TrainingRun:
 
     def _run_epoch(self) -> None:
         """Run the steps that are left of this epoch."""
-        state, specs = self.state, self.data.batches(self.settings, self.state.epoch)
+        state = self.state
+        specs = self.data.batches(self.settings, self.state.epoch)
         while state.batch < len(specs) and not state.finished:
             step_specs = specs[state.batch : state.batch + self.settings.accumulate]
             state.step += 1
@@ -196,7 +201,8 @@ class TrainingRun:
             state.finished = state.step >= self.steps
             epoch_ended = state.batch >= len(specs)
             if epoch_ended:
-                state.epoch, state.batch = state.epoch + 1, 0
+                state.epoch = state.epoch + 1
+                state.batch = 0
             self._after_step(epoch_ended)
             self._stop_if_asked()
             if epoch_ended:
@@ -204,7 +210,8 @@ class TrainingRun:
 
     def _after_step(self, epoch_ended: bool) -> None:
         """Log, watch, average, validate and save, each where its interval is over."""
-        state, settings = self.state, self.settings
+        state = self.state
+        settings = self.settings
         if state.step % settings.log_every == 0 or state.finished:
             self._log()
         with self.clock.paused():
@@ -268,13 +275,16 @@ class TrainingRun:
 
     def _validate(self, validate: Validate) -> None:
         """Validate the candidate weights in the first process, and keep them in all processes if they are the best."""
-        state, candidate = self.state, self._candidate_weights()
+        state = self.state
+        candidate = self._candidate_weights()
         metrics = self.processes.broadcast(dict(self._evaluate(candidate, validate)) if self.processes.is_first else {})
         value = self.criterion.value(metrics)
         is_best = self.criterion.is_better(value, state.best)
         state.waited = 0 if is_best else state.waited + 1
         if is_best:
-            state.best, state.best_step, self.best_weights = value, state.step, candidate
+            state.best = value
+            state.best_step = state.step
+            self.best_weights = candidate
         self._emit(Validated(state.step, metrics, is_best))
         if self.settings.patience is not None and state.waited >= self.settings.patience:
             state.finished = True

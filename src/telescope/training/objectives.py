@@ -106,7 +106,8 @@ def agreement_loss(
     losses = cross_entropy(
         z.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, label_smoothing=label_smoothing, reduction="sum"
     )
-    (z_1, z_2), (p_1, p_2) = z.chunk(2), z.softmax(-1).chunk(2)
+    z_1, z_2 = z.chunk(2)
+    p_1, p_2 = z.softmax(-1).chunk(2)
     divergence = 0.5 * ((p_1 - p_2) * (z_1 - z_2)).sum(-1)
     return 0.5 * (losses + weight * divergence.masked_fill(targets.chunk(2)[0] == IGNORE, 0.0).sum())
 

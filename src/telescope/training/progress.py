@@ -102,13 +102,16 @@ class Clock:
     """Measure the seconds of steps, without the time spent in `paused` blocks."""
 
     def __init__(self, step: int = 0) -> None:
-        self.lap_start, self.step = perf_counter(), step
+        self.lap_start = perf_counter()
+        self.step = step
 
     def lap(self, step: int) -> tuple[float, int]:
         """Return the seconds and the steps since the last lap, and start the next one."""
         now = perf_counter()
-        seconds, steps = now - self.lap_start, step - self.step
-        self.lap_start, self.step = now, step
+        seconds = now - self.lap_start
+        steps = step - self.step
+        self.lap_start = now
+        self.step = step
         return max(seconds, 1e-9), steps
 
     @contextmanager

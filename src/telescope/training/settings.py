@@ -17,7 +17,9 @@ class TrainingError(ValueError):
     """
 
 
-MAX_ROWS, MAX_TOKENS = 2**20, 2**26  # of a batch: the positions of all its rows are drawn at once
+# Of a batch: the positions of all its rows are drawn at once
+MAX_ROWS = 2**20
+MAX_TOKENS = 2**26
 MAX_SEED = 2**40  # multiplied by a million, to give each epoch its own seed, it still fits 63 bits
 
 

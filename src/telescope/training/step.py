@@ -29,7 +29,9 @@ class TrainingStep:
     """
 
     def __init__(self, processes: Processes, learner: Learner, settings: Training) -> None:
-        self.processes, self.settings, device = processes, settings, processes.device
+        self.processes = processes
+        self.settings = settings
+        device = processes.device
         sharded = settings.shard and processes.count > 1
         self.learner = shard(learner, device) if sharded else processes.wrap(learner)
         self.parameters = [parameter for parameter in learner.parameters() if parameter.requires_grad]
@@ -59,7 +61,8 @@ class TrainingStep:
                 self.captured(batches[0])
 
     def _run(self, batches: Sequence[Any]) -> None:
-        rank, processes = self.processes.rank, self.processes.count
+        rank = self.processes.rank
+        processes = self.processes.count
         targets = torch.stack([count_targets(batch.targets) for batch in batches]).sum()
         divisor = targets / processes  # DDP and FSDP average the gradients of processes, they do not sum them
         for i, batch in enumerate(batches):
@@ -162,7 +165,8 @@ class CapturedStep:
         self.step = step
         self.eager_runs: Counter[tuple[torch.Size, ...]] = Counter()
         self.graphs: dict[tuple[torch.Size, ...], Graph] = {}
-        self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, batch: Any) -> None:
         shape = tuple(tensor.shape for tensor in batch)

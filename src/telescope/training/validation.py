@@ -34,9 +34,12 @@ def mean_loss(model: Model, data: Data, objective: Objective, settings: Training
         >>> 1.0 < mean_loss(model, Windows([0, 1, 2, 3] * 8, 8), language, Training(steps=1, rows=2)) < 2.0
         True
     """
-    device, training = next(model.parameters()).device, model.training
-    data, model = data.to(device), model.eval()
-    losses, targets = [], []
+    device = next(model.parameters()).device
+    training = model.training
+    data = data.to(device)
+    model = model.eval()
+    losses = []
+    targets = []
     for spec in data.batches(settings, None):
         batch = data.take(spec)
         losses.append(objective(model, batch))

@@ -40,7 +40,8 @@ class Windows:
             raise ValueError(f"block={block} does not fit a text of {len(self.ids)} ids; 1 to {len(self.ids) - 1} do")
         if int(self.ids.min()) < 0:
             raise ValueError(f"ids has {int(self.ids.min())}; ids are 0 and above")
-        self.block, self.largest = block, int(self.ids.max())
+        self.largest = int(self.ids.max())
+        self.block = block
         checksum = zlib.crc32(self.ids.cpu().numpy().tobytes())
         self.description = f"{len(self.ids):,} ids in windows of {block:,}, checksum {checksum:08x}"
 
@@ -55,7 +56,8 @@ class Windows:
 
     def batches(self, settings: Training, epoch: int | None) -> list[Spec]:
         """Return the specs of an epoch, at random positions; with epoch=None those of all windows, side by side."""
-        rows, windows = settings.rows_of(self.block), -(-(len(self.ids) - 1) // self.block)
+        rows = settings.rows_of(self.block)
+        windows = -(-(len(self.ids) - 1) // self.block)
         count = -(-windows // rows)
         if epoch is None:
             starts = torch.arange(count * rows) % windows * self.block

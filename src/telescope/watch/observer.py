@@ -32,8 +32,11 @@ class Observer:
         *,
         keeps_gradients: bool = False,
     ) -> None:
-        self.recording, self.heads, self.thread = recording, heads, get_ident()
-        self.carriers, self.keeps_gradients = carriers or {}, keeps_gradients
+        self.recording = recording
+        self.heads = heads
+        self.thread = get_ident()
+        self.carriers = carriers or {}
+        self.keeps_gradients = keeps_gradients
         self.tokens = TokenInputs()
         self.text = RunningText()
         self.bypasses: dict[str, Bypass] = {}

@@ -91,7 +91,8 @@ def _weight_by_running(name: str, module: Any, dtype: torch.dtype) -> Float[Tens
         identity = torch.eye(width, dtype=dtype, device=bias.device)
         weight = torch.cat([module(rows).float() - bias for rows in torch.split(identity, ROWS)]).mT
         probe = torch.linspace(-1.0, 1.0, width, dtype=dtype, device=bias.device)[None]
-        actual, expected = module(probe).float() - bias, probe.float() @ weight.mT
+        actual = module(probe).float() - bias
+        expected = probe.float() @ weight.mT
     except (RuntimeError, TypeError, ValueError, AttributeError) as problem:
         raise ValueError(
             f'also="norms" cannot read the output projection of "{name}", a {type(module).__name__}: '

@@ -152,9 +152,11 @@ class ModelHooks:
         self.runs.note_call(name)
         queries, keys, values, attention, across = _arguments(*args, **kwargs)
         queries, keys, values = torch_modes.cast_for_autocast(queries, keys, values)
-        heads, dropout = tuple(range(queries.shape[1])), module.dropout if module.training else 0.0
+        heads = tuple(range(queries.shape[1]))
+        dropout = module.dropout if module.training else 0.0
         lse = None if fused is None else fused.lse_of(context)
-        now, last = (TokenMemory.of(keys), TokenMemory.of(values)), self.memory.get(name)
+        now = (TokenMemory.of(keys), TokenMemory.of(values))
+        last = self.memory.get(name)
         follows = last is not None and all(map(TokenMemory.follows, now, last, [queries.shape[-2]] * 2))
         self.memory[name] = now
         _, call = self.record(
@@ -167,7 +169,8 @@ class ModelHooks:
 
     def stop_reading_lse(self) -> SdpaWithLse | None:
         """Leave the mode that reads the lse; called at the end of the block too, since an interrupt calls no hook."""
-        fused, self.fused = self.fused, None
+        fused = self.fused
+        self.fused = None
         self.within.close()
         return fused
 
@@ -202,7 +205,8 @@ class TokenMemory(NamedTuple):
         """
         if self.tensor() is None or self.tensor() is not last.tensor() or self.version is None or last.version is None:
             return False
-        written, more = self.version - last.version, self.tokens - last.tokens
+        written = self.version - last.version
+        more = self.tokens - last.tokens
         return (written, more) in ((0, 0), (1, queries))
 
 

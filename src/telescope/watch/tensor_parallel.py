@@ -32,7 +32,8 @@ def tensor_parallel_rank(model: nn.Module) -> int:
 
 def join_recording(recording: Recording) -> None:
     """Give the first process the heads of all, in the order of the processes. All processes must call this together."""
-    first, count = distributed.get_rank() == 0, distributed.get_world_size()
+    first = distributed.get_rank() == 0
+    count = distributed.get_world_size()
     own = {name: [_tensors(call) for call in watched.calls] for name, watched in recording.items()}
     gathered: list[Any] | None = [None] * count if first else None
     distributed.gather_object(own, gathered, 0)

@@ -41,7 +41,8 @@ class TokenInputs:
         query_ids = next((given.ids for given in self.latest if tuple(given.ids.shape) == (batch, queries)), None)
         if not across:
             return query_ids, None
-        seen, self._seen[name] = self._seen.get(name, 0), self.count
+        seen = self._seen.get(name, 0)
+        self._seen[name] = self.count
         for given in self.latest[1:]:
             rows, length = given.ids.shape
             if given.number > seen and length == keys and (rows == batch or (beams and rows and not batch % rows)):

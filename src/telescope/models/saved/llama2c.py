@@ -22,7 +22,11 @@ SIZES = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size",
 NEWER = b"24ka"  # the first bytes of llama2.c's later formats
 
 LONGEST_PIECE = 128  # bytes of a piece of a tokenizer: every way to split it is tried
-UNKNOWN, BEGIN, END, BYTES = 0, 1, 2, range(3, 259)  # ids of the first pieces; learned pieces follow
+# Ids of the first pieces; learned pieces follow
+UNKNOWN = 0
+BEGIN = 1
+END = 2
+BYTES = range(3, 259)
 
 
 def load(file: Path, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Model:
@@ -113,7 +117,8 @@ def _read_weights(file: Path, sizes: dict[str, int]) -> StoredTensors:
         {"head": (abs(vocabulary), d)} if vocabulary < 0 else {}
     )  # a negative vocabulary means that the head is not tied
 
-    expected, size = HEADER.size + 4 * sum(map(prod, shapes.values())), file.stat().st_size
+    expected = HEADER.size + 4 * sum(map(prod, shapes.values()))
+    size = file.stat().st_size
     if size != expected:
         header = ", ".join(f"{name}={value}" for name, value in sizes.items())
         raise LoadError(f"{file} has {size:,} bytes; a model of llama2.c with {header} has {expected:,}")

@@ -107,7 +107,8 @@ def _load_telescope_folder(
     if name not in MODEL_CLASSES:
         raise LoadError(f'{file}: there is no model "{name}"; {hint(name, MODEL_CLASSES)}')
     tensors = scan_folder(folder)
-    attention, used = None, set[str]()
+    attention = None
+    used = set[str]()
     if "attention" in config:
         attention, used = _read_definition(config["attention"], file, tensors, device=device, dtype=dtype)
     kind = MODEL_CLASSES[name]

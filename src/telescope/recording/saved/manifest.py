@@ -14,7 +14,8 @@ from ..call_facts import CallFacts
 from ..head_shares import COUNTS, NAMES, Written
 
 FILE = "recording.json"
-KIND, VERSION = "telescope recording", 1
+KIND = "telescope recording"
+VERSION = 1
 
 Shape = tuple[int | None, ...]  # None is any size
 IDS = ("top_keys", "query_ids", "key_ids")  # integers; all other tensors are floating-point
@@ -26,8 +27,10 @@ FLOATS = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
 
 def required_tensors(keep: str, facts: CallFacts) -> dict[str, Shape]:
     """Return the names and shapes of the tensors that every call of this kind has."""
-    (batch, key_heads, d_q, d_k), heads = facts.shape, len(facts.heads)
-    keys, rows = facts.size[1], facts.size[0] if facts.rows is None else len(facts.rows)
+    batch, key_heads, d_q, d_k = facts.shape
+    heads = len(facts.heads)
+    keys = facts.size[1]
+    rows = facts.size[0] if facts.rows is None else len(facts.rows)
     if keep == "summaries":
         return {
             "received": (batch, heads, keys),
@@ -41,7 +44,8 @@ def required_tensors(keep: str, facts: CallFacts) -> dict[str, Shape]:
 
 def optional_tensors(keep: str, facts: CallFacts) -> dict[str, Shape]:
     """Return the names and shapes of the tensors that some calls have."""
-    (batch, key_heads, _, _), (queries, keys) = facts.shape, facts.size
+    batch, key_heads, _, _ = facts.shape
+    queries, keys = facts.size
     rows = queries if facts.rows is None else len(facts.rows)
     return {
         "query_ids": (batch, queries),
@@ -164,7 +168,8 @@ def _check_numbers(part: object, **size: int) -> None:
     if not isinstance(part, Renumbered | RenumberedBias):
         return
     axes: dict[type[Restriction], str] = {SomeHeads: "heads", SomeQueries: "queries", SomeSequences: "batch"}
-    axis, numbering = axes.get(type(part.numbering)), part.numbering
+    axis = axes.get(type(part.numbering))
+    numbering = part.numbering
     which: Any = getattr(numbering, "which", ())
     if axis is not None and len(which) != size[axis]:
         raise ValueError(f"{type(numbering).__name__} selects {len(which)} {axis}, and there are {size[axis]}")
@@ -183,7 +188,8 @@ def _inside(part: object) -> Iterator[Mask | Bias]:
 
 def check_tensors(keep: str, facts: CallFacts, header: dict[str, tuple[str, tuple[int, ...]]], where: str) -> None:
     """Raise a LoadError if the tensors of a file are not those that its entry in recording.json describes."""
-    needed, possible = required_tensors(keep, facts), optional_tensors(keep, facts)
+    needed = required_tensors(keep, facts)
+    possible = optional_tensors(keep, facts)
     for name, shape in needed.items():
         if name not in header:
             raise LoadError(f'{where} has no tensor "{name}", which keep="{keep}" keeps')

@@ -29,7 +29,11 @@ class FileTensor(StoredTensor):
     def __init__(
         self, file: Path, name: str, kind: str, shape: tuple[int, ...], checksum: int | None, keys: int
     ) -> None:
-        self.file, self.name, self.kind, self.size, self.checksum = file, name, kind, shape, checksum
+        self.file = file
+        self.name = name
+        self.kind = kind
+        self.size = shape
+        self.checksum = checksum
         self.keys = keys
         """How many keys the call has: the limit of the numbers in "top_keys"."""
 
@@ -58,7 +62,8 @@ def open_recording(path: str | os.PathLike[str]) -> Recording:
     folder = paths.check_exists(path)
     if not paths.is_folder(folder) or FILE not in paths.list_names(folder):
         raise LoadError(f"{folder} is no recording: it is no folder with a {FILE}")
-    manifest, where = paths.read_json(_inside(folder, FILE)), str(folder / FILE)
+    manifest = paths.read_json(_inside(folder, FILE))
+    where = str(folder / FILE)
     if manifest.get("is") != KIND:
         raise LoadError(
             f'{where} is not of a recording: its "is" is {manifest.get("is")!r}, and "{KIND}" would be right'

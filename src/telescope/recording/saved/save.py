@@ -86,7 +86,9 @@ def check_can_save(
         manifest = read_json(place / FILE) if files else {}
         ours = files == [] or manifest.get("is") == KIND
     except LoadError:
-        files, manifest, ours = None, {}, False
+        files = None
+        manifest = {}
+        ours = False
     if not ours:
         raise ValueError(f"{place} exists and is no recording, so it is left alone; save into a new folder")
     strange = [name for name in files or () if not OUR_FILES.fullmatch(name)]

@@ -33,9 +33,12 @@ def pool(
     key. The weights of one cell are kept for each element of the tile, and added up once."""
     run = tl.program_id(0)
     bh = tl.program_id(1).to(tl.int64)
-    b, h = bh // heads, bh % heads
-    rm, cn = tl.load(row_runs[0] + run) + tl.arange(0, BM), tl.arange(0, BN)
-    row, count = rm[:, None], tl.load(row_runs[1] + run)
+    b = bh // heads
+    h = bh % heads
+    rm = tl.load(row_runs[0] + run) + tl.arange(0, BM)
+    cn = tl.arange(0, BN)
+    row = rm[:, None]
+    count = tl.load(row_runs[1] + run)
     if BY_ROW:
         place = (tl.load(row_runs[2] + run) + tl.arange(0, BM)).to(tl.int64)
     else:
@@ -48,7 +51,8 @@ def pool(
     first = tl.min(tl.where(start < stop, start, keys), 0)
     last = tl.max(stop, 0) - 1
     if first <= last:
-        begin, end = tl.load(RUN_OF_KEY + first), tl.load(RUN_OF_KEY + last)
+        begin = tl.load(RUN_OF_KEY + first)
+        end = tl.load(RUN_OF_KEY + last)
         cell = tl.load(key_runs[2] + begin)
         nothing: tl.constexpr = 0.0 if SHARE else HIDDEN
         partial = tl.full([BM, BN], nothing, tl.float32)
@@ -83,8 +87,10 @@ def sum_listed(
     their weights; SEEN, unless None, whether the row may see a key of the first set."""
     m = tl.program_id(0)
     bh = tl.program_id(1).to(tl.int64)
-    b, h = bh // heads, bh % heads
-    slot, cn = m * BM + tl.arange(0, BM), tl.arange(0, BN)
+    b = bh // heads
+    h = bh % heads
+    slot = m * BM + tl.arange(0, BM)
+    cn = tl.arange(0, BN)
     valid = slot < row_slots
     rm = tl.load(ROWS + b * row_batch + slot, mask=valid, other=rows)
     row = rm[:, None]
@@ -92,7 +98,8 @@ def sum_listed(
     lse = load_lse(LSE, bh * lse_stride + rm, rm < rows)[:, None]
     START += b * span_batch + slot
     STOP += b * span_batch + slot
-    first, last = key_slots, 0
+    first = key_slots
+    last = 0
     for s in tl.static_range(SETS):
         start = tl.load(START + s * span_set, mask=valid, other=0)
         stop = tl.load(STOP + s * span_set, mask=valid, other=0)

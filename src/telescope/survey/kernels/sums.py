@@ -17,12 +17,15 @@ def log_sum_exp(
     row)."""
     m = tl.num_programs(0) - 1 - tl.program_id(0)
     bh = tl.program_id(1).to(tl.int64)
-    b, h = bh // heads, bh % heads
+    b = bh // heads
+    h = bh % heads
     rm = m * BM + tl.arange(0, BM)
-    row, cn = rm[:, None], tl.arange(0, BN)
+    row = rm[:, None]
+    cn = tl.arange(0, BN)
     query_tile = load(q, b, h, rm, rows, width, D, EVEN)
     tile = m * TILES + tl.arange(0, TILES)
-    at, valid = b * tiles.batch + tile, tile < row_tiles
+    at = b * tiles.batch + tile
+    valid = tile < row_tiles
     part = tl.program_id(2)
     first = tl.maximum(tl.min(tl.load(tiles.first + at, mask=valid, other=keys), 0) // BN * BN, part * part_keys)
     stop = tl.minimum(tl.max(tl.load(tiles.stop + at, mask=valid, other=0), 0), (part + 1) * part_keys)
@@ -58,19 +61,25 @@ def check_rows(
     """Write, for row_count rows of a head, with the sink as one more score: the sum of their weights, the sum if LSE
     were to base two, the largest absolute score and the largest score; to NUMBERS (4, batch, heads, row_count)."""
     program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-    b, h = tl.program_id(1).to(tl.int64) * batch_step, tl.program_id(0) * head_step
-    slot, cn = tl.arange(0, BM), tl.arange(0, BN)
+    b = tl.program_id(1).to(tl.int64) * batch_step
+    h = tl.program_id(0) * head_step
+    slot = tl.arange(0, BM)
+    cn = tl.arange(0, BN)
     rm = slot * row_step
-    row, valid = rm[:, None], slot < row_count
+    row = rm[:, None]
+    valid = slot < row_count
     query_tile = load(q, b, h, rm, rows, width, D, False)
     lse = tl.load(LSE + (b * heads + h) * lse_stride + rm, mask=valid, other=0.0)
-    total, total_base_2 = tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32)
-    absolute, largest = tl.zeros([BM], tl.float32), tl.full([BM], HIDDEN, tl.float32)
+    total = tl.zeros([BM], tl.float32)
+    total_base_2 = tl.zeros([BM], tl.float32)
+    absolute = tl.zeros([BM], tl.float32)
+    largest = tl.full([BM], HIDDEN, tl.float32)
     if has_sinks:
         sink = tl.load(SINKS + h)
         total += tl.exp2(sink - lse * LOG2_E)
         total_base_2 += tl.exp2(sink - lse)
-        absolute, largest = tl.maximum(absolute, tl.abs(sink)), tl.maximum(largest, sink)
+        absolute = tl.maximum(absolute, tl.abs(sink))
+        largest = tl.maximum(largest, sink)
     for n in range(0, keys, BN):
         key = (n + cn)[None, :]
         key_tile = load(k, b, h // group, n + cn, keys, width, D, False).T
@@ -103,9 +112,11 @@ def statistics(
     need atomic additions."""
     block = tl.program_id(0)
     bh = tl.program_id(1).to(tl.int64)
-    b, h = bh // heads, bh % heads
+    b = bh // heads
+    h = bh % heads
     n = block * BN
-    rn, cm = n + tl.arange(0, BN), tl.arange(0, BM)
+    rn = n + tl.arange(0, BN)
+    cm = tl.arange(0, BM)
     key = rn[None, :]
     key_tile = load(k, b, h // group, rn, keys, width, D, EVEN).T
     received = tl.zeros([BM // 16, 8, BN], tl.float32)
@@ -152,7 +163,8 @@ def statistics(
                     part = tl.sum(tl.reshape(pooled, [BM // 16, 16]), 1)  # 16 rows are one warp's: no synchronisation
                     tl.atomic_add(MAP + bh * map_size + cell + tl.zeros_like(part).to(tl.int32), part, sem="relaxed")
                     pooled = tl.zeros([BM], tl.float32)
-                    tiles_left, cell = per_cell, cell + map_columns
+                    tiles_left = per_cell
+                    cell = cell + map_columns
         if LARGEST is not None:
             largest_weight = tl.max(tl.max(largest_weight, 0), 0)
             at = bh * keys + rn  # LARGEST is in memory: the loop over tiles needs the registers
@@ -175,14 +187,20 @@ def find_largest_rows(
     ORDER (bh, key) has the keys by LARGEST_ROW, so that the BN keys of a program have few groups. Keys whose group is
     in another band of rows are left alone."""
     bh = tl.program_id(1).to(tl.int64)
-    b, h = bh // heads, bh % heads
-    cm, at = tl.arange(0, BM), tl.program_id(0) * BN + tl.arange(0, BN)
+    b = bh // heads
+    h = bh % heads
+    cm = tl.arange(0, BM)
+    at = tl.program_id(0) * BN + tl.arange(0, BN)
     rn = tl.load(ORDER + bh * keys + at, mask=at < keys, other=keys).to(tl.int32)
     first = tl.load(LARGEST_ROW + bh * keys + rn, mask=rn < keys, other=-1) - first_row
-    own, first = (rn < keys) & (first >= 0) & (first < rows), first // BM
-    begin, end = tl.min(tl.where(own, first, tl.cdiv(rows, BM)), 0), tl.max(tl.where(own, first + GROUP, 0), 0)
+    own = (rn < keys) & (first >= 0) & (first < rows)
+    first = first // BM
+    begin = tl.min(tl.where(own, first, tl.cdiv(rows, BM)), 0)
+    end = tl.max(tl.where(own, first + GROUP, 0), 0)
     if begin < end:
-        key, lowest, highest = rn[None, :], tl.min(rn, 0), tl.max(rn, 0)
+        key = rn[None, :]
+        lowest = tl.min(rn, 0)
+        highest = tl.max(rn, 0)
         key_tile = load(k, b, h // group, rn, keys, width, D, EVEN).T
         best = tl.full([BM, BN], HIDDEN, tl.float32)
         best_tile = tl.zeros([BM, BN], tl.int32)

@@ -154,10 +154,14 @@ def visible_rows(tiles, b, n, keys, row_tiles, BN: tl.constexpr):
 
     Tiles from begin to end see some of these keys; from unmasked_begin to unmasked_end, all of them.
     """
-    begin, end, unmasked_begin, unmasked_end = row_tiles, 0, row_tiles, row_tiles
+    begin = row_tiles
+    end = 0
+    unmasked_begin = row_tiles
+    unmasked_end = row_tiles
     for m0 in range(0, row_tiles, 256):
         tile = m0 + tl.arange(0, 256)
-        at, valid = b * tiles.batch + tile, tile < row_tiles
+        at = b * tiles.batch + tile
+        valid = tile < row_tiles
         visible = (tl.load(tiles.first + at, mask=valid, other=keys) < n + BN) & (
             tl.load(tiles.stop + at, mask=valid, other=0) > n
         )
@@ -169,7 +173,8 @@ def visible_rows(tiles, b, n, keys, row_tiles, BN: tl.constexpr):
         unmasked_begin = tl.minimum(unmasked_begin, tl.min(tl.where(unmasked, tile, row_tiles), 0))
     for m0 in range(unmasked_begin // 256 * 256, row_tiles, 256):
         tile = m0 + tl.arange(0, 256)
-        at, valid = b * tiles.batch + tile, tile < row_tiles
+        at = b * tiles.batch + tile
+        valid = tile < row_tiles
         unmasked = (tl.load(tiles.inner_first + at, mask=valid, other=0) <= n) & (
             tl.load(tiles.inner_stop + at, mask=valid, other=keys) >= n + BN
         )

@@ -44,7 +44,8 @@ def find_blocks(
     MAXIMA += bh * key_blocks * padded_rows
     ROW_BLOCKS += bh * padded_rows * BLOCK_CAPACITY
     tile = (bh // heads) * tiles.batch + m
-    first, stop = tl.load(tiles.first + tile) // BN, tl.cdiv(tl.load(tiles.stop + tile), BN)
+    first = tl.load(tiles.first + tile) // BN
+    stop = tl.cdiv(tl.load(tiles.stop + tile), BN)
     class_id = tl.arange(0, CLASSES)
     best = tl.full([CLASSES, BM], HIDDEN, tl.float32)
     for n in range(first, stop, CLASSES):
@@ -58,7 +59,8 @@ def find_blocks(
     threshold = tl.where(threshold > LOWEST + 64, threshold, NOWHERE)
     tl.store(THRESHOLD + bh * padded_rows + row, threshold)
 
-    common, count = 0, tl.zeros([BM], tl.int32)
+    common = 0
+    count = tl.zeros([BM], tl.int32)
     COMMON += (bh * row_tiles + m) * (MOST_COMMON + 1)
     for n in range(first, stop, CLASSES):
         block = n + class_id
@@ -88,7 +90,8 @@ def group_rows(
 ):  # fmt: skip
     """Write the rows that list a block of keys into BLOCK_ROWS, one after the other from FIRST_ROW of the block on."""
     bh = tl.program_id(1).to(tl.int64)
-    row, place = tl.program_id(0) * BM + tl.arange(0, BM)[:, None], tl.arange(0, BLOCK_CAPACITY)[None, :]
+    row = tl.program_id(0) * BM + tl.arange(0, BM)[:, None]
+    place = tl.arange(0, BLOCK_CAPACITY)[None, :]
     valid = place < tl.load(BLOCK_COUNT + bh * padded_rows + row)
     entry = tl.load(ROW_BLOCKS + (bh * padded_rows + row) * BLOCK_CAPACITY + place, mask=valid, other=0)
     first = tl.load(FIRST_ROW + bh * key_blocks + (entry >> 32), mask=valid, other=0)
@@ -108,8 +111,10 @@ def raise_thresholds(
     COMMON += program * (MOST_COMMON + 1)
     common = tl.load(COMMON)
     if common > 0:
-        b, h = bh // heads, bh % heads
-        cm, cn = tl.arange(0, BM), tl.arange(0, BN)
+        b = bh // heads
+        h = bh % heads
+        cm = tl.arange(0, BM)
+        cn = tl.arange(0, BN)
         rm = m * BM + cm
         row = rm[:, None]
         query_tile = load(q, b, h, rm, rows, width, D, False)
@@ -160,7 +165,8 @@ def collect_keys(
     Only the rows that list the block are multiplied, gathered BM at a time."""
     block = tl.program_id(0)
     bh = tl.program_id(2).to(tl.int64)
-    b, h = bh // heads, bh % heads
+    b = bh // heads
+    h = bh % heads
     n = block * BN
     cn = tl.arange(0, BN)
     word = (n + 32 * tl.arange(0, BN // 32))[None, :]
@@ -196,7 +202,8 @@ def collect_keys(
             slot = before[:, None] + tl.cumsum(counts, 1) - counts
             while tl.max(tl.max((words != 0).to(tl.int32), 1), 0) > 0:
                 low, place = _lowest_bit(words)
-                at_slot, valid = (offset + row) * KEY_CAPACITY + slot, (words != 0) & (slot < KEY_CAPACITY)
+                at_slot = (offset + row) * KEY_CAPACITY + slot
+                valid = (words != 0) & (slot < KEY_CAPACITY)
                 x_of_bit = tl.sum(tl.where(tl.arange(0, 32)[None, None, :] == place[:, :, None], x, 0.0), 2)
                 tl.store(CANDIDATES + at_slot, _pack(x_of_bit, (word + place).to(tl.int64)), mask=valid)
                 words ^= low
@@ -218,7 +225,8 @@ def rank_keys(
     key_count = tl.load(KEY_COUNT + bh * padded_rows + rm, mask=rm < rows, other=0)
     tl.store(OVERFULL + bh * lse_stride + rm, (count > BLOCK_CAPACITY) | (key_count > KEY_CAPACITY), mask=rm < rows)
     CANDIDATES += (bh * padded_rows + row) * KEY_CAPACITY
-    at, valid = bh * lse_stride + row, row < rows
+    at = bh * lse_stride + row
+    valid = row < rows
     if tl.max(key_count, 0) <= FEW:  # almost always
         _store_top(_load_candidates(CANDIDATES, key_count, FEW), WEIGHTS, KEYS, at, valid, top, TOP_PADDED)
     else:
@@ -241,8 +249,10 @@ def search_all_keys(
     """Write the `top` largest of overfull rows, from all of their keys. PROGRAMS programs share a tile of rows."""
     m = tl.program_id(0)
     bh = tl.program_id(1).to(tl.int64)
-    b, h = bh // heads, bh % heads
-    rm, cn = m * BM + tl.arange(0, BM), tl.arange(0, BN)
+    b = bh // heads
+    h = bh % heads
+    rm = m * BM + tl.arange(0, BM)
+    cn = tl.arange(0, BN)
     overfull = tl.load(OVERFULL + bh * lse_stride + rm, mask=rm < rows, other=0).to(tl.int32)
     if tl.max(overfull, 0) > 0:
         row = rm[:, None]

@@ -15,9 +15,11 @@ def weigh_once(
     this program's."""
     block = tl.program_id(0)
     bh = tl.program_id(1).to(tl.int64)
-    b, h = bh // heads, bh % heads
+    b = bh // heads
+    h = bh % heads
     n = block * BN
-    rn, cm = n + tl.arange(0, BN), tl.arange(0, BM)
+    rn = n + tl.arange(0, BN)
+    cm = tl.arange(0, BM)
     key = rn[None, :]
     key_tile = load(k, b, h // group, rn, keys, width, D, EVEN).T
     QUERY_WEIGHTS += b * weight_batch + h * weight_head
@@ -52,9 +54,12 @@ def weigh(
     registers. Each tile is summed by itself: tensor cores cut off what they add up, always towards zero."""
     block = tl.program_id(0)
     bh = tl.program_id(1).to(tl.int64)
-    b, h = bh // heads, bh % heads
+    b = bh // heads
+    h = bh % heads
     n = block * BN
-    rn, cm, cs = n + tl.arange(0, BN), tl.arange(0, BM), tl.arange(0, PARTS * SETS)
+    rn = n + tl.arange(0, BN)
+    cm = tl.arange(0, BM)
+    cs = tl.arange(0, PARTS * SETS)
     key = rn[:, None]
     key_tile = load(k, b, h // group, rn, keys, width, D, EVEN)
     FACTORS += b * factor_batch + h * factor_head
@@ -63,8 +68,10 @@ def weigh(
     begin, end, unmasked_begin, unmasked_end = visible_rows(tiles, b, n, keys, row_tiles, BN)
     next_lse = tl.load(LSE2 + begin * BM + cm, mask=begin * BM + cm < rows, other=-HIDDEN)
     for m in range(begin, end):
-        rm, after = m * BM + cm, (m + 1) * BM + cm
-        row, lse = rm[None, :], next_lse[None, :]
+        rm = m * BM + cm
+        after = (m + 1) * BM + cm
+        row = rm[None, :]
+        lse = next_lse[None, :]
         next_lse = tl.load(LSE2 + after, mask=after < rows, other=-HIDDEN)  # ahead: nothing else hides its latency
         query_tile = load(q, b, h, rm, rows, width, D, EVEN)
         product = tl.dot(key_tile, query_tile.T, input_precision=PRECISION)

@@ -98,8 +98,13 @@ def journey(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
     sentence = "Your journey starts with one step"
     tokens = sentence.split()
     given = JOURNEY | dict(inputs or {})
-    x, W_q, W_k, W_v = given["x"][None, None], given["W_q"], given["W_k"], given["W_v"]
-    q, k, v = x @ W_q, x @ W_k, x @ W_v
+    x = given["x"][None, None]
+    W_q = given["W_q"]
+    W_k = given["W_k"]
+    W_v = given["W_v"]
+    q = x @ W_q
+    k = x @ W_k
+    v = x @ W_v
     free = trace(x, x, x, Attention(scale=1.0, normalize=normalize), tokens)
     scaled = trace(q, k, v, Attention(normalize=normalize), tokens)
     masked = trace(q, k, v, Attention(normalize=normalize, mask=causal), tokens)
@@ -128,7 +133,8 @@ def thinking_machines(normalize: Normalizer, inputs: Inputs | None = None) -> Ex
     """Notes 002: 112 and 96, divided by 8: 14 and 12, softmax 0.88 and 0.12."""
     sentence = "Thinking Machines"
     given = {"q": torch.ones(1, 1), "k": torch.tensor([[1.75], [1.5]])} | dict(inputs or {})
-    query, keys = given["q"].expand(1, 1, 1, 64), given["k"].expand(1, 1, 2, 64)  # the same number in all features
+    query = given["q"].expand(1, 1, 1, 64)
+    keys = given["k"].expand(1, 1, 2, 64)  # the same number in all features
     steps = trace(
         query, keys, torch.eye(2)[None, None], Attention(normalize=normalize), (["Thinking"], sentence.split())
     )
@@ -159,7 +165,9 @@ def lights(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
         "W_q": torch.tensor([[0.0, 3, 1, 2], [3, 1, 0, 2], [0, 0, 1, 3], [2, 1, 1, 1]]),
         "W_v": torch.tensor([[2.0, 0], [1, 0], [0, 0], [0, 2]]),  # (action, thing)
     } | dict(inputs or {})
-    x, W_q, W_v = given["x"][None, None], given["W_q"], given["W_v"]
+    x = given["x"][None, None]
+    W_q = given["W_q"]
+    W_v = given["W_v"]
     steps = trace(x @ W_q, x, x @ W_v, Attention(normalize=normalize), sentence.split())
     return Example(
         "lights",
@@ -189,7 +197,8 @@ def bank(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
     def scene_with(word: str) -> ExampleScene:
         x = torch.stack([vectors[word], vectors["bank"]])[None, None]
         steps = trace(x, x, x, Attention(normalize=normalize), [word, "bank"])
-        before, after = nearness(*x[0, 0]), nearness(*steps.context[0, 0])
+        before = nearness(*x[0, 0])
+        after = nearness(*steps.context[0, 0])
         moved = (
             f"{word} and bank before: cosine {before.cosine:.4f}, distance {before.distance:.4f}",
             f"{word} and bank after:  cosine {after.cosine:.4f}, distance {after.distance:.4f}",
@@ -230,7 +239,9 @@ def telescope(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
     queries = torch.stack([x @ uses, x @ owns])[None]
     keys = x.expand(1, 2, *x.shape)
     steps = trace(queries, keys, keys, Attention(normalize=normalize), sentence.split())
-    man, astronomer, last = 1, 4, 7
+    man = 1
+    astronomer = 4
+    last = 7
     readings = tuple(
         f"head {i}: telescope → man {weights[man]:.4f}, telescope → astronomer {weights[astronomer]:.4f}; {reading}"
         for i, (weights, reading) in enumerate(
@@ -258,12 +269,14 @@ def telescope(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
 
 def luong(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
     """Notes 004, Luong: c_i = Σ_j α_ij h_j between two sequences; a decoder's state is the query, h both others."""
-    source, target = ("I", "love", "you"), ("Ich", "liebe", "dich")
+    source = ("I", "love", "you")
+    target = ("Ich", "liebe", "dich")
     given = {
         "s": torch.tensor([[3.0, 0.5, 0.0], [0.0, 3.0, 0.5], [0.5, 0.0, 3.0]]),
         "h": torch.tensor([[1.0, 0.1, 0.0], [0.0, 1.0, 0.2], [0.1, 0.0, 1.0]]),
     } | dict(inputs or {})
-    s, h = given["s"][None, None], given["h"][None, None]
+    s = given["s"][None, None]
+    h = given["h"][None, None]
     steps = trace(s, h, h, Attention(scale=1.0, normalize=normalize), (target, source))
     return Example(
         "luong",

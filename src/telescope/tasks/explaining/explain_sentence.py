@@ -61,7 +61,8 @@ def _draw_scene(number: int, scene: SentenceScene) -> list[RenderableType]:
 
 def _draw_heads(scene: SentenceScene, every_head: bool, steps: bool) -> list[RenderableType]:
     """Return the weights of one head, or of all, and the steps from scores to weights of one row."""
-    attention, chosen = scene.attention, (scene.layer, scene.head)
+    attention = scene.attention
+    chosen = (scene.layer, scene.head)
     layers, heads = attention.weights.shape[:2]
     parts: list[RenderableType] = []
     for place in [(i, j) for i in range(layers) for j in range(heads)] if every_head else [chosen]:
@@ -78,7 +79,8 @@ def _draw_heads(scene: SentenceScene, every_head: bool, steps: bool) -> list[Ren
 
 def _draw_readings(explained: ExplainedSentence) -> RenderableType:
     """Return which heads look at which of the two words, with those that attend by position set apart."""
-    scene, readings = explained.scenes[0], explained.readings
+    scene = explained.scenes[0]
+    readings = explained.readings
     names = scene.attention.columns.names
     table = Table.grid(padding=(0, 2))
     for number, word in enumerate(explained.between):

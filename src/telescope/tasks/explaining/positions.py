@@ -17,7 +17,8 @@ from ...attention import alibi, rotary, sinusoidal
 from ...trace.render import indent
 
 KINDS = ("sinusoidal", "rotary", "alibi")
-POSITIONS, HEADS = 64, 8
+POSITIONS = 64
+HEADS = 8
 WIDTHS = (4, 8, 16, 32, 64, 128)  # features that the page's slider has
 SHOWN = (0, 1, 2, 3, 4, 8, 16, 32, 63)  # distances of the table
 FURTHER = 20  # the second position from which distances are measured

@@ -83,7 +83,8 @@ class ExplainedSentence:
     @property
     def readings(self) -> list[HeadReading]:
         """The reading of every head of the encoder."""
-        scene, found = self.scenes[0], list[HeadReading]()
+        scene = self.scenes[0]
+        found = list[HeadReading]()
         for one in head_perspectives(scene.attention.weights, scene.row):
             weights = [float(one.weights[word]) for word in self.between]
             ratios = [weight / even for weight, even in zip(weights, self.even, strict=True)]
@@ -242,7 +243,8 @@ def _find_rows(cross: SentenceAttention, query: str | None) -> tuple[int, int]:
     Where the query is a word of one side only, the other word is the one with the largest weight between both.
     Without a query, the source word is the last one.
     """
-    read, wrote = cross.columns, cross.rows
+    read = cross.columns
+    wrote = cross.rows
     weights = cross.alignment
     source_row = read.find(query) if query is not None else _find_last_word(read)
     written_row = wrote.find(query) if query is not None else None
@@ -287,7 +289,8 @@ def _choose_head(
     """
     weights = attention.weights[:, :, row]
     largest = weights[..., list(columns)].amax(-1) if columns else weights.amax(-1)
-    layers, heads = range(len(largest)), range(largest.shape[1])
+    layers = range(len(largest))
+    heads = range(largest.shape[1])
     layer, head = (
         len(known) + number if number is not None and number < 0 else number
         for number, known in ((layer, layers), (head, heads))

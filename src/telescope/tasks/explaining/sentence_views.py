@@ -82,7 +82,8 @@ def watch_translation(model: Transformer, source: str, written: Written) -> Tran
     decoder_input = [start_token(model), *written.ids[:-1]]
     with watch(model, keep="steps", also="norms") as recording:
         _run(model, encode_text(model, source), decoder_input)
-    read, given = source_words(model, source), written_words(model, decoder_input)
+    read = source_words(model, source)
+    given = written_words(model, decoder_input)
     return TranslatorAttention(
         SentenceAttention(read, read, _select(recording, "encoder.*.self")),
         SentenceAttention(given, given, _select(recording, "decoder.*.self")),
@@ -105,7 +106,8 @@ def watch_alignment(model: Model, source: str, written: Written) -> SentenceAtte
     check_rewrites(model)
     with watch(model, layers="*cross", keep="queries-keys") as recording:
         _run(model, encode_text(model, source), [start_token(model), *written.ids[:-1]])
-    rows, columns = written_words(model, written.ids), source_words(model, source)
+    rows = written_words(model, written.ids)
+    columns = source_words(model, source)
     return SentenceAttention(rows, columns, _select(recording, "*"))
 
 
@@ -121,7 +123,8 @@ def _watch_continuation(model: GPT, prompt: Sequence[int], written: Sequence[int
         _run(model, prompt[:-1], cache=cache)
     with watch(model, keep="queries-keys") as recording:
         _run(model, [prompt[-1], *written[:-1]], cache=cache)
-    rows, columns = written_words(model, written), written_words(model, [*prompt, *written[:-1]])
+    rows = written_words(model, written)
+    columns = written_words(model, [*prompt, *written[:-1]])
     return SentenceAttention(rows, columns, _select(recording, "*"))
 
 
@@ -137,12 +140,15 @@ def written_words(model: Model, ids: Sequence[int]) -> Words:
     """Return the words of token ids that a model writes: a token covers the characters that it adds to the text."""
     assert model.tokenizer is not None
     special = {model.special.start, model.special.pad, *model.special.end}
-    decoder, text, spans = IncrementalDecoder(model.tokenizer, ()), "", list[Span | str]()
+    decoder = IncrementalDecoder(model.tokenizer, ())
+    text = ""
+    spans = list[Span | str]()
     for token in ids:
         if token in special:
             spans.append(model.tokenizer.id_to_token(token) or str(token))
             continue
-        start, text = len(text), text + decoder.add(token)
+        start = len(text)
+        text = text + decoder.add(token)
         spans.append((start, len(text)))
     return Words.from_spans(text + decoder.flush(), spans)
 

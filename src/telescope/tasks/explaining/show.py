@@ -70,7 +70,8 @@ def _text_to_dict(model: Model, source: str, written: Written, show: bool) -> di
 
 def draw_alignment(attention: SentenceAttention) -> RenderableType:
     """Return a table of what each written word attended to."""
-    layer, heads = attention.layers[attention.sharpest].name, attention.weights.shape[1]
+    layer = attention.layers[attention.sharpest].name
+    heads = attention.weights.shape[1]
     caption = f"each row: a written word, and the words it attended to, in %; the mean of the {heads} heads of {layer}"
     table = percent_table(attention.rows.names, attention.columns.names, attention.alignment)
     return Group(Text(caption, style="dim"), table)
@@ -106,7 +107,8 @@ def _matrix(rows: Sequence[str], columns: Sequence[str], percent: Float[Tensor, 
 def _largest_of_rows(
     rows: Sequence[str], columns: Sequence[str], percent: Float[Tensor, "row column"], peak: float, most: int
 ) -> Table:
-    table, largest = _empty_table(), percent.sort(dim=-1, descending=True, stable=True)
+    table = _empty_table()
+    largest = percent.sort(dim=-1, descending=True, stable=True)
     for name, *row in zip(rows, largest.values[:, :most].tolist(), largest.indices[:, :most].tolist(), strict=True):
         cells = [number_cell(number, 0, peak, f"{_shorten(columns[j])} ") for number, j in zip(*row, strict=True)]
         table.add_row(Text(_shorten(name)), *cells)

@@ -17,10 +17,14 @@ from torch import Tensor
 from ...trace.render import indent
 
 MOST = 512  # features
-QUERIES, KEYS, SEED = 512, 8, 7
+QUERIES = 512
+KEYS = 8
+SEED = 7
 EXAMPLE = 5  # the query whose scores and weights are shown one by one
 SHOWN = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-EDGE, BINS = 48.5, 97  # the histogram: bins of width 1 from -48.5 to 48.5; the outermost ones hold what lies beyond
+# The histogram: bins of width 1 from -48.5 to 48.5; the outermost ones hold what lies beyond
+EDGE = 48.5
+BINS = 97
 
 
 @dataclass(frozen=True)

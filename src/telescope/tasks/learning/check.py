@@ -70,7 +70,8 @@ def _short(text: str) -> str:
 
 
 def _describe_stage(stage: Stage, model: torch.nn.Module, device: torch.device) -> str:
-    settings, prepared = stage.settings, stage.data.to(device)
+    settings = stage.settings
+    prepared = stage.data.to(device)
     plans = prepared.batches(settings, 0)
     each = max(1, len(plans) // settings.accumulate)  # steps of an epoch
     steps = settings.steps or each * (settings.epochs or 1)

@@ -101,7 +101,9 @@ def score(recipe: GenerateRecipe, answers: list[Answer]) -> dict[str, float]:
         raise ValueError(f"there are {len(answers)} answers; the task generate has one, the loss of the text")
     check_fields(answers, loss=(float, int), tokens=int, characters=int)
     (answer,) = answers
-    loss, tokens, characters = answer["loss"], answer["tokens"], answer["characters"]
+    loss = answer["loss"]
+    tokens = answer["tokens"]
+    characters = answer["characters"]
     if not 0 <= loss < LARGEST_LOSS or min(tokens, characters) < 1:
         raise ValueError(
             f"the answer says a loss of {loss} nats for {tokens} tokens of {characters} characters; "

@@ -67,7 +67,8 @@ def prepare(recipe: RecallRecipe, data: Path, tokenizer: Tokenizer | None) -> Wo
     model = recipe.model.build(tokenizer.get_vocab_size(), recipe.training.seed)
     if not isinstance(model.config, GPTConfig):
         raise ValueError(f"a {type(model).__name__} does not continue a question; a GPT does")
-    model.tokenizer, model.special = tokenizer, SPECIAL
+    model.tokenizer = tokenizer
+    model.special = SPECIAL
     held_out = read_births(data, "validation")
 
     def validate(model: Model) -> dict[str, float]:

@@ -18,7 +18,8 @@ from ...text import tokenizer as text
 from ...training.batch import IGNORE, TextBatch, generator
 from ...training.settings import Training
 
-PAD, GAP = 0, 1
+PAD = 0
+GAP = 1
 MARKS = PAD_MARK, GAP_MARK = "□", "⁇"
 SPECIAL = Special(end=(GAP,), pad=PAD)  # an answer ends at the next ⁇
 
@@ -98,7 +99,8 @@ class IdTable(ABC):
 
     def to(self, device: torch.device) -> "IdTable":
         """Move the data to a device, in place."""
-        self.ids, self.lengths = self.ids.to(device), self.lengths.to(device)
+        self.ids = self.ids.to(device)
+        self.lengths = self.lengths.to(device)
         return self
 
     def describe(self) -> str:
@@ -111,7 +113,8 @@ class IdTable(ABC):
         The last batch is filled up with rows that have no targets. Random numbers are drawn on the CPU, so that they
         are the same on every device.
         """
-        device, n = self.ids.device, len(self.ids)
+        device = self.ids.device
+        n = len(self.ids)
         random = generator(settings.seed, 0 if epoch is None else epoch)
         chances = torch.rand(self.chances, n, generator=random, dtype=torch.float64)
         order = torch.arange(n) if epoch is None else torch.randperm(n, generator=random)
@@ -119,7 +122,8 @@ class IdTable(ABC):
         ids, targets = self.rows(chances.to(device))
         size = settings.rows_of(ids.shape[1])
         order = torch.cat([order, order[:1].expand(-n % size)]).to(device)
-        ids, targets = ids[order], targets.masked_fill(targets == PAD, IGNORE)[order]
+        ids = ids[order]
+        targets = targets.masked_fill(targets == PAD, IGNORE)[order]
         targets[n:] = IGNORE
         return [TextBatch(*both) for both in zip(torch.split(ids, size), torch.split(targets, size), strict=True)]
 
@@ -136,7 +140,9 @@ class Lines(IdTable):
     """
 
     def __init__(self, lines: Sequence[Sequence[int]], block: int, draws: int = 1) -> None:
-        self.block, self.longest, self.chances = block, block * 7 // 8, draws + 2
+        self.block = block
+        self.longest = block * 7 // 8
+        self.chances = draws + 2
         lengths = [min(len(line), self.longest) for line in lines]
         if min(lengths) < SHORTEST:
             raise ValueError(

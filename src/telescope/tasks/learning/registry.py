@@ -34,7 +34,8 @@ def read(path: str | os.PathLike[str]) -> Recipe:
         raise ValueError(f"{file} is not a recipe that can be read: it is nested too deep") from None
     except ValueError as error:  # a folder or a pipe; not UTF-8, not TOML
         raise ValueError(one_line(f"{file} is not a recipe that can be read: {error}")) from None
-    name, task = tables.pop("name", file.stem), tables.pop("task", None)
+    name = tables.pop("name", file.stem)
+    task = tables.pop("task", None)
     if not isinstance(task, str) or task not in TASKS:
         raise ValueError(one_line(f"{file}: there is no task={task!r}; {hint(str(task), TASKS)}"))
     if not isinstance(name, str):

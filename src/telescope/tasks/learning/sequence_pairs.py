@@ -61,7 +61,8 @@ class PairTokenizer(Config):
 
     def learn(self, pairs: Sequence[TextPair], data: Path) -> Tokenizer:
         """Return a new tokenizer, trained on the texts of these pairs."""
-        sources, targets = sources_of(pairs), targets_of(pairs)
+        sources = sources_of(pairs)
+        targets = targets_of(pairs)
         words = [*self._frequent_words(sources), *self._frequent_words(targets), *self.words.split()]
         return train_bpe([*sources, *targets], self.size, lower=self.lower, whole=list(dict.fromkeys(words)))
 
@@ -177,9 +178,12 @@ def build_work(
     better    the figure that chooses the best checkpoint, such as "highest bleu"
     left_out  the rows that were left out when the files were read; pairs that are too long are added
     """
-    tokenizer, settings, decoding = target.tokenizer, recipe.training, recipe.decoding
+    tokenizer = target.tokenizer
+    settings = recipe.training
+    decoding = recipe.decoding
     model = recipe.model.build(tokenizer.get_vocab_size(), settings.seed)
-    model.tokenizer, model.special = tokenizer, special_ids(tokenizer)
+    model.tokenizer = tokenizer
+    model.special = special_ids(tokenizer)
     held_out_examples = examples(held_out, source, target, left_out.validation)
     # Every n-th pair, not the first ones: a file may be sorted by length.
     validated = held_out[:: -(-len(held_out) // decoding.validated)]

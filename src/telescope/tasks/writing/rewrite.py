@@ -101,7 +101,8 @@ GOES_ON = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|vs|cf|Nr|Hr|Fr|bzw|ca|evt
 
 def find_sentences(text: str) -> list[str]:
     """Return the sentences of a text, without the space between them."""
-    found, start = [], 0
+    found = []
+    start = 0
     for end in END.finditer(text):
         if GOES_ON.search(text[start : end.end()]) or text[end.end() :].lstrip()[:1].islower():
             continue

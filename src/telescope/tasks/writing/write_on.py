@@ -14,7 +14,8 @@ def stream_text(model: Model, prompt: str, *, max_new_tokens: int, seed: int = 0
     Where the model's positions are used up, it goes on from the later half of its context. Arguments are checked when
     this function is called, not at the first token.
     """
-    gpt, context = _check_gpt(model), encode_prompt(model, prompt)
+    gpt = _check_gpt(model)
+    context = encode_prompt(model, prompt)
 
     def next_stream() -> Iterator[Token]:
         limit = _tokens_that_fit(gpt, context, max_new_tokens)
@@ -25,10 +26,12 @@ def stream_text(model: Model, prompt: str, *, max_new_tokens: int, seed: int = 0
         while True:
             for token in tokens:
                 yield token
-                context, max_new_tokens = [*context, token.id], max_new_tokens - 1
+                context = [*context, token.id]
+                max_new_tokens = max_new_tokens - 1
             if max_new_tokens <= 0 or context[-1] in gpt.special.end:
                 return
-            context, seed = _shorten(gpt, context), seed + 1  # with one seed, equal contexts would continue alike
+            context = _shorten(gpt, context)
+            seed = seed + 1  # with one seed, equal contexts would continue alike
             tokens = next_stream()
 
     context = _shorten(gpt, context)

@@ -71,7 +71,8 @@ class CallTemplate(NamedTuple):
 
     def fits(self, made: ModelCall) -> bool:
         """Return whether another layer's call is described alike."""
-        mask, options = made.mask, made.options
+        mask = made.mask
+        options = made.options
         return (
             mask is self.mask
             and options.keys() == self.options.keys()
@@ -83,8 +84,10 @@ class CallTemplate(NamedTuple):
 
 def _kind_of(made: ModelCall) -> tuple[object, ...]:
     """Return what is equal for layers whose calls are described alike, besides mask and options."""
-    (queries, keys, values), module = made.tensors, made.module
-    config, is_causal = getattr(module, "config", None), getattr(module, "is_causal", True)
+    queries, keys, values = made.tensors
+    module = made.module
+    config = getattr(module, "config", None)
+    is_causal = getattr(module, "is_causal", True)
     autocast = torch_modes.autocast_enabled(queries.device)
     shapes = queries.shape, keys.shape, values.shape, queries.dtype, queries.device
     return type(module), id(config), is_causal, made.implementation, autocast, shapes

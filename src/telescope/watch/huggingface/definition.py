@@ -79,7 +79,8 @@ class DefinitionReader:
                 )
                 self._biases[id(module)] = position_bias
             bias = position_bias if bias is None else bias
-        (batch, heads, rows, _), mask = queries.shape, described.mask
+        batch, heads, rows, _ = queries.shape
+        mask = described.mask
         if described.evicted:
             size = (rows, described.evicted + described.keys)
             mask = hide_first_keys(mask, described.evicted, size, batch=batch, heads=heads)
@@ -93,7 +94,8 @@ class DefinitionReader:
         )
         dropout = float(options.get("dropout") or 0.0)
         if described.keys < keys.shape[-2]:
-            keys, values = keys[:, :, : described.keys], values[:, :, : described.keys]
+            keys = keys[:, :, : described.keys]
+            values = values[:, :, : described.keys]
         numbers = tuple(range(heads))
         return AttentionCall(
             queries, keys, values, attention, numbers, dropout, lse, described.evicted, keys_depend_on_text=True
@@ -139,11 +141,13 @@ class DefinitionReader:
         """Describe the mask of `sdpa`; without a mask tensor it is causal if the module is."""
         if given is not None:
             return self._mask_tensor(module, given, keys)
-        rows, columns = queries.shape[-2], keys.shape[-2]
+        rows = queries.shape[-2]
+        columns = keys.shape[-2]
         if not is_causal:
             return MaskDescription(everyone, columns)
         # of a cache that is longer than its text, as many keys are visible as there are queries
-        written, evicted = columns if rows == 1 else min(rows, columns), self._remembered(module, rows, columns)[0]
+        written = columns if rows == 1 else min(rows, columns)
+        evicted = self._remembered(module, rows, columns)[0]
         return MaskDescription(causal, written, evicted)
 
     def eager(
@@ -158,7 +162,8 @@ class DefinitionReader:
         self, module: nn.Module, queries: Tensor, keys: Tensor, given: Any, is_causal: bool, options: Mapping[str, Any]
     ) -> MaskDescription:
         """Describe the mask of flash attention: causality, a window, packed sequences and padding."""
-        rows, columns = queries.shape[-2], keys.shape[-2]
+        rows = queries.shape[-2]
+        columns = keys.shape[-2]
         evicted, keep = self._remembered(module, rows, columns, given)
         mask: Mask = causal if is_causal else everyone
         if options.get("sliding_window") is not None:

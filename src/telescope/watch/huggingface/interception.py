@@ -211,7 +211,8 @@ class Interceptor(ABC):
 
         Layers that share one module, as ALBERT's do, are passes through that module.
         """
-        name, count = self.names[id(module)], self.passes.get(id(module), 1)
+        name = self.names[id(module)]
+        count = self.passes.get(id(module), 1)
         return name if count == 1 else f"{name}.{count}"
 
 
@@ -278,14 +279,16 @@ def weights_of(name: str, call: AttentionCall) -> Tensor:
 
     Raise a ValueError if they would take more than MAX_WEIGHT_BYTES.
     """
-    (batch, heads, queries, _), keys = call.queries.shape, call.keys.shape[-2]
+    batch, heads, queries, _ = call.queries.shape
+    keys = call.keys.shape[-2]
     needed = batch * heads * queries * keys * 4
     if needed > MAX_WEIGHT_BYTES:
         raise ValueError(
             f'output_attentions=True would write {format_bytes(needed)} for "{name}", {queries:,} queries x {keys:,} '
             'keys; leave it out, and read the recording: .rows and .map of keep="queries-keys"'
         )
-    rows, attention = torch.arange(queries, device=call.queries.device), call.attention_over_present_keys
+    rows = torch.arange(queries, device=call.queries.device)
+    attention = call.attention_over_present_keys
     masked = masked_rows(call.queries, call.keys, attention, rows, range(keys), range(batch), range(heads))
     return attention.weights(masked).to(call.queries.dtype)
 

@@ -41,7 +41,9 @@ class LazyMask(Tensor):
         offsets = MaskOffsets.of(arguments)
         empty = torch.empty((), dtype=dtype, device=device_of(arguments))
         lazy = empty.expand(offsets.batch, 1, offsets.queries, offsets.keys).as_subclass(LazyMask)
-        lazy.own, lazy.arguments, lazy.shared = own, arguments, False
+        lazy.own = own
+        lazy.arguments = arguments
+        lazy.shared = False
         return lazy
 
     @cached_property

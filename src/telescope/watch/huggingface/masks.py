@@ -48,9 +48,11 @@ class MaskOffsets(NamedTuple):
     def of(cls, arguments: Arguments) -> "MaskOffsets":
         """Read the offsets from the arguments of a mask function of any version of transformers."""
         if "q_length" in arguments:
-            queries, query = arguments["q_length"], arguments.get("q_offset", 0)
+            queries = arguments["q_length"]
+            query = arguments.get("q_offset", 0)
         else:  # before 5.0 the positions themselves are passed
-            queries, query = len(arguments["cache_position"]), arguments["cache_position"][0]
+            queries = len(arguments["cache_position"])
+            query = arguments["cache_position"][0]
         key = int(arguments.get("kv_offset", 0))
         return cls(arguments["batch_size"], queries, arguments["kv_length"], int(query), key)
 
@@ -129,7 +131,8 @@ def _translate_known(
 
 def padding_mask(keep: Bool[Tensor, "batch key"]) -> Mask:
     """Return a padding mask in its shortest form, which for left padding is the same however long a text grows."""
-    count, keys = keep.sum(-1), keep.shape[-1]
+    count = keep.sum(-1)
+    keys = keep.shape[-1]
     first = keep.int().argmax(-1)
     last = keys - keep.flip(-1).int().argmax(-1)
     all_kept, contiguous, to_the_end, from_the_start = torch.stack(

@@ -59,7 +59,9 @@ def _press_class() -> Any:
 
         def __init__(self, compression_ratio: float, rule: str, last: int | None, reduce: str) -> None:
             super().__init__(compression_ratio)
-            self.rule, self.last, self.reduce = rule, last, reduce
+            self.rule = rule
+            self.last = last
+            self.reduce = reduce
             self.carriers: dict[int, Carrier] = {}
 
         def score(
@@ -101,10 +103,12 @@ def _definition(module: nn.Module) -> Attention:
 def _rotated(queries: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return the queries with rotary positions; where these have fewer features, the others stay as they are."""
     width = cos.shape[-1]
-    turned, rest = queries[..., :width], queries[..., width:]
+    turned = queries[..., :width]
+    rest = queries[..., width:]
     half = width // 2
     swapped = (-turned[..., half:]).new_empty(turned.shape)
-    swapped[..., :half], swapped[..., half:] = -turned[..., half:], turned[..., :half]
+    swapped[..., :half] = -turned[..., half:]
+    swapped[..., half:] = turned[..., :half]
     turned = turned * cos + swapped * sin
     if not rest.shape[-1]:
         return turned

@@ -74,7 +74,8 @@ class OutputChecks:
 
 def _kind_of(call: AttentionCall, implementation: str) -> tuple[object, ...]:
     """Return everything that tells calls apart of which one comparison is enough."""
-    mask, one = call.attention.mask, call.queries.shape[-2] == 1
+    mask = call.attention.mask
+    one = call.queries.shape[-2] == 1
     masks = (type(mask),) if type(mask) is not Both else tuple(map(type, mask.masks))
     return implementation, one, call.evicted > 0, masks, call.queries.dtype
 
@@ -95,7 +96,8 @@ def _compare(call: AttentionCall, output: Tensor, rounds_scores: bool) -> Float[
 
     Compared are the first, the middle and the last query of the first and the last sequence.
     """
-    (batch, heads, queries, _), keys = call.queries.shape, call.keys.shape[-2]
+    batch, heads, queries, _ = call.queries.shape
+    keys = call.keys.shape[-2]
     rows = torch.tensor(sorted({0, queries // 2, queries - 1}), device=call.queries.device)
     sequences = range(0, batch, max(1, batch - 1))
     attention = call.attention_over_present_keys

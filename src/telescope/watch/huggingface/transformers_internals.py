@@ -173,7 +173,8 @@ class CacheLayer(NamedTuple):
     def of(cls, cache: Any, module: nn.Module, across: bool) -> "CacheLayer | None":
         """Return the layer that a cache has for an attention; None if that is not known."""
         cache = getattr(cache, "cross_attention_cache" if across else "self_attention_cache", cache)
-        layers, number = getattr(cache, "layers", None), getattr(module, "layer_idx", None)
+        layers = getattr(cache, "layers", None)
+        number = getattr(module, "layer_idx", None)
         if not isinstance(layers, list) or not isinstance(number, int) or number >= len(layers):
             return None
         kind: Any = type(layers[number])

@@ -37,7 +37,9 @@ class WatchedModel(Interceptor):
         has_cross = any(may_be_cross_attention(module) for module in attentions.values())
         super().__init__({**attentions, **(others if has_cross else {})}, observer.text)
         self.recorded = {id(module) for module in attentions.values()}
-        self.observer, self.checks, self.caches = observer, OutputChecks(), CacheTracker()
+        self.observer = observer
+        self.checks = OutputChecks()
+        self.caches = CacheTracker()
         self.template: CallTemplate | None = None  # of the layers of the running forward pass
 
     def is_active(self) -> bool:
@@ -56,8 +58,12 @@ class WatchedModel(Interceptor):
         if id(call.module) not in self.recorded:
             self._note(call)
             return following(call)
-        module, (queries, keys, _), recording = call.module, call.tensors, self.observer.recording
-        name, across, edited = self.name(module), self.cross[id(module)], call.described is not None
+        module = call.module
+        queries, keys, _ = call.tensors
+        recording = self.observer.recording
+        name = self.name(module)
+        across = self.cross[id(module)]
+        edited = call.described is not None
         value_set = self.count_values(call)
         if value_set:
             return self._run_with_other_values(name, call, following, value_set)
@@ -65,7 +71,8 @@ class WatchedModel(Interceptor):
         if call.edits:
             recording.add_edits(call.edits)
         if not call.own_keys:
-            follows, keys_stay = False, False  # what the cache holds tells nothing about them
+            follows = False
+            keys_stay = False  # what the cache holds tells nothing about them
         like = None if across or edited else self._template_of(name, call, follows)
         requested = weights_are_requested(call.options)
         if like is not None:

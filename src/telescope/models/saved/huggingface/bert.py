@@ -12,7 +12,8 @@ from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Fields, require_valu
 
 def table(config: EncoderConfig) -> list[TensorName]:
     """Return the names of the tensors, here and in transformers."""
-    block, theirs = "blocks.{n}", "bert.encoder.layer.{n}"
+    block = "blocks.{n}"
+    theirs = "bert.encoder.layer.{n}"
     q_k_v = (f"{theirs}.attention.self.{name}" for name in ("query", "key", "value"))
     return [
         row("embedding.weight", "bert.embeddings.word_embeddings.weight"),

@@ -12,7 +12,8 @@ from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Fields, require_valu
 
 def table(config: GPTConfig) -> list[TensorName]:
     """Return the names of the tensors, here and in transformers."""
-    block, theirs = "blocks.{n}", "transformer.h.{n}"
+    block = "blocks.{n}"
+    theirs = "transformer.h.{n}"
     return [
         row("embedding.weight", "transformer.wte.weight"),
         row("embedding.weight" if config.tied else "head.weight", "lm_head.weight"),

@@ -16,7 +16,8 @@ from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Fields, Reader, Writ
 
 def table(config: GPTConfig) -> list[TensorName]:
     """Return the names of the tensors, here and in transformers."""
-    block, theirs = "blocks.{n}", "model.layers.{n}"
+    block = "blocks.{n}"
+    theirs = "model.layers.{n}"
     q_k_v = (f"{theirs}.self_attn.{name}_proj" for name in "qkv")
     return [
         row("embedding.weight", "model.embed_tokens.weight"),
@@ -47,7 +48,8 @@ def read_mistral(fields: Fields, tensors: StoredTensors) -> GPTConfig:
 def read_qwen2(fields: Fields, tensors: StoredTensors) -> GPTConfig:
     """Return the config of a Qwen2: biases of queries, keys and values; a window in all layers or in none."""
     config = _read(fields)
-    used, window = fields.flag("use_sliding_window", False), fields.optional_whole("sliding_window", 4096)
+    used = fields.flag("use_sliding_window", False)
+    window = fields.optional_whole("sliding_window", 4096)
     first = fields.number("max_window_layers", 28)
     kinds = fields.optional_list("layer_types") or [
         "sliding_attention" if used and window and layer >= first else "full_attention"
@@ -62,7 +64,8 @@ def read_qwen2(fields: Fields, tensors: StoredTensors) -> GPTConfig:
 
 def _read(fields: Fields) -> GPTConfig:
     """Return the config from the fields that the three families share."""
-    d_model, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    d_model = fields.whole("hidden_size")
+    heads = fields.whole("num_attention_heads")
     fields.require(is_decoder=False, is_encoder_decoder=False)
     fields.ignore("is_llama_config")  # SmolLM2
     max_positions = fields.whole("max_position_embeddings")
@@ -92,7 +95,8 @@ def _read(fields: Fields) -> GPTConfig:
 def _rotary(fields: Fields, max_positions: int) -> dict[str, Any]:
     """Return the fields rotary_…, from rope_parameters (transformers 5) or rope_theta and rope_scaling (4)."""
     base = fields.number("rope_theta", 10_000.0)
-    parameters, scaling_fields = fields.nested("rope_parameters"), fields.nested("rope_scaling")
+    parameters = fields.nested("rope_parameters")
+    scaling_fields = fields.nested("rope_scaling")
     rope = scaling_fields or parameters
     rope.require(partial_rotary_factor=1.0)
     rotary: dict[str, Any] = {"rotary_base": rope.number("rope_theta", base)}

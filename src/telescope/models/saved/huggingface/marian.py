@@ -24,7 +24,8 @@ def table(config: TransformerConfig) -> list[TensorName]:
 
 def _embeddings(config: TransformerConfig) -> list[TensorName]:
     """Return the rows of the embeddings: one tensor under up to four names, or one for each language, and the head."""
-    encoder, decoder = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
+    encoder = "model.encoder.embed_tokens.weight"
+    decoder = "model.decoder.embed_tokens.weight"
     target = "embedding.weight" if config.shared else "target_embedding.weight"
     return [
         *([row("embedding.weight", "model.shared.weight")] if config.shared else []),
@@ -36,7 +37,8 @@ def _embeddings(config: TransformerConfig) -> list[TensorName]:
 
 def _block(stack: str) -> list[TensorName]:
     """Return the rows of one block of the encoder or the decoder."""
-    ours, theirs = f"{stack}.{{n}}", f"model.{stack}.layers.{{n}}"
+    ours = f"{stack}.{{n}}"
+    theirs = f"model.{stack}.layers.{{n}}"
     attentions = {"self_attention": "self_attn"} | ({"cross_attention": "encoder_attn"} if stack == "decoder" else {})
     rows: list[TensorName] = []
     for number, (our, their) in enumerate(attentions.items(), start=1):

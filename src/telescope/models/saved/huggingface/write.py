@@ -77,7 +77,9 @@ def tensors_for(model: Model, family: Family) -> dict[str, Tensor]:
 
 def _special(model: Model) -> dict[str, Any]:
     """Return the special ids as fields of config.json."""
-    start, end, pad = model.special.start, list(model.special.end), model.special.pad
+    start = model.special.start
+    end = list(model.special.end)
+    pad = model.special.pad
     ids = {"eos_token_id": end[0] if len(end) == 1 else end or None, "pad_token_id": pad}
     if not isinstance(model, Transformer):
         return ids | {"bos_token_id": start}
