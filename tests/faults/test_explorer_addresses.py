@@ -76,11 +76,11 @@ def hosts(links):
         ("[::]", [*FOURS, "[2001:db8::7]", *NAMES, "127.0.0.1"]),
     ],
 )
-def test_a_class_reaches_every_address_of_the_machine(machine, start, host, printed, capsys):
+def test_a_class_reaches_every_address_of_the_machine(machine, start, host, printed, caplog):
     links, client = start(host)
     port = re.search(r":(\d+)/", links[0])[1]
     assert hosts(links) == printed
-    assert "open to the network" in capsys.readouterr().err
+    assert "open to the network" in caplog.text
     for name in (*printed, "localhost", "LECTERN"):
         assert status(client, f"{name}:{port}") == 200, name
     for other in ("evil.example", "lectern.evil.example", "192.168.7.255", "0.0.0.0", "[::]", "lectern."):
@@ -100,14 +100,14 @@ def test_the_printed_link_opens_the_page(machine, start):
         assert client.get("/api/v1/runs", headers={"Host": host, "Cookie": cookie}).status_code == 200
 
 
-def test_a_host_name_is_printed_and_answered(start, monkeypatch, capsys):
+def test_a_host_name_is_printed_and_answered(start, monkeypatch, caplog):
     resolve = socket.getaddrinfo
     at = {"lectern": "127.0.0.1"}
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *a, **more: resolve(at.get(host, host), *a, **more))
     links, client = start("Lectern".lower())
     port = re.search(r":(\d+)/", links[0])[1]
     assert hosts(links) == ["lectern"]
-    assert "lectern is 127.0.0.1 here, which no other machine can reach" in capsys.readouterr().err
+    assert "lectern is 127.0.0.1 here, which no other machine can reach" in caplog.text
     assert [status(client, f"{name}:{port}") for name in ("lectern", "127.0.0.1", "evil.example")] == [200, 200, 403]
 
 
