@@ -5,6 +5,7 @@
 2    the command line, or a file that it names, is wrong
 130  Ctrl-C
 141  the reader of standard output stopped reading, as `head` does
+143  of `train`: stopped by SIGTERM, after a checkpoint
 
 TELESCOPE_DEBUG=1 prints the traceback before the sentence.
 """
