@@ -8,7 +8,6 @@ training.py   training, with 1 and 2 processes
 A case is one place that is written. The report counts the kills that hit a process before it was done.
 """
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -26,12 +25,11 @@ KINDS: dict[Callable[[Random, Path], Done], float] = {}
 
 def prepare() -> None:
     """Make what is written by all cases, and write it once undisturbed."""
-    # Two processes train on the CPU: with more processes than GPUs, a training is refused.
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     from . import atlas, saves, training  # here, since they use the models of the tests
 
     saves.prepare()
     atlas.prepare()
+    training.prepare()
     KINDS[saves.kill_save] = 0.5
     KINDS[atlas.kill_atlas] = 0.496
     KINDS[atlas.kill_torchrun] = 0.004  # three processes import torch, twice
