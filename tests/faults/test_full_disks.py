@@ -4,10 +4,12 @@ import shutil
 from contextlib import contextmanager
 
 import pytest
+import torch
 from fuzz.kills import saves
 from fuzz.kills.children import contents
 
 import mapping
+import telescope as ts
 from telescope.atlas import shared_work
 from telescope.atlas.folder import is_atlas
 
@@ -84,3 +86,10 @@ def test_a_save_on_a_full_disk_leaves_what_was_there(tmp_path):
             assert [*(tmp_path / name).rglob(".*")] == [], name
         kind.new(place)
         assert kind.read(place) != before, name
+
+
+def test_a_recording_on_a_full_disk_is_one_sentence():
+    model = mapping.tiny_gpt()
+    sentence = pytest.raises(ValueError, match=r"^\S+ cannot be written: File too large$")
+    with sentence, small_disk(0), ts.watch(model, keep="queries-keys", store="disk"):
+        model(torch.arange(9)[None])

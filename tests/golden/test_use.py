@@ -235,6 +235,12 @@ def test_a_beam_finds_the_likeliest(command, writer):
     assert [text["text"] for text in texts] == [written.text for written in found]
 
 
+def test_show_of_a_text_without_tokens(command, writer):
+    options = ("generate", "ROMEO: O", "--model", writer, "--max-new-tokens", "0", "--beams", "2", "--show")
+    assert output_of(command, *options).strip() == "ROMEO: O"
+    assert "alignment" not in output_of(command, *options, "--json")
+
+
 def test_show_of_a_continued_prompt(command, writer):
     printed = output_of(command, "generate", "ROMEO: O", "--model", writer, "--max-new-tokens", "12", "--show")
     assert printed.startswith("ROMEO: O")

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
+from ..files.errors import WriteError
 from ..survey.device import record_use, side_stream
 from ..words import hint
 
@@ -78,6 +79,11 @@ class Disk(Store):
         if not size.numel():
             return torch.empty(size, dtype=dtype)
         file = Path(self.folder) / str(next(self.numbers))
+        try:
+            with file.open("wb") as opened:
+                opened.truncate(size.numel() * dtype.itemsize)
+        except OSError as problem:
+            raise WriteError(self.folder, problem) from None
         mapped = torch.from_file(str(file), shared=True, size=size.numel(), dtype=dtype)
         return mapped.view(size)
 

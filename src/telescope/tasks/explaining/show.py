@@ -37,7 +37,7 @@ def draw(
         for number, written in enumerate(part.found, 1):
             label = f"{number}  " if written.score is None else f"{written.score:.4f}  "
             yield f"{label if several else ''}{before}{written.text}"
-            if show:
+            if show and written.ids:  # a text of no tokens attended to nothing
                 yield draw_alignment(watch_alignment(model, part.source, written))
 
 
@@ -57,7 +57,7 @@ def to_dict(
 
 def _text_to_dict(model: Model, source: str, written: Written, show: bool) -> dict[str, Any]:
     result: dict[str, Any] = {"text": written.text, "score": written.score, "why": written.why}
-    if show:
+    if show and written.ids:
         attention = watch_alignment(model, source, written)
         result["alignment"] = {
             "attention": attention.layers[attention.sharpest].name,
