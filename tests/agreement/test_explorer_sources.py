@@ -61,7 +61,7 @@ def test_a_translation_reads_its_source():
         ({"first": "18", "end": "22", "how": "gradient"}, 409, "has no gradients of"),
         ({"first": "18", "end": "22", "how": "hidden"}, 409, "a recording holds none: type the text"),
         ({"first": "18", "end": "22", "cuts": "0,x"}, 400, "cuts= takes the positions"),
-        ({"first": "18", "end": "22", "b": "4"}, 400, "there is no sequence 4"),
+        ({"first": "18", "end": "22", "b": "4"}, 404, "there is no sequence 4"),
     ],
 )
 def test_bad_requests(run, parameters, status, message):

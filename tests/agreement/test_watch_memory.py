@@ -9,7 +9,7 @@ from torch import nn
 
 import telescope as ts
 from huggingface import transformers
-from telescope.watch.huggingface import watched_model
+from telescope.watch.huggingface import interception
 from telescope.watch.huggingface.definition import OFFSETS, DefinitionReader
 from telescope.watch.huggingface.masks import MaskOffsets
 from watched import FAMILIES, IDS
@@ -60,7 +60,7 @@ def test_a_generation_of_400_tokens(family):
     def measure(ids, scores, **options):
         written = ids.shape[1] - (0 if family == "t5" else IDS.shape[1])
         if written in (100, 200, 400):
-            (looking,) = {*watched_model._watched.values()}
+            (looking,) = {one for interceptors in interception._interceptors.values() for one in interceptors}
             nbytes = looking.observer.recording.nbytes  # reading surveys the rows that wait
             sizes[written] = held_by(looking), nbytes
         scores[:, model.config.eos_token_id] = -torch.inf

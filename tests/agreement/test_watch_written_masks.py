@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 import telescope as ts
 from huggingface import LLAMA
-from telescope.watch.huggingface import watched_model
+from telescope.watch.huggingface import interception
 from watched import FAMILIES, Family
 
 N = 10
@@ -117,5 +117,5 @@ def test_translations_of_masks_are_freed_with_their_masks():
     with torch.no_grad(), ts.watch(model, layers=0):
         for _ in range(5):
             model(IDS, attention_mask=causal("sdpa"))
-        (looking,) = {*watched_model._watched.values()}
+        (looking,) = {one for interceptors in interception._interceptors.values() for one in interceptors}
         assert len(looking.reader._translations) <= 1

@@ -27,6 +27,14 @@ from telescope.training.progress import format_event
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
 
+@pytest.fixture(autouse=True)
+def heard_signals():
+    """Undo what a shell does to a process in the background: it ignores SIGINT, and so does a training there."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def data():
     return Examples(*pairs())

@@ -104,7 +104,7 @@ def test_without_anywidget_show_returns_a_static_page(monkeypatch):
     assert html.startswith('<iframe sandbox="allow-scripts" srcdoc="')
     assert html.count("<") == 2  # the frame and its end; what is in it is escaped once more
     inside = unescape(re.search(r'srcdoc="([^"]*)"', html)[1])
-    assert inside.count("<script") == 2
+    assert inside.count("<script") == 3  # answers, program, notices
     assert "telescope-answers" in inside
 
 

@@ -271,8 +271,8 @@ def test_commands(here, command):
         2,
         "telescope: mine.toml exists; name another file: telescope new recipe translate FILE\n",
     )
-    code, _, complaint = command("new", "recipe", "translate", "nowhere/mine.toml")
-    assert (code, complaint) == (2, "telescope: nowhere/mine.toml cannot be written: No such file or directory\n")
+    code, _, complaint = command("new", "recipe", "translate", "pairs.tsv/mine.toml")
+    assert (code, complaint.startswith("telescope: pairs.tsv/mine.toml cannot be written: ")) == (2, True)
     code, _, complaint = command("train", "mine.toml")
     assert (code, complaint.startswith("telescope: --out is missing")) == (2, True)
     code, printed, _ = command("train", "mine.toml", "--check", "--steps", "7")
