@@ -125,16 +125,23 @@ def test_sums_of_other_shapes_are_refused(saved, tmp_path, change, sentence):
         ts.open(with_tensors(saved, tmp_path, change))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"done": [[0, 10**12]]}, {"done": [[3, 1]]}, {"done": 7}, {"read_texts": None}, {"sums": {}}],
-)
-def test_a_damaged_part_of_an_unfinished_atlas_is_named(tmp_path, monkeypatch, change):
+@pytest.fixture
+def unfinished(tmp_path, monkeypatch):
+    """Return the file of sums of an atlas whose run was stopped before they were added up."""
     with monkeypatch.context() as patched:
         patched.setattr(shared_work.Progress, "merged", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             atlas(out=tmp_path / "out")
     (file,) = (tmp_path / "out.progress").glob("part-*")
+    return file
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"done": [[0, 10**12]]}, {"done": [[3, 1]]}, {"done": 7}, {"read_texts": None}, {"sums": {}}],
+)
+def test_a_damaged_part_of_an_unfinished_atlas_is_named(unfinished, tmp_path, change):
+    file = unfinished
     with safe_open(file, "pt") as opened:
         header = json.loads(opened.metadata()["atlas"])
     tensors = load_file(file)
@@ -145,12 +152,8 @@ def test_a_damaged_part_of_an_unfinished_atlas_is_named(tmp_path, monkeypatch, c
     assert not (tmp_path / "out.progress").exists()
 
 
-def test_damaged_sums_of_an_unfinished_atlas_are_named(tmp_path, monkeypatch):
-    with monkeypatch.context() as patched:
-        patched.setattr(shared_work.Progress, "merged", lambda self: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            atlas(out=tmp_path / "out")
-    (file,) = (tmp_path / "out.progress").glob("part-*")
+def test_damaged_sums_of_an_unfinished_atlas_are_named(unfinished, tmp_path):
+    file = unfinished
     with safe_open(file, "pt") as opened:
         metadata = opened.metadata()
     save_file(load_file(file) | {"class_tokens": torch.zeros(1)}, file, metadata=metadata)

@@ -163,10 +163,11 @@ class Attention(Value):
     @cached_property
     def is_torchs_own(self) -> bool:
         """Whether torch's fused kernel computes this as it is: dot product, softmax, and at most a causal mask."""
-        is_scaled = self.scale is None or self.scale > 0.0  # the kernel scales the mask's -inf too
-        is_masked = not isinstance(self.mask, Everyone | Causal)
-        extras = (self.bias, self.softcap, self.sink)
-        return self.score == dot and self.normalize is softmax and is_scaled and not is_masked and extras == (None,) * 3
+        if self.bias is not None or self.softcap is not None or self.sink is not None:
+            return False
+        if self.scale is not None and self.scale <= 0.0:  # the kernel would scale the mask's -inf too
+            return False
+        return self.score == dot and self.normalize is softmax and isinstance(self.mask, Everyone | Causal)
 
     @property
     def identity(self) -> Any:
